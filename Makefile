@@ -1,0 +1,46 @@
+# Every target makes its own environment in .venv (pinned by constraints.txt) and is quick the second time.
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# The sources that users install are on the path of the editable install, so only these files matter here.
+PINS := pyproject.toml constraints.txt
+
+.PHONY: help demo test lint bench clean
+help:
+	@echo "make demo    build a small model and look at its hypotheses"
+	@echo "make test    run the test suite on CPU"
+	@echo "make lint    ruff and mypy"
+	@echo "make bench   the benchmarks that run on this machine"
+	@echo "make clean   remove .venv and runs/"
+
+.venv/.base: $(PINS)
+	@echo "hpunet: making .venv and installing the pinned packages (first time only; torch is large)"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "hpunet needs Python 3.11 or newer; set PYTHON=/path/to/python3.11")'
+	@$(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check "pip>=25.1"
+	@$(INSTALL) --editable ".[data,report]"
+	@touch $@
+
+.venv/.dev: .venv/.base
+	@echo "hpunet: installing the test and lint tools"
+	@$(INSTALL) --group dev
+	@touch $@
+
+demo: .venv/.base
+	@$(BIN)/hpunet demo
+
+test: .venv/.dev
+	@echo "hpunet: running the test suite on CPU; failures and the slowest tests are listed below"
+	@$(BIN)/python -m pytest
+
+lint: .venv/.dev
+	@echo "hpunet: ruff (style, imports, bugs), then mypy --strict on src/"
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+bench: .venv/.base
+	@$(BIN)/python benchmarks/train_step.py
+
+clean:
+	rm -rf .venv runs

@@ -1,0 +1,105 @@
+"""The dimension legend of the whole package, and the checks at its doors.
+
+Legend, used in every shape annotation:
+
+    b  images in a batch          k  classes             h w  image height and width
+    r  graders of an image        c  input channels      z    channels of a latent scale
+    s  samples (hypotheses)       e  extra conditioning channels of the prior
+
+Scale index 0 is the coarsest, as in the paper. Labels are integer maps; one-hot maps exist only inside the
+models. Images are float and scaled to [0, 1] (the first residual branch applies a ReLU to the raw image, so
+negative values would reach the network through the skip connection alone).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from hpunet.errors import DataError
+from hpunet.models.gaussian import Gaussian
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What data yields and augmentation warps.
+
+    `labels` holds every grader's map; `graders` says which of them exist for an image (a missing grader is not
+    an empty map). Pixels where `valid` is false are padding or ignored: their labels are 0 and never count.
+    """
+
+    image: Float[Tensor, "b c h w"]
+    labels: Int[Tensor, "b r h w"]
+    valid: Bool[Tensor, "b h w"]
+    graders: Bool[Tensor, "b r"]
+
+
+@dataclass(frozen=True)
+class TrainingOutput:
+    """What a model returns for a training batch: everything from one posterior draw and one prior pass.
+
+    `prior` and `posterior` hold the Gaussians of each latent scale, coarsest first; `kl` is the divergence of
+    each scale, summed over its positions and channels and averaged over the batch (App. A).
+    """
+
+    logits: Float[Tensor, "b k h w"]
+    latents: Sequence[Float[Tensor, "b _ _ _"]]
+    prior: Sequence[Gaussian]
+    posterior: Sequence[Gaussian]
+    kl: Float[Tensor, " scales"]
+
+
+def _values_can_be_read(tensor: Tensor) -> bool:
+    """Whether looking at values is possible: not while a graph is being traced or captured."""
+    if torch.compiler.is_compiling() or tensor.is_meta:
+        return False
+    return not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
+
+
+def check_image(image: Tensor, *, channels: int, multiple: int = 1, name: str = "image", values: bool = True) -> None:
+    """Raise a `DataError` unless `image` is a finite float tensor (b, channels, h, w) of usable size.
+
+    `multiple` is what height and width must be divisible by. `values=False` leaves out the look at the pixels,
+    which on a GPU would wait for the device.
+    """
+    if image.ndim != 4 or not image.is_floating_point():
+        raise DataError(
+            f"{name}: expected a float tensor (batch, channels, height, width), "
+            f"got {image.dtype} of shape {tuple(image.shape)}"
+        )
+    b, c, h, w = image.shape
+    if b == 0:
+        raise DataError(f"{name}: the batch is empty, expected at least one image")
+    if c != channels:
+        raise DataError(f"{name}: expected {channels} channels, got {c} (shape {tuple(image.shape)})")
+    if h == 0 or w == 0 or h % multiple or w % multiple:
+        up = [max(1, -(-side // multiple)) * multiple for side in (h, w)]
+        raise DataError(
+            f"{name}: height and width must be multiples of {multiple}, got {h}x{w}; pad to {up[0]}x{up[1]}"
+        )
+    if values and _values_can_be_read(image) and not bool(torch.isfinite(image).all()):
+        raise DataError(f"{name}: {int((~torch.isfinite(image)).sum())} pixels are NaN or infinite")
+
+
+def check_labels(
+    labels: Tensor, *, image: Tensor, num_classes: int, name: str = "labels", values: bool = True
+) -> None:
+    """Raise a `DataError` unless `labels` is an integer map (b, h, w) of `image`'s size within the classes."""
+    b, _, h, w = image.shape
+    if labels.is_floating_point() or labels.is_complex() or tuple(labels.shape) != (b, h, w):
+        raise DataError(
+            f"{name}: expected an integer tensor of shape {(b, h, w)} to go with the image, "
+            f"got {labels.dtype} of shape {tuple(labels.shape)}"
+        )
+    if values and _values_can_be_read(labels) and labels.dtype != torch.bool:
+        low, high = int(labels.min()), int(labels.max())
+        if low < 0 or high >= num_classes:
+            raise DataError(f"{name}: values must lie in 0...{num_classes - 1}, found {low}...{high}")
+
+
+def one_hot(labels: Int[Tensor, "b h w"] | Bool[Tensor, "b h w"], num_classes: int) -> Tensor:
+    """One-hot planes (b, k, h, w) of an integer label map, as bools."""
+    classes = torch.arange(num_classes, device=labels.device)
+    return labels.unsqueeze(1) == classes.view(1, -1, 1, 1)

@@ -1,0 +1,109 @@
+"""Weights of the authors' TensorFlow code into our model.
+
+Their variables are named `<scope>/<part>/conv_2d[_N]/{w,b}` with part one of prior, posterior, f_comb; N counts
+the convolutions of a part in the order of creation. `_in_creation_order` is that order, spelled in our modules.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from itertools import chain
+
+import numpy as np
+import torch
+from torch import nn
+
+from hpunet.errors import CheckpointError
+from hpunet.models.blocks import ResidualBlock
+from hpunet.models.hpunet import HPUNet
+
+_NAME = re.compile(r"^(?:.*/)?(?P<conv>(?:prior|posterior|f_comb)/(?:conv_2d(?:_\d+)?|logits))/(?P<kind>[wb])$")
+
+
+def _in_creation_order(*parts: nn.Module) -> Iterator[nn.Conv2d]:
+    """The convolutions of these modules as the authors' code creates them."""
+    for part in parts:
+        if isinstance(part, nn.Conv2d):
+            yield part
+        elif isinstance(part, ResidualBlock):
+            yield from _in_creation_order(*part.convs)
+            if part.skip is not None:
+                yield part.skip
+            yield part.project
+        else:
+            yield from _in_creation_order(*part.children())
+
+
+def _convolutions(model: HPUNet) -> dict[str, nn.Conv2d]:
+    """Our convolutions under the authors' names, without scope."""
+    num_latents = len(model.latent_dims)
+    named = {"f_comb/logits": model.logits}
+    parts: dict[str, list[nn.Module]] = {"f_comb": list(model.prior.decoder[num_latents:])}
+    for name, net in (("prior", model.prior), ("posterior", model.posterior)):
+        stages = list(net.decoder[:num_latents])
+        pairs = zip(net.heads, [*stages, nn.Identity()], strict=False)
+        parts[name] = [net.encoder, *chain.from_iterable(pairs)]
+    for name, modules in parts.items():
+        for number, conv in enumerate(_in_creation_order(*modules)):
+            named[f"{name}/conv_2d_{number}" if number else f"{name}/conv_2d"] = conv
+    return named
+
+
+def _dead_names(model: HPUNet, named: Mapping[str, nn.Conv2d]) -> set[str]:
+    """Names of the posterior's last decoder level, which the authors' code creates and nothing uses."""
+    first = sum(name.startswith("posterior/") for name in named)
+    return {f"posterior/conv_2d_{first + i}" for i in range(4 * model.blocks_per_scale + 1)}
+
+
+@torch.no_grad()
+def load_tf_variables(model: HPUNet, variables: Mapping[str, np.ndarray]) -> list[str]:
+    """Copy the authors' variables (name → array, convolutions HWIO) into a model of the same shape.
+
+    Returns the names that were not used: the posterior's dead last level, and whatever is not a weight of the
+    network (optimiser slots, the multiplier, the step). Nothing is copied unless everything fits: a missing or
+    misshapen variable, or a convolution that the model does not have, is a `CheckpointError` that names it.
+    """
+    named = _convolutions(model)
+    dead = _dead_names(model, named)
+    found: dict[tuple[str, str], str] = {}
+    unused, foreign = [], []
+    for name in variables:
+        match = _NAME.match(name)
+        if match is None or match["conv"] in dead:
+            unused.append(name)
+        elif match["conv"] not in named:
+            foreign.append(name)
+        elif (match["conv"], match["kind"]) in found:
+            other = found[match["conv"], match["kind"]]
+            raise CheckpointError(f"two variables for one weight: {other} and {name}; keep those of one scope")
+        else:
+            found[match["conv"], match["kind"]] = name
+    missing = [f"{conv}/{kind}" for conv in named for kind in "wb" if (conv, kind) not in found]
+    if missing:
+        raise CheckpointError(f"{len(missing)} variables are missing: {_some(missing)}")
+    if foreign:
+        raise CheckpointError(
+            f"{len(foreign)} variables belong to convolutions that this model does not have "
+            f"(is it of the same shape?): {_some(foreign)}"
+        )
+
+    copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+    misshapen = []
+    for (conv, kind), name in found.items():
+        array = np.asarray(variables[name])
+        target = named[conv].weight if kind == "w" else named[conv].bias
+        assert target is not None
+        expected = tuple(target.permute(2, 3, 1, 0).shape) if kind == "w" else tuple(target.shape)
+        if array.shape != expected:
+            misshapen.append(f"{name} has {array.shape}, expected {expected}")
+        else:
+            tensor = torch.from_numpy(np.array(array))
+            copies.append((target, tensor.permute(3, 2, 0, 1) if kind == "w" else tensor))
+    if misshapen:
+        raise CheckpointError(f"{len(misshapen)} variables have another shape: {_some(misshapen)}")
+    for target, tensor in copies:
+        target.copy_(tensor)
+    return unused
+
+
+def _some(names: list[str], most: int = 5) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

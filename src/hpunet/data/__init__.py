@@ -1,0 +1,1 @@
+"""Sources of images and labels, augmentation, and packs."""

@@ -1,0 +1,25 @@
+"""The errors this package raises on purpose.
+
+Each message names the file, setting or tensor that is wrong, what was expected, and what to do. The command
+line prints them as one line without a traceback; everything else that escapes is a bug of ours.
+"""
+
+
+class HPUNetError(Exception):
+    """Base of all errors that hpunet raises on purpose."""
+
+
+class ConfigError(HPUNetError, ValueError):
+    """A setting is unknown, has the wrong type, or does not go together with another one."""
+
+
+class DataError(HPUNetError, ValueError):
+    """A file or tensor does not hold what it should."""
+
+
+class CheckpointError(HPUNetError):
+    """Saved weights or training state are missing, damaged, or belong to another model."""
+
+
+class DivergenceError(HPUNetError, ArithmeticError):
+    """Training produced non-finite values too often to go on."""

@@ -1,0 +1,1 @@
+"""The models: the HPU-Net and its baseline, behind one protocol."""

@@ -1,0 +1,76 @@
+"""The building blocks that both models share: residual blocks, stages of them, resampling, initialisation."""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+
+class ResidualBlock(nn.Module):
+    """Pre-activated residual block without normalisation (App. D).
+
+    Residual branch: three times ReLU → 3×3 convolution, the first to half the channels; then a 1×1 projection
+    without activation. The skip is the identity, or a 1×1 convolution where the number of channels changes.
+    """
+
+    def __init__(self, in_channels: int, out_channels: int) -> None:
+        super().__init__()
+        half = out_channels // 2
+        self.convs = nn.ModuleList(
+            nn.Conv2d(channels, half, kernel_size=3, padding=1) for channels in (in_channels, half, half)
+        )
+        self.project = nn.Conv2d(half, out_channels, kernel_size=1)
+        self.skip = nn.Conv2d(in_channels, out_channels, kernel_size=1) if in_channels != out_channels else None
+
+    def forward(self, x: Float[Tensor, "b in h w"]) -> Float[Tensor, "b out h w"]:
+        """Skip plus residual."""
+        residual: Tensor = x
+        for conv in self.convs:
+            residual = conv(F.relu(residual))
+        # The residual comes first: the sum takes over its memory format (a one-channel image has none).
+        residual = self.project(residual)
+        return residual + (x if self.skip is None else self.skip(x))
+
+
+def residual_stage(in_channels: int, out_channels: int, num_blocks: int) -> nn.Sequential:
+    """The residual blocks of one scale; the first one changes the number of channels."""
+    inputs = [in_channels] + [out_channels] * (num_blocks - 1)
+    return nn.Sequential(*(ResidualBlock(channels, out_channels) for channels in inputs))
+
+
+def conv_stage(in_channels: int, out_channels: int, *, num_convs: int = 3, kernel_size: int = 3) -> nn.Sequential:
+    """Convolutions, each followed by a ReLU: one scale of the standard Probabilistic U-Net."""
+    layers: list[nn.Module] = []
+    for i in range(num_convs):
+        channels = in_channels if i == 0 else out_channels
+        layers += [nn.Conv2d(channels, out_channels, kernel_size, padding=kernel_size // 2), nn.ReLU()]
+    return nn.Sequential(*layers)
+
+
+def halve(x: Float[Tensor, "b f h w"]) -> Float[Tensor, "b f h2 w2"]:
+    """2×2 average pooling."""
+    return F.avg_pool2d(x, kernel_size=2)
+
+
+def double_nearest(x: Float[Tensor, "b f h w"]) -> Float[Tensor, "b f h2 w2"]:
+    """Every value repeated in a 2×2 square."""
+    return F.interpolate(x, scale_factor=2, mode="nearest")
+
+
+def double_bilinear(x: Float[Tensor, "b f h w"]) -> Float[Tensor, "b f h2 w2"]:
+    """Bilinear to twice the size, corners on corners."""
+    return F.interpolate(x, scale_factor=2, mode="bilinear", align_corners=True)
+
+
+def initialise(model: nn.Module) -> None:
+    """The paper's initialisation of all weights: orthogonal with gain 1; biases truncated normal, σ = 0.001."""
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.orthogonal_(module.weight)
+            if module.bias is not None:
+                nn.init.trunc_normal_(module.bias, std=0.001, a=-0.002, b=0.002)
+
+
+def match_memory_format(x: Tensor, *, channels_last: bool) -> Tensor:
+    """The input in the memory format of the weights, so that no convolution has to convert."""
+    return x.contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)

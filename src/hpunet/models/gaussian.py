@@ -1,0 +1,73 @@
+"""The Gaussians of a latent scale: the head that predicts them, the one way to take a latent, and the KL.
+
+Whatever the precision of the network around it, everything here is computed in float32 (or float64 when the
+network is): `exp(log σ)` in half precision is where other implementations lose their KL to NaN.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+LOG_SIGMA_RANGE = (-10.0, 10.0)
+"""log σ is clamped to this range. A trained network stays far inside it; it only bounds what a diverging one
+can do: with σ between 4.5e-5 and 2.2e4 the KL and its gradients stay finite in float32."""
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """The tensor itself, or its float32 version when it has half precision."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    """Independent Gaussians at each position of a latent scale (Eq. 1 and 3); z may be 0 for no latent."""
+
+    mean: Float[Tensor, "b z h w"]
+    log_sigma: Float[Tensor, "b z h w"]
+
+    @property
+    def sigma(self) -> Float[Tensor, "b z h w"]:
+        """The standard deviation."""
+        return self.log_sigma.exp()
+
+    def take(
+        self, *, noise: Float[Tensor, "b z h w"] | None, given: Float[Tensor, "b z h w"] | None
+    ) -> Float[Tensor, "b z h w"]:
+        """The one way to a latent: the given value, else mean + σ · noise, else (no noise) the mean.
+
+        The draw is reparameterised: gradients reach mean and σ.
+        """
+        if given is not None:
+            return given.to(self.mean.dtype)
+        if noise is None:
+            return self.mean
+        return self.mean + self.sigma * noise.to(self.mean.dtype)
+
+
+class GaussianHead(nn.Module):
+    """1×1 convolution from decoder features to (mean, log σ) of a latent scale."""
+
+    def __init__(self, in_channels: int, latent_dim: int) -> None:
+        super().__init__()
+        self.latent_dim = latent_dim
+        self.conv = nn.Conv2d(in_channels, 2 * latent_dim, kernel_size=1) if latent_dim else None
+
+    def forward(self, features: Float[Tensor, "b f h w"]) -> Gaussian:
+        """The Gaussians at every position of `features`; without a latent, of zero channels."""
+        with torch.autocast(features.device.type, enabled=False):
+            features = at_least_float32(features)
+            if self.conv is None:
+                empty = features[:, :0]
+                return Gaussian(mean=empty, log_sigma=empty)
+            mean, log_sigma = self.conv(features).chunk(2, dim=1)
+            return Gaussian(mean=mean, log_sigma=log_sigma.clamp(*LOG_SIGMA_RANGE))
+
+
+def kl_divergence(*, posterior: Gaussian, prior: Gaussian) -> Float[Tensor, " b"]:
+    """KL(posterior ‖ prior) in closed form, summed over positions and channels, one value an image (App. A)."""
+    log_ratio = posterior.log_sigma - prior.log_sigma
+    shift = (posterior.mean - prior.mean) * (-prior.log_sigma).exp()
+    kl = 0.5 * ((2 * log_ratio).exp() + shift.square() - 1) - log_ratio
+    return kl.flatten(start_dim=1).sum(dim=1)

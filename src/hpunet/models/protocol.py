@@ -1,0 +1,78 @@
+"""What every model here can do, and the training pass written once for all of them."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from hpunet.batch import TrainingOutput, check_image, check_labels, one_hot
+from hpunet.models.gaussian import Gaussian, kl_divergence
+
+PerScale = Sequence[Tensor | None]
+"""For each latent scale, coarsest first, a tensor (b, z, h_i, w_i) or None."""
+
+
+class SegmentationModel(Protocol):
+    """A conditional model p(segmentation | image) with Gaussian latents at one or more scales.
+
+    `encode` computes once what all hypotheses of an image share, as tensors with a leading batch dimension;
+    `decode` turns that and latents into logits; `infer` gives the latents that explain a segmentation.
+    """
+
+    in_channels: int
+    num_classes: int
+    cond_channels: int
+    latent_dims: tuple[int, ...]
+    size_multiple: int
+    check_values: bool
+
+    def latent_shapes(self, height: int, width: int) -> list[tuple[int, int, int]]:
+        """Shape (z, h_i, w_i) of each latent scale for images of this size, coarsest first."""
+
+    def sampling_modules(self) -> list[nn.Module]:
+        """The parts that sampling needs; the rest is for training and reconstruction."""
+
+    def encode(self, *, image: Tensor, cond: Tensor | None = None) -> list[Tensor]:
+        """What all hypotheses of an image share."""
+
+    def decode(
+        self, features: Sequence[Tensor], *, noise: PerScale | None = None, given: PerScale | None = None
+    ) -> tuple[Tensor, list[Tensor], list[Gaussian]]:
+        """Logits of one hypothesis an entry, the latents taken, and the prior's Gaussians."""
+
+    def infer(
+        self, *, image: Tensor, labels: Tensor, noise: PerScale | None = None
+    ) -> tuple[list[Tensor], list[Gaussian]]:
+        """The posterior's latents (its means without `noise`) and Gaussians."""
+
+
+def posterior_input(
+    model: SegmentationModel, *, image: Float[Tensor, "b c h w"], labels: Int[Tensor, "b h w"]
+) -> Float[Tensor, "b kc h w"]:
+    """Both tensors checked, and joined as the posterior sees them: [one-hot segmentation, image]."""
+    check_image(image, channels=model.in_channels, multiple=model.size_multiple, values=model.check_values)
+    check_labels(labels, image=image, num_classes=model.num_classes, values=model.check_values)
+    return torch.cat([one_hot(labels, model.num_classes).to(image.dtype), image], dim=1)
+
+
+def training_pass(
+    model: SegmentationModel,
+    *,
+    image: Float[Tensor, "b c h w"],
+    labels: Int[Tensor, "b h w"],
+    cond: Float[Tensor, "b e h w"] | None = None,
+    noise: PerScale | None = None,
+) -> TrainingOutput:
+    """One posterior draw (from `noise`, or fresh) and one prior pass that is fed those latents (Fig. 1b).
+
+    Logits and KL therefore belong to the same draw, and through it the reconstruction reaches the posterior.
+    """
+    if noise is None:
+        shapes = model.latent_shapes(*image.shape[-2:])
+        noise = [torch.randn(image.shape[0], *shape, device=image.device) for shape in shapes]
+    latents, posterior = model.infer(image=image, labels=labels, noise=noise)
+    logits, _, prior = model.decode(model.encode(image=image, cond=cond), given=latents)
+    kl = [kl_divergence(posterior=q, prior=p).mean() for q, p in zip(posterior, prior, strict=True)]
+    return TrainingOutput(logits=logits, latents=latents, prior=prior, posterior=posterior, kl=torch.stack(kl))

@@ -1,0 +1,143 @@
+"""The standard Probabilistic U-Net (Kohl et al. 2018), the paper's baseline, behind the same methods as HPUNet.
+
+A plain U-Net gives features at full resolution. Two further encoders, prior (image) and posterior (image and
+segmentation), end in one Gaussian for the whole image; a latent vector from it is repeated at every pixel, joins
+the features, and three 1×1 convolutions and a last one turn both into logits.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from hpunet.batch import TrainingOutput, check_image
+from hpunet.errors import ConfigError
+from hpunet.models.blocks import conv_stage, double_bilinear, halve, initialise, match_memory_format
+from hpunet.models.gaussian import Gaussian, GaussianHead
+from hpunet.models.protocol import PerScale, posterior_input, training_pass
+
+
+class ConvEncoder(nn.Module):
+    """The contracting half of a U-Net: three 3×3 convolutions with ReLU a scale, average pooling between."""
+
+    def __init__(self, in_channels: int, channels: Sequence[int]) -> None:
+        super().__init__()
+        inputs = [in_channels, *channels[:-1]]
+        self.stages = nn.ModuleList(conv_stage(i, o) for i, o in zip(inputs, channels, strict=True))
+
+    def forward(self, x: Float[Tensor, "b c h w"]) -> list[Tensor]:
+        """Features of every scale, coarsest first."""
+        features = []
+        for depth, stage in enumerate(self.stages):
+            x = stage(halve(x) if depth else x)
+            features.append(x)
+        return features[::-1]
+
+
+class GlobalGaussian(nn.Module):
+    """An encoder, the mean over all its positions, and a Gaussian: the prior or posterior net."""
+
+    def __init__(self, in_channels: int, channels: Sequence[int], latent_dim: int) -> None:
+        super().__init__()
+        self.encoder = ConvEncoder(in_channels, channels)
+        self.head = GaussianHead(channels[-1], latent_dim)
+
+    def forward(self, x: Float[Tensor, "b c h w"]) -> Gaussian:
+        """One Gaussian (b, z, 1, 1) an image."""
+        return self.head(self.encoder(x)[0].mean(dim=(2, 3), keepdim=True))  # type: ignore[no-any-return]
+
+
+class ProbUNet(nn.Module):
+    """The standard Probabilistic U-Net; arguments and methods as in `HPUNet`, with one global latent vector."""
+
+    def __init__(
+        self,
+        *,
+        in_channels: int,
+        num_classes: int,
+        channels: Sequence[int] = (32, 64, 128, 192, 192),
+        latent_dim: int = 6,
+        channels_last: bool = True,
+    ) -> None:
+        super().__init__()
+        if min(in_channels, num_classes, latent_dim) < 1 or len(channels) < 2 or min(channels) < 1:
+            raise ConfigError(
+                "in_channels, num_classes and latent_dim must be at least 1 and channels hold at least two positive "
+                f"numbers, got {in_channels=}, {num_classes=}, {latent_dim=}, channels={tuple(channels)}"
+            )
+        self.in_channels = in_channels
+        self.num_classes = num_classes
+        self.channels = tuple(channels)
+        self.latent_dims: tuple[int, ...] = (latent_dim,)
+        self.cond_channels = 0
+        self.size_multiple = 2 ** (len(channels) - 1)
+        self.check_values = True
+
+        self.encoder = ConvEncoder(in_channels, channels)
+        widths = list(reversed(channels))
+        self.decoder = nn.ModuleList(conv_stage(i + o, o) for i, o in pairwise(widths))
+        self.prior = GlobalGaussian(in_channels, channels, latent_dim)
+        self.posterior = GlobalGaussian(num_classes + in_channels, channels, latent_dim)
+        self.combine = conv_stage(channels[0] + latent_dim, channels[0], kernel_size=1)
+        self.logits = nn.Conv2d(channels[0], num_classes, kernel_size=1)
+        initialise(self)
+        self.channels_last = channels_last
+        if channels_last:
+            self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def latent_shapes(self, height: int, width: int) -> list[tuple[int, int, int]]:
+        """The one latent scale has a single position, whatever the image size."""
+        return [(self.latent_dims[0], 1, 1)]
+
+    def sampling_modules(self) -> list[nn.Module]:
+        """The parts that sampling needs; the rest is for training and reconstruction."""
+        return [self.encoder, self.decoder, self.prior, self.combine, self.logits]
+
+    def encode(
+        self, *, image: Float[Tensor, "b c h w"], cond: Float[Tensor, "b e h w"] | None = None
+    ) -> list[Tensor]:
+        """What all hypotheses of an image share: U-Net features at full resolution, prior mean and log σ."""
+        if cond is not None:
+            raise ConfigError("cond: the standard Probabilistic U-Net takes no extra conditioning channels")
+        check_image(image, channels=self.in_channels, multiple=self.size_multiple, values=self.check_values)
+        image = match_memory_format(image, channels_last=self.channels_last)
+        x, *skips = self.encoder(image)
+        for stage, skip in zip(self.decoder, skips, strict=True):
+            x = stage(torch.cat([skip, double_bilinear(x)], dim=1))
+        prior = self.prior(image)
+        return [x, prior.mean, prior.log_sigma]
+
+    def decode(
+        self, features: Sequence[Tensor], *, noise: PerScale | None = None, given: PerScale | None = None
+    ) -> tuple[Float[Tensor, "b k h w"], list[Tensor], list[Gaussian]]:
+        """One hypothesis for each entry of `features`; see `HPUNet.decode`."""
+        x, mean, log_sigma = features
+        prior = Gaussian(mean=mean, log_sigma=log_sigma)
+        z = prior.take(noise=noise[0] if noise else None, given=given[0] if given else None)
+        planes = z.to(x.dtype).expand(-1, -1, *x.shape[-2:])
+        return self.logits(self.combine(torch.cat([x, planes], dim=1))), [z], [prior]
+
+    def infer(
+        self,
+        *,
+        image: Float[Tensor, "b c h w"],
+        labels: Int[Tensor, "b h w"],
+        noise: PerScale | None = None,
+    ) -> tuple[list[Tensor], list[Gaussian]]:
+        """The posterior: its latent for a segmentation (the mean without `noise`) and its Gaussian."""
+        x = posterior_input(self, image=image, labels=labels)
+        posterior = self.posterior(match_memory_format(x, channels_last=self.channels_last))
+        return [posterior.take(noise=noise[0] if noise else None, given=None)], [posterior]
+
+    def forward(
+        self,
+        *,
+        image: Float[Tensor, "b c h w"],
+        labels: Int[Tensor, "b h w"],
+        cond: Float[Tensor, "b e h w"] | None = None,
+        noise: PerScale | None = None,
+    ) -> TrainingOutput:
+        """The training pass: one posterior draw (from `noise`, or fresh) gives logits and KL."""
+        return training_pass(self, image=image, labels=labels, cond=cond, noise=noise)

@@ -1,0 +1,267 @@
+"""What training minimises: masked cross-entropy, its hardest pixels, and the ELBO or GECO around them.
+
+Everything is computed in float32 (or float64 when the network is). No value is read back from the device and all
+shapes depend only on the input's shape, so a whole training step can be captured in a CUDA graph.
+"""
+
+from dataclasses import dataclass
+from math import floor
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from hpunet.batch import TrainingOutput
+from hpunet.errors import ConfigError, DataError
+from hpunet.models.gaussian import at_least_float32
+
+
+@dataclass(frozen=True)
+class Terms:
+    """The parts of a training loss; all but `loss` are detached, for logging."""
+
+    loss: Float[Tensor, ""]
+    rec: Float[Tensor, ""]
+    """Cross-entropy summed over the kept pixels, divided by the batch size."""
+    kl: Float[Tensor, " scales"]
+    num_kept: Int[Tensor, ""]
+    """Pixels of the batch that the reconstruction term counts."""
+    constraint: Float[Tensor, ""] | None = None
+    """GECO: moving average of rec minus what κ allows; negative when the reconstruction is good enough."""
+    multiplier: Float[Tensor, ""] | None = None
+    """GECO: λ."""
+
+    @property
+    def rec_per_pixel(self) -> Float[Tensor, ""]:
+        """Mean cross-entropy of the kept pixels of this batch: the number to compare with κ."""
+        return self.rec * self._batch_size / self.num_kept.clamp(min=1)
+
+    _batch_size: int = 1
+
+
+def masked_cross_entropy(
+    *,
+    logits: Float[Tensor, "b k h w"],
+    labels: Int[Tensor, "b h w"],
+    valid: Bool[Tensor, "b h w"] | None = None,
+) -> Float[Tensor, "b h w"]:
+    """Cross-entropy of every pixel, exactly 0 (and without gradient) where `valid` is false."""
+    with torch.autocast(logits.device.type, enabled=False):
+        ce = F.cross_entropy(at_least_float32(logits), labels.long(), reduction="none")
+        return ce if valid is None else torch.where(valid, ce, 0.0)
+
+
+def gumbel_noise(like: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    """Standard Gumbel noise of a tensor's shape; finite by construction."""
+    exponential = torch.empty_like(like).exponential_(generator=generator)
+    return -exponential.clamp(min=torch.finfo(like.dtype).tiny).log()
+
+
+def top_k_pixels(
+    ce: Float[Tensor, "b h w"],
+    *,
+    fraction: float,
+    valid: Bool[Tensor, "b h w"] | None = None,
+    noise: Float[Tensor, "b h w"] | None = None,
+) -> Bool[Tensor, "b h w"]:
+    """The k worst pixels of the whole batch, k = ⌊fraction · all pixels⌋ (invalid ones count towards k).
+
+    With Gumbel `noise` the k pixels are a draw without replacement with probabilities proportional to their
+    cross-entropy; without noise they are the k largest. Invalid pixels are never kept: with fewer valid pixels
+    than k, those are all that is kept.
+    """
+    # log of the smallest positive number instead of −∞: a valid pixel with ce = 0 stays ahead of invalid ones.
+    scores = ce.detach().clamp(min=torch.finfo(ce.dtype).tiny).log()
+    if noise is not None:
+        scores = scores + noise
+    if valid is not None:
+        scores = scores.masked_fill(~valid, -torch.inf)
+    # The small addition undoes a product like 0.29 · 100 that falls just short of the whole number.
+    k = min(floor(fraction * ce.numel() + 1e-6), ce.numel())
+    chosen = scores.flatten().topk(k, sorted=False).indices
+    kept = torch.zeros(ce.numel(), dtype=torch.bool, device=ce.device)
+    kept[chosen] = True
+    kept = kept.view_as(ce)
+    return kept if valid is None else kept & valid
+
+
+class Reconstruction(nn.Module):
+    """The reconstruction term: cross-entropy summed over the kept pixels, divided by the batch size.
+
+    `top_k` is the fraction of pixels to keep (Sec. 2; None keeps all valid ones), picked stochastically or not.
+    """
+
+    def __init__(self, *, top_k: float | None = 0.02, stochastic: bool = True) -> None:
+        super().__init__()
+        if top_k is not None and not 0 < top_k <= 1:
+            raise ConfigError(f"top_k: expected a fraction of the pixels in (0, 1], or none, got {top_k}")
+        self.top_k = top_k
+        self.stochastic = stochastic
+
+    def forward(
+        self,
+        *,
+        logits: Float[Tensor, "b k h w"],
+        labels: Int[Tensor, "b h w"],
+        valid: Bool[Tensor, "b h w"] | None = None,
+        gumbel: Float[Tensor, "b h w"] | None = None,
+        generator: torch.Generator | None = None,
+    ) -> tuple[Float[Tensor, ""], Int[Tensor, ""]]:
+        """The term and how many pixels it counts. `gumbel` replaces the noise drawn for the stochastic top-k."""
+        b, _, h, w = logits.shape
+        for name, tensor in (("labels", labels), ("valid", valid)):
+            if tensor is not None and tuple(tensor.shape) != (b, h, w):
+                raise DataError(
+                    f"{name}: expected shape {(b, h, w)} to go with the logits, got {tuple(tensor.shape)}"
+                )
+        ce = masked_cross_entropy(logits=logits, labels=labels, valid=valid)
+        if self.top_k is None:
+            num_kept = torch.tensor(ce.numel(), device=ce.device) if valid is None else valid.sum()
+            return ce.sum() / b, num_kept
+        if self.stochastic and gumbel is None:
+            gumbel = gumbel_noise(ce, generator)
+        kept = top_k_pixels(ce, fraction=self.top_k, valid=valid, noise=gumbel if self.stochastic else None)
+        return torch.where(kept, ce, 0.0).sum() / b, kept.sum()
+
+
+class ELBO(nn.Module):
+    """rec + β · Σ KL (Eq. 5)."""
+
+    def __init__(self, *, beta: float = 1.0, top_k: float | None = None, stochastic: bool = True) -> None:
+        super().__init__()
+        if not beta >= 0:
+            raise ConfigError(f"beta: expected a number of at least 0, got {beta}")
+        self.beta = beta
+        self.reconstruction = Reconstruction(top_k=top_k, stochastic=stochastic)
+
+    def forward(
+        self,
+        output: TrainingOutput,
+        *,
+        labels: Int[Tensor, "b h w"],
+        valid: Bool[Tensor, "b h w"] | None = None,
+        gumbel: Float[Tensor, "b h w"] | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Terms:
+        """The loss of a batch and its parts."""
+        rec, num_kept = self.reconstruction(
+            logits=output.logits, labels=labels, valid=valid, gumbel=gumbel, generator=generator
+        )
+        return Terms(
+            loss=rec + self.beta * output.kl.sum(),
+            rec=rec.detach(),
+            kl=output.kl.detach(),
+            num_kept=num_kept,
+            _batch_size=labels.shape[0],
+        )
+
+
+class GECO(nn.Module):
+    """λ · (EMA(rec) − κ · kept pixels an image) + Σ KL (Eq. 6): the KL is minimised under a constraint on rec.
+
+    λ = softplus(w)² with w trained by the same optimiser as the network, but uphill: λ rises while the
+    reconstruction is worse than κ and falls when it is better. The value of the constraint is a moving average;
+    its gradient goes to the current batch alone. `w` and the moving average live on the device and are part of
+    the state dict. Give `w` to the optimiser without weight decay (`parameter_groups` does).
+
+    Args:
+        kappa: the cross-entropy a kept pixel may have.
+        decay: of the moving average, which starts at the first value.
+        rate: factor on the gradient of w. Under Adam it has next to no effect.
+        top_k: fraction of pixels the reconstruction term keeps, or None.
+        stochastic: whether the top-k is drawn (Gumbel) or strict.
+    """
+
+    ema: Tensor
+    num_updates: Tensor
+
+    def __init__(
+        self,
+        *,
+        kappa: float,
+        decay: float = 0.99,
+        rate: float = 0.01,
+        top_k: float | None = 0.02,
+        stochastic: bool = True,
+    ) -> None:
+        super().__init__()
+        if not kappa > 0 or not 0 <= decay < 1 or not rate > 0:
+            raise ConfigError(f"expected kappa > 0, 0 <= decay < 1 and rate > 0, got {kappa=}, {decay=}, {rate=}")
+        self.kappa = kappa
+        self.decay = decay
+        self.rate = rate
+        self.reconstruction = Reconstruction(top_k=top_k, stochastic=stochastic)
+        one = torch.tensor(1.0)
+        self.w = nn.Parameter(one.expm1().log())  # softplus⁻¹(1), so that λ starts at 1
+        self.register_buffer("ema", torch.tensor(0.0))
+        self.register_buffer("num_updates", torch.tensor(0))
+
+    @property
+    def multiplier(self) -> Float[Tensor, ""]:
+        """λ; its gradient is scaled by −rate, so that descent on the loss is ascent on w."""
+        return _ScaleGradient.apply(F.softplus(self.w).square(), -self.rate)  # type: ignore[no-any-return]
+
+    def moving_average(self, rec: Float[Tensor, ""]) -> Float[Tensor, ""]:
+        """The average with this batch's value in it; its gradient with respect to `rec` is 1.
+
+        Only in training mode is the value remembered.
+        """
+        with torch.no_grad():
+            value = rec.detach().to(self.ema.dtype)
+            updated = torch.where(self.num_updates == 0, value, self.decay * self.ema + (1 - self.decay) * value)
+            if self.training:
+                self.ema.copy_(updated)
+                self.num_updates.add_(1)
+        # Exactly the average in value (rec − rec is 0), exactly the identity in gradient.
+        return updated.to(rec.dtype) + (rec - rec.detach())
+
+    def forward(
+        self,
+        output: TrainingOutput,
+        *,
+        labels: Int[Tensor, "b h w"],
+        valid: Bool[Tensor, "b h w"] | None = None,
+        gumbel: Float[Tensor, "b h w"] | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Terms:
+        """The loss of a batch and its parts; in training mode the moving average takes the batch in."""
+        rec, num_kept = self.reconstruction(
+            logits=output.logits, labels=labels, valid=valid, gumbel=gumbel, generator=generator
+        )
+        batch_size = labels.shape[0]
+        constraint = self.moving_average(rec) - self.kappa * num_kept / batch_size
+        multiplier = self.multiplier
+        return Terms(
+            loss=multiplier * constraint + output.kl.sum(),
+            rec=rec.detach(),
+            kl=output.kl.detach(),
+            num_kept=num_kept,
+            constraint=constraint.detach(),
+            multiplier=multiplier.detach(),
+            _batch_size=batch_size,
+        )
+
+
+class _ScaleGradient(torch.autograd.Function):
+    """The identity, whose gradient is multiplied by a constant."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, factor: float) -> Tensor:  # type: ignore[no-untyped-def]
+        ctx.factor = factor
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[no-untyped-def]
+        return grad * ctx.factor, None
+
+
+def parameter_groups(model: nn.Module, objective: nn.Module, *, penalty: float = 1e-5) -> list[dict[str, object]]:
+    """Optimiser groups: the network with the paper's penalty · Σ w², the objective's own variable without.
+
+    The penalty is part of the loss (App. D), so it goes through Adam: gradient 2 · penalty · w, which is what
+    `weight_decay` of `torch.optim.Adam` (not AdamW) adds.
+    """
+    groups: list[dict[str, object]] = [{"params": list(model.parameters()), "weight_decay": 2 * penalty}]
+    own = list(objective.parameters())
+    return [*groups, {"params": own, "weight_decay": 0.0}] if own else groups

@@ -1,0 +1,226 @@
+"""Hypotheses from a model: encode an image once, decode it as often as wanted, scale by scale if wanted."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Literal, TypeVar
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from hpunet.batch import check_labels
+from hpunet.errors import ConfigError, DataError
+from hpunet.models.protocol import PerScale, SegmentationModel
+
+T = TypeVar("T")
+
+HowToTake = Literal["sample", "mean"] | Tensor
+"""How a latent scale gets its values: drawn from the prior, its mean, or given as (b, s, z, h_i, w_i)."""
+
+PIXELS_AT_ONCE = 2**20
+"""Default bound on the pixels decoded at once: 64 hypotheses of 128×128, 2 of 512×1024."""
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Hypotheses of a batch of images, with the latents that made them.
+
+    Passing `latents` back to `sample` replays the hypotheses; changing one scale of it edits them. Entry i is
+    (b, s, z, h_i, w_i), coarsest scale first.
+    """
+
+    labels: Int[Tensor, "b s h w"]
+    logits: Float[Tensor, "b s k h w"] | None
+    latents: list[Tensor]
+
+    @property
+    def probs(self) -> Float[Tensor, "b s k h w"]:
+        """Class probabilities of every hypothesis."""
+        if self.logits is None:
+            raise ConfigError("probs need the logits: call with return_logits=True")
+        return self.logits.softmax(dim=2)
+
+
+def draw_noise(
+    shapes: Sequence[tuple[int, int, int]],
+    *,
+    batch: int,
+    num_samples: int,
+    generator: torch.Generator | None,
+    device: torch.device,
+) -> list[Tensor]:
+    """Standard normal noise (b, s, z, h_i, w_i) for each latent scale.
+
+    One draw a hypothesis, so that the n-th one depends neither on how many follow nor on how they are chunked.
+    """
+    sizes = [prod(shape) for shape in shapes]
+    source = generator.device if generator is not None else device
+    flat = torch.stack(
+        [torch.randn(batch, sum(sizes), generator=generator, device=source).to(device) for _ in range(num_samples)],
+        dim=1,
+    )
+    parts = flat.split(sizes, dim=2)
+    return [part.unflatten(2, shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
+@torch.no_grad()
+def sample(
+    model: SegmentationModel,
+    *,
+    image: Float[Tensor, "b c h w"],
+    num_samples: int = 16,
+    latents: Literal["sample", "mean"] | Sequence[HowToTake] = "sample",
+    temperature: float | Sequence[float] = 1.0,
+    cond: Float[Tensor, "b e h w"] | None = None,
+    generator: torch.Generator | None = None,
+    chunk_size: int | None = None,
+    return_logits: bool = True,
+) -> Samples:
+    """Draw segmentation hypotheses for each image.
+
+    The encoder runs once an image, the decoder once a hypothesis.
+
+    Args:
+        model: an `HPUNet` or `ProbUNet`.
+        image: images in [0, 1].
+        num_samples: hypotheses an image.
+        latents: "sample" or "mean" for all scales, or one entry a scale, coarsest first: "sample", "mean", or a
+            tensor (b, s, z, h_i, w_i) of values to use (b and s may be 1).
+        temperature: factor on the prior's σ, for all scales or one a scale.
+        cond: what the prior sees beside the image, for models with `cond_channels`.
+        generator: makes the draw reproducible; the n-th hypothesis is the same for any `num_samples` and chunks.
+        chunk_size: hypotheses decoded at once; by default about a million pixels.
+        return_logits: False keeps only the labels, a fraction of the memory.
+    """
+    if num_samples < 1 or (chunk_size is not None and chunk_size < 1):
+        raise ConfigError(f"num_samples and chunk_size must be at least 1, got {num_samples} and {chunk_size}")
+    features = model.encode(image=image, cond=cond)
+    b, _, h, w = image.shape
+    shapes = model.latent_shapes(h, w)
+    n = len(shapes)
+    how = _one_per_scale([latents] * n if isinstance(latents, str) else latents, n, "latents")
+    temperatures = _one_per_scale(
+        [temperature] * n if isinstance(temperature, (int, float)) else temperature, n, "temperature"
+    )
+    if any(not 0 <= t < float("inf") for t in temperatures):
+        raise ConfigError(f"temperature: expected finite numbers of at least 0, got {temperature}")
+    drawn = draw_noise(shapes, batch=b, num_samples=num_samples, generator=generator, device=image.device)
+    noise: list[Tensor | None] = []
+    given: list[Tensor | None] = []
+    for i, choice in enumerate(how):
+        if isinstance(choice, str) and choice not in ("sample", "mean"):
+            raise ConfigError(f"latents[{i}]: expected 'sample', 'mean' or a tensor, got {choice!r}")
+        noise.append(drawn[i] * temperatures[i] if isinstance(choice, str) and choice == "sample" else None)
+        given.append(
+            _checked_latents(choice, scale=i, shape=(b, num_samples, *shapes[i])).to(image.device)
+            if isinstance(choice, Tensor)
+            else None
+        )
+    return _decode_in_chunks(
+        model,
+        features,
+        num_samples=num_samples,
+        noise=noise,
+        given=given,
+        chunk_size=chunk_size or max(1, PIXELS_AT_ONCE // (h * w)),
+        return_logits=return_logits,
+    )
+
+
+@torch.no_grad()
+def reconstruct(
+    model: SegmentationModel,
+    *,
+    image: Float[Tensor, "b c h w"],
+    labels: Int[Tensor, "b h w"] | Int[Tensor, "b r h w"],
+    draw: bool = False,
+    cond: Float[Tensor, "b e h w"] | None = None,
+    generator: torch.Generator | None = None,
+    return_logits: bool = True,
+) -> Samples:
+    """Reconstruct segmentations through the posterior: Y' = S(X, μ_post(X, Y)), or a posterior draw.
+
+    `labels` is one map or several graders' maps an image; the result has one reconstruction for each, in the
+    place of samples. The prior's encoder runs once an image.
+    """
+    if labels.ndim == 3:
+        labels = labels.unsqueeze(1)
+    if labels.ndim != 4 or labels.shape[1] == 0:
+        raise DataError(
+            f"labels: expected (batch, height, width) or (batch, graders, height, width), got {tuple(labels.shape)}"
+        )
+    features = model.encode(image=image, cond=cond)
+    b, _, h, w = image.shape
+    r = labels.shape[1]
+    for grader in range(r):
+        check_labels(labels[:, grader], image=image, num_classes=model.num_classes, values=model.check_values)
+    noise: list[Tensor | None] = [None] * len(model.latent_dims)
+    if draw:
+        shapes = model.latent_shapes(h, w)
+        noise = list(draw_noise(shapes, batch=b, num_samples=r, generator=generator, device=image.device))
+    per_grader = []
+    for grader in range(r):
+        mine = [n if n is None else n[:, grader] for n in noise]
+        latents, _ = model.infer(image=image, labels=labels[:, grader], noise=mine)
+        per_grader.append(latents)
+    return _decode_in_chunks(
+        model,
+        features,
+        num_samples=r,
+        noise=[None] * len(model.latent_dims),
+        given=[torch.stack(scale, dim=1) for scale in zip(*per_grader, strict=True)],
+        chunk_size=max(1, PIXELS_AT_ONCE // (h * w)),
+        return_logits=return_logits,
+    )
+
+
+def _decode_in_chunks(
+    model: SegmentationModel,
+    features: Sequence[Tensor],
+    *,
+    num_samples: int,
+    noise: PerScale,
+    given: PerScale,
+    chunk_size: int,
+    return_logits: bool,
+) -> Samples:
+    """Decode all (image, hypothesis) pairs, `chunk_size` at a time."""
+    b = features[0].shape[0]
+
+    def flat(per_scale: PerScale) -> list[Tensor | None]:
+        return [None if t is None else t.expand(b, num_samples, *t.shape[2:]).flatten(0, 1) for t in per_scale]
+
+    noise, given = flat(noise), flat(given)
+    logits, labels, latents = [], [], []
+    for start in range(0, b * num_samples, chunk_size):
+        pairs = slice(start, min(start + chunk_size, b * num_samples))
+        which_image = torch.arange(pairs.start, pairs.stop, device=features[0].device) // num_samples
+        out, taken, _ = model.decode(
+            [f.index_select(0, which_image) for f in features],
+            noise=[None if t is None else t[pairs] for t in noise],
+            given=[None if t is None else t[pairs] for t in given],
+        )
+        labels.append(out.argmax(dim=1))
+        latents.append(taken)
+        if return_logits:
+            logits.append(out)
+    shape = (b, num_samples)
+    return Samples(
+        labels=torch.cat(labels).unflatten(0, shape),
+        logits=torch.cat(logits).unflatten(0, shape) if return_logits else None,
+        latents=[torch.cat(scale).unflatten(0, shape) for scale in zip(*latents, strict=True)],
+    )
+
+
+def _one_per_scale(values: Sequence[T], num_scales: int, name: str) -> list[T]:
+    if len(values) != num_scales:
+        raise ConfigError(f"{name}: expected one entry for each of the {num_scales} scales, got {len(values)}")
+    return list(values)
+
+
+def _checked_latents(given: Tensor, *, scale: int, shape: tuple[int, ...]) -> Tensor:
+    fits = given.ndim == 5 and given.shape[2:] == shape[2:]
+    if not fits or given.shape[0] not in (1, shape[0]) or given.shape[1] not in (1, shape[1]):
+        raise DataError(f"latents[{scale}]: expected shape {shape}, got {tuple(given.shape)}")
+    return given
