@@ -200,7 +200,7 @@ class GECO(nn.Module):
     @property
     def multiplier(self) -> Float[Tensor, ""]:
         """λ; its gradient is scaled by −rate, so that descent on the loss is ascent on w."""
-        return _ScaleGradient.apply(F.softplus(self.w).square(), -self.rate)  # type: ignore[no-any-return]
+        return _ScaleGradient.apply(F.softplus(self.w).square(), -self.rate)  # type: ignore[no-any-return, no-untyped-call]
 
     def moving_average(self, rec: Float[Tensor, ""]) -> Float[Tensor, ""]:
         """The average with this batch's value in it; its gradient with respect to `rec` is 1.
