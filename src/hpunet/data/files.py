@@ -31,10 +31,7 @@ def decode_png(content: bytes, *, name: str) -> np.ndarray:
         with Image.open(io.BytesIO(content), formats=["PNG"]) as image:
             if image.width * image.height > MAX_PIXELS:
                 raise DataError(f"{name}: {image.width}x{image.height} is more than {MAX_PIXELS} pixels")
-            image.load()
-            if image.mode == "P":
-                image = image.convert("RGB")
-            array = np.asarray(image)
+            array = np.asarray(image.convert("RGB") if image.mode == "P" else image)
     except DataError:
         raise
     except Exception as error:  # Pillow raises OSError, SyntaxError, ValueError, EOFError, zlib and struct errors
