@@ -1,7 +1,7 @@
 """What every model here can do, and the training pass written once for all of them."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -14,6 +14,7 @@ PerScale = Sequence[Tensor | None]
 """For each latent scale, coarsest first, a tensor (b, z, h_i, w_i) or None."""
 
 
+@runtime_checkable
 class SegmentationModel(Protocol):
     """A conditional model p(segmentation | image) with Gaussian latents at one or more scales.
 

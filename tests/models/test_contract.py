@@ -1,0 +1,236 @@
+"""One contract for every model: what `SegmentationModel` promises, on tiny networks of each kind."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hpunet import ConfigError, DataError, HPUNet, ProbUNet
+from hpunet.batch import check_image, check_labels
+from hpunet.models.protocol import SegmentationModel
+from hpunet.objectives import ELBO
+
+
+def hpu(**changes: object) -> HPUNet:
+    settings = {"in_channels": 1, "num_classes": 3, "channels": (8, 16, 16, 16), "latent_dims": (1, 1)}
+    return HPUNet(**settings | {"blocks_per_scale": 2} | changes)
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "hpu": hpu,
+    "hpu-one-block-colour": lambda: hpu(in_channels=3, blocks_per_scale=1),
+    "hpu-local": lambda: hpu(latent_dims=(0, 0, 1)),
+    "hpu-global": lambda: hpu(latent_dims=(7,)),
+    "hpu-wide-latents": lambda: hpu(latent_dims=(3, 2)),
+    "hpu-five-latent-scales": lambda: hpu(channels=(8,) * 6, latent_dims=(1, 1, 1, 1, 1)),
+    "hpu-checkpointing": lambda: hpu(activation_checkpointing=True),
+    "punet": lambda: ProbUNet(in_channels=1, num_classes=3, channels=(4, 8, 8), latent_dim=3),
+}
+
+
+@pytest.fixture(params=MODELS)
+def model(request: pytest.FixtureRequest) -> nn.Module:
+    torch.manual_seed(0)
+    model = MODELS[request.param]()
+    # Positive biases keep every ReLU alive: in nets this narrow a dead one would silence a whole weight tensor.
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            nn.init.uniform_(parameter, 0.05, 0.2)
+    return model
+
+
+def batch_for(model: nn.Module, size: tuple[int, int] = (32, 64), b: int = 2) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    image = torch.rand(b, model.in_channels, *size, generator=generator)
+    return image, torch.randint(model.num_classes, (b, *size), generator=generator)
+
+
+def test_model_meets_the_protocol(model: nn.Module) -> None:
+    assert isinstance(model, SegmentationModel)
+
+
+def test_training_pass_shapes_and_consistency(model: nn.Module) -> None:
+    image, labels = batch_for(model)
+    output = model(image=image, labels=labels)
+    assert output.logits.shape == (2, 3, 32, 64)
+    shapes = model.latent_shapes(32, 64)
+    assert [tuple(z.shape[1:]) for z in output.latents] == shapes
+    assert [tuple(g.mean.shape[1:]) for g in output.prior] == shapes
+    assert [tuple(g.mean.shape[1:]) for g in output.posterior] == shapes
+    assert output.kl.shape == (len(shapes),)
+    assert (output.kl >= 0).all()
+
+
+def test_kl_and_logits_come_from_the_same_draw(model: nn.Module) -> None:
+    image, labels = batch_for(model)
+    output = model(image=image, labels=labels)
+    logits, latents, prior = model.decode(model.encode(image=image), given=output.latents)
+    torch.testing.assert_close(logits, output.logits)
+    for mine, theirs in zip(latents, output.latents, strict=True):
+        assert torch.equal(mine, theirs)
+    for mine, theirs in zip(prior, output.prior, strict=True):
+        torch.testing.assert_close(mine.mean, theirs.mean)
+        torch.testing.assert_close(mine.log_sigma, theirs.log_sigma)
+
+
+def test_reconstruction_loss_alone_reaches_every_posterior_parameter(model: nn.Module) -> None:
+    image, labels = batch_for(model)
+    model(image=image, labels=labels).logits.logsumexp(dim=1).sum().backward()
+    silent = [n for n, p in model.posterior.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
+    assert not silent
+
+
+def test_every_parameter_gets_a_gradient(model: nn.Module) -> None:
+    image, labels = batch_for(model)
+    ELBO()(model(image=image, labels=labels), labels=labels).loss.backward()
+    silent = [n for n, p in model.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
+    assert not silent
+
+
+def test_loss_depends_on_the_labels_twice(model: nn.Module) -> None:
+    """Through the target and, with the target held fixed, through the posterior."""
+    image, labels = batch_for(model)
+    other = torch.full_like(labels, 2)
+    noise = [torch.zeros(2, *shape) for shape in model.latent_shapes(32, 64)]
+    output, changed = (model(image=image, labels=seen, noise=noise) for seen in (labels, other))
+    objective = ELBO()
+    loss = objective(output, labels=labels).loss
+    assert not torch.isclose(loss, objective(output, labels=other).loss)
+    assert not torch.isclose(loss, objective(changed, labels=labels).loss, rtol=1e-6)
+    assert torch.equal(loss, objective(output, labels=labels).loss)
+
+
+def test_no_state_is_created_by_a_forward_pass(model: nn.Module) -> None:
+    image, labels = batch_for(model)
+    noise = [torch.ones(2, *shape) for shape in model.latent_shapes(32, 64)]
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    first = model(image=image, labels=labels, noise=noise).logits
+    second = model(image=image, labels=labels, noise=noise).logits
+    assert torch.equal(first, second)
+    after = model.state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_images_of_a_batch_do_not_mix(model: nn.Module) -> None:
+    image, labels = batch_for(model)
+    noise = [torch.randn(2, *shape) for shape in model.latent_shapes(32, 64)]
+    model, image = model.double(), image.double()
+    both = model(image=image, labels=labels, noise=noise).logits
+    alone = model(image=image[1:], labels=labels[1:], noise=[n[1:] for n in noise]).logits
+    torch.testing.assert_close(both[1:], alone, rtol=1e-9, atol=1e-9)
+
+
+def test_reduced_precision_keeps_latents_in_float32(model: nn.Module) -> None:
+    image, labels = batch_for(model)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        output = model(image=image, labels=labels)
+    assert output.logits.dtype == torch.bfloat16
+    assert output.kl.dtype == torch.float32
+    for gaussian in (*output.prior, *output.posterior):
+        assert gaussian.mean.dtype == gaussian.log_sigma.dtype == torch.float32
+
+
+@pytest.mark.parametrize("log_sigma", [-1e3, 1e3])
+def test_extreme_log_sigma_stays_finite(model: nn.Module, log_sigma: float) -> None:
+    """Prior and posterior pushed apart as far as they go: loss and gradients are finite all the same."""
+    image, labels = batch_for(model)
+    heads = {n: m for n, m in model.named_modules() if hasattr(m, "latent_dim") and getattr(m, "conv", None)}
+    for name, head in heads.items():
+        sign = 1 if name.startswith("prior") else -1
+        with torch.no_grad():
+            head.conv.bias[head.latent_dim :] = sign * log_sigma
+    terms = ELBO()(model(image=image, labels=labels), labels=labels)
+    terms.loss.backward()
+    assert torch.isfinite(terms.loss)
+    assert torch.isfinite(terms.kl).all()
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
+
+
+def test_swapped_and_positional_arguments_are_refused(model: nn.Module) -> None:
+    image, labels = batch_for(model)
+    with pytest.raises(TypeError):
+        model(image, labels)
+    with pytest.raises(Exception, match="image"):  # the annotations refuse it here, the checks in production
+        model(image=labels, labels=image)
+
+
+def test_activation_checkpointing_changes_nothing_but_memory() -> None:
+    torch.manual_seed(0)
+    plain = hpu()
+    saving = hpu(activation_checkpointing=True)
+    saving.load_state_dict(plain.state_dict())
+    image, labels = batch_for(plain)
+    noise = [torch.ones(2, *shape) for shape in plain.latent_shapes(32, 64)]
+    for model in (plain, saving):
+        ELBO()(model(image=image, labels=labels, noise=noise), labels=labels).loss.backward()
+    for ours, theirs in zip(plain.parameters(), saving.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+def test_memory_format_changes_nothing_but_speed(model: nn.Module) -> None:
+    image, labels = batch_for(model)
+    noise = [torch.ones(2, *shape) for shape in model.latent_shapes(32, 64)]
+    model, image = model.double(), image.double()
+    fast = model(image=image, labels=labels, noise=noise).logits
+    assert fast.is_contiguous(memory_format=torch.channels_last)
+    model.to(memory_format=torch.contiguous_format)
+    model.channels_last = False
+    plain = model(image=image, labels=labels, noise=noise).logits
+    assert plain.is_contiguous()
+    torch.testing.assert_close(fast, plain, rtol=1e-9, atol=1e-9)
+
+
+def test_cond_channels_reach_the_prior_only() -> None:
+    torch.manual_seed(0)
+    model = hpu(cond_channels=2)
+    image, labels = batch_for(model)
+    cond = torch.rand(2, 2, 32, 64)
+    noise = [torch.zeros(2, *shape) for shape in model.latent_shapes(32, 64)]
+    one = model(image=image, labels=labels, cond=cond, noise=noise)
+    two = model(image=image, labels=labels, cond=1 - cond, noise=noise)
+    assert not torch.allclose(one.logits, two.logits)
+    for a, b in zip(one.posterior, two.posterior, strict=True):
+        assert torch.equal(a.mean, b.mean)
+    with pytest.raises(DataError, match=r"cond: .* \(2, 2, 32, 64\), got none"):
+        model(image=image, labels=labels)
+    with pytest.raises(DataError, match=r"cond: .* got shape \(2, 1, 32, 64\)"):
+        model(image=image, labels=labels, cond=cond[:, :1])
+    with pytest.raises(DataError, match="cond: "):
+        hpu()(image=image, labels=labels, cond=cond)
+    with pytest.raises(ConfigError, match="cond: "):
+        MODELS["punet"]()(image=image, labels=labels, cond=cond)
+
+
+def test_bad_input_is_named(model: nn.Module) -> None:
+    image, labels = batch_for(model)
+    channels = model.in_channels
+    broken = image.clone()
+    broken[0, 0, 3, 4] = torch.nan
+    multiple = model.size_multiple
+    with pytest.raises(DataError, match=r"image: 1 pixels are NaN or infinite"):
+        model(image=broken, labels=labels)
+    with pytest.raises(DataError, match=rf"image: expected {channels} channels, got {channels + 1}"):
+        model(image=torch.cat([image, image[:, :1]], dim=1), labels=labels)
+    with pytest.raises(DataError, match=rf"multiples of {multiple}, got 31x64; pad to 32x64"):
+        model(image=image[:, :, 1:], labels=labels[:, 1:])
+    with pytest.raises(DataError, match=r"image: the batch is empty"):
+        model(image=image[:0], labels=labels[:0])
+    for bad in (-1, 3):
+        wrong = labels.clone()
+        wrong[1, 2, 3] = bad
+        with pytest.raises(DataError, match=r"labels: values must lie in 0\.\.\.2, found"):
+            model(image=image, labels=wrong)
+
+
+def test_tensors_of_another_shape_or_type_are_named() -> None:
+    """The checks themselves: in the tests above the annotations would refuse these first."""
+    image = torch.rand(2, 1, 8, 8)
+    for wrong in (image[0], image.to(torch.uint8)):
+        with pytest.raises(DataError, match=r"image: expected a float tensor"):
+            check_image(wrong, channels=1)
+    with pytest.raises(DataError, match=r"labels: expected an integer tensor of shape \(2, 8, 8\).*\(2, 8, 4\)"):
+        check_labels(torch.zeros(2, 8, 4, dtype=torch.long), image=image, num_classes=2)
+    with pytest.raises(DataError, match=r"labels: expected an integer tensor .* got torch.float32"):
+        check_labels(torch.zeros(2, 8, 8), image=image, num_classes=2)

@@ -1,0 +1,276 @@
+from collections import Counter
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from hpunet import ELBO, GECO, ConfigError, HPUNet
+from hpunet.batch import TrainingOutput
+from hpunet.objectives import (
+    Reconstruction,
+    gumbel_noise,
+    masked_cross_entropy,
+    parameter_groups,
+    top_k_pixels,
+)
+
+
+def random_batch(seed: int = 0, b: int = 2, k: int = 3, h: int = 6, w: int = 7) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(b, k, h, w, generator=generator, dtype=torch.float64)
+    labels = torch.randint(k, (b, h, w), generator=generator)
+    return logits, labels, torch.rand(b, h, w, generator=generator) > 0.3
+
+
+def output_of(logits: Tensor, kl: Tensor | None = None) -> TrainingOutput:
+    kl = torch.tensor([1.0, 2.0]).to(logits.dtype) if kl is None else kl
+    return TrainingOutput(logits=logits, latents=[], prior=[], posterior=[], kl=kl)
+
+
+def cross_entropy_by_loops(logits: Tensor, labels: Tensor, valid: Tensor) -> np.ndarray:
+    """The slow twin, pixel by pixel from the definition."""
+    scores, truth = logits.numpy(), labels.numpy()
+    ce = np.zeros(truth.shape)
+    for b, y, x in np.ndindex(*truth.shape):
+        if valid[b, y, x]:
+            p = np.exp(scores[b, :, y, x])
+            ce[b, y, x] = -np.log(p[truth[b, y, x]] / p.sum())
+    return ce
+
+
+def test_cross_entropy_equals_the_definition_and_skips_invalid_pixels() -> None:
+    logits, labels, valid = random_batch()
+    logits.requires_grad_()
+    ce = masked_cross_entropy(logits=logits, labels=labels, valid=valid)
+    np.testing.assert_allclose(
+        ce.detach().numpy(), cross_entropy_by_loops(logits.detach(), labels, valid), rtol=1e-12
+    )
+    ce.sum().backward()
+    assert logits.grad is not None
+    touched = logits.grad.abs().sum(dim=1) > 0
+    assert torch.equal(touched, valid)
+
+
+def test_cross_entropy_of_half_precision_logits_is_float32() -> None:
+    logits, labels, _ = random_batch()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        ce = masked_cross_entropy(logits=logits.bfloat16(), labels=labels)
+    assert ce.dtype == torch.float32
+    torch.testing.assert_close(ce, F.cross_entropy(logits.bfloat16().float(), labels, reduction="none"))
+
+
+def test_invalid_pixels_may_hold_anything_without_harm() -> None:
+    logits, labels, valid = random_batch()
+    rec = Reconstruction(top_k=0.1, stochastic=False)
+    clean, kept = rec(logits=logits, labels=labels, valid=valid)
+    wild = torch.where(valid.unsqueeze(1), logits, 1e30)
+    dirty, also_kept = rec(logits=wild, labels=labels, valid=valid)
+    assert torch.equal(clean, dirty)
+    assert torch.equal(kept, also_kept)
+
+
+def test_top_k_without_noise_keeps_the_largest_of_the_whole_batch() -> None:
+    ce = torch.tensor([[[5.0, 1.0], [2.0, 0.5]], [[4.0, 3.0], [0.1, 0.2]]])
+    kept = top_k_pixels(ce, fraction=0.5)
+    assert ce[kept].sort().values.tolist() == [2.0, 3.0, 4.0, 5.0]
+
+
+def test_top_k_counts_invalid_pixels_towards_k_but_never_keeps_them() -> None:
+    ce = torch.arange(20.0).view(1, 4, 5)
+    valid = ce < 8  # the 12 hardest pixels are invalid
+    kept = top_k_pixels(ce, fraction=0.25, valid=valid)  # k = 5 of 20
+    assert ce[kept].tolist() == [3.0, 4.0, 5.0, 6.0, 7.0]
+    sparse = ce < 3
+    kept = top_k_pixels(ce, fraction=0.25, valid=sparse)  # only 3 valid ones are there
+    assert torch.equal(kept, sparse)
+
+
+@pytest.mark.parametrize("noise", [False, True])
+def test_top_k_prefers_valid_pixels_without_loss_to_invalid_ones(noise: bool) -> None:
+    ce = torch.zeros(1, 4, 5)
+    valid = torch.zeros(1, 4, 5, dtype=torch.bool)
+    valid[0, 3] = True
+    for seed in range(20):
+        generator = torch.Generator().manual_seed(seed)
+        kept = top_k_pixels(ce, fraction=0.25, valid=valid, noise=gumbel_noise(ce, generator) if noise else None)
+        assert torch.equal(kept, valid)
+
+
+@given(st.integers(1, 6), st.integers(1, 9), st.integers(1, 9), st.floats(0.001, 1.0), st.integers(0, 2**31))
+def test_top_k_keeps_exactly_k_or_all_valid(b: int, h: int, w: int, fraction: float, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    ce = torch.rand(b, h, w, generator=generator)
+    valid = torch.rand(b, h, w, generator=generator) > 0.5
+    kept = top_k_pixels(ce, fraction=fraction, valid=valid, noise=gumbel_noise(ce, generator))
+    k = int(fraction * ce.numel() + 1e-6)
+    assert kept.sum() == min(k, int(valid.sum()))
+    assert not (kept & ~valid).any()
+
+
+def test_top_k_of_whole_numbers_is_not_cut_short_by_rounding() -> None:
+    assert 0.29 * 100 < 29
+    assert top_k_pixels(torch.rand(1, 10, 10), fraction=0.29).sum() == 29
+
+
+def test_gumbel_top_k_inclusion_frequencies_equal_sequential_draws() -> None:
+    """Gumbel top-k is a draw without replacement in proportion to ce; simulated here one pixel after another."""
+    ce = torch.tensor([0.05, 0.2, 0.4, 0.6, 1.0, 2.0, 3.0, 0.0, 5.0, 0.3]).view(1, 2, 5)
+    valid = torch.ones_like(ce, dtype=torch.bool)
+    valid[0, 1, 3] = False  # the hardest pixel
+    trials, k = 20_000, 3
+    generator = torch.Generator().manual_seed(0)
+    ours = torch.zeros(10)
+    for _ in range(trials):
+        kept = top_k_pixels(ce, fraction=0.3, valid=valid, noise=gumbel_noise(ce, generator))
+        ours += kept.flatten()
+    weights = torch.where(valid, ce, 0.0).flatten().double().numpy()
+    rng = np.random.default_rng(0)
+    theirs: Counter[int] = Counter()
+    for _ in range(trials):
+        left = weights.copy()
+        for _ in range(k):
+            pick = int(rng.choice(10, p=left / left.sum()))
+            theirs[pick] += 1
+            left[pick] = 0
+    expected = np.array([theirs[i] for i in range(10)]) / trials
+    error = np.sqrt(2 * expected * (1 - expected) / trials)
+    assert ours[8] == 0
+    assert ours[7] == 0  # ce = 0 has probability 0 while others are left
+    np.testing.assert_array_less(np.abs(ours.numpy() / trials - expected), 4.5 * error + 1e-12)
+
+
+@pytest.mark.parametrize("stochastic", [False, True])
+@pytest.mark.parametrize("case", ["all-masked", "all-zero", "tiny", "one-pixel-image"])
+def test_objectives_stay_finite_in_degenerate_cases(case: str, stochastic: bool) -> None:
+    logits, labels, valid = random_batch()
+    logits = logits.float()
+    if case == "all-masked":
+        valid = torch.zeros_like(valid)
+    elif case == "all-zero":  # cross-entropy of exactly 0 everywhere
+        logits = F.one_hot(labels, 3).permute(0, 3, 1, 2).float() * 1e4
+        assert masked_cross_entropy(logits=logits, labels=labels).max() == 0
+    elif case == "tiny":  # so few pixels that k is 0
+        logits, labels, valid = logits[:, :, :2, :2], labels[:, :2, :2], torch.ones(2, 2, 2, dtype=torch.bool)
+    else:
+        logits, labels, valid = logits[:1, :, :1, :1], labels[:1, :1, :1], None
+    logits = logits.clone().requires_grad_()
+    for objective in (GECO(kappa=0.05, stochastic=stochastic), ELBO(top_k=0.02, stochastic=stochastic), ELBO()):
+        kl = torch.tensor([0.5], requires_grad=True)
+        terms = objective(output_of(logits, kl), labels=labels, valid=valid)
+        terms.loss.backward()
+        assert torch.isfinite(terms.loss)
+        assert torch.isfinite(terms.rec_per_pixel)
+        assert logits.grad is not None
+        assert torch.isfinite(logits.grad).all()
+
+
+def test_gumbel_noise_is_finite_and_standard() -> None:
+    noise = gumbel_noise(torch.zeros(400, 500), torch.Generator().manual_seed(0))
+    assert torch.isfinite(noise).all()
+    assert noise.mean() == pytest.approx(0.5772, abs=0.02)
+    assert noise.var() == pytest.approx(np.pi**2 / 6, rel=0.02)
+
+
+def test_elbo_is_rec_plus_weighted_kl() -> None:
+    logits, labels, valid = random_batch()
+    terms = ELBO(beta=0.3)(output_of(logits), labels=labels, valid=valid)
+    rec = cross_entropy_by_loops(logits, labels, valid).sum() / 2
+    assert float(terms.rec) == pytest.approx(rec, rel=1e-12)
+    assert float(terms.loss) == pytest.approx(rec + 0.3 * 3, rel=1e-12)
+    assert terms.num_kept == valid.sum()
+    assert float(terms.rec_per_pixel) == pytest.approx(rec * 2 / int(valid.sum()), rel=1e-12)
+
+
+def geco_step(geco: GECO, rec: float, optimiser: torch.optim.Optimizer) -> None:
+    """One step on a reconstruction term given by hand, with one kept pixel an image."""
+    constraint = geco.moving_average(torch.tensor(rec)) - geco.kappa
+    optimiser.zero_grad()
+    (geco.multiplier * constraint).backward()
+    optimiser.step()
+
+
+def test_geco_multiplier_rises_while_violated_and_falls_when_met() -> None:
+    geco = GECO(kappa=0.5, decay=0.5)
+    optimiser = torch.optim.Adam(geco.parameters(), lr=0.01)
+    assert geco.multiplier.item() == pytest.approx(1.0, abs=1e-6)
+    path = []
+    for rec in [2.0] * 30 + [0.1] * 60:
+        geco_step(geco, rec, optimiser)
+        path.append(geco.multiplier.item())
+    assert all(after > before for before, after in pairwise(path[:30]))
+    assert all(after < before for before, after in pairwise(path[60:]))
+
+
+def test_geco_gradient_is_the_plain_one_times_lambda() -> None:
+    logits, labels, valid = random_batch()
+    geco = GECO(kappa=0.05, top_k=None, decay=0.9).double()
+    with torch.no_grad():
+        geco.w.fill_(1.3)
+        geco.ema.fill_(123.0)  # an average far from this batch's value
+        geco.num_updates.fill_(5)
+    lam = F.softplus(torch.tensor(1.3, dtype=torch.float64)) ** 2
+    plain = logits.clone().requires_grad_()
+    (masked_cross_entropy(logits=plain, labels=labels, valid=valid).sum() / 2).backward()
+    ours = logits.clone().requires_grad_()
+    terms = geco(output_of(ours), labels=labels, valid=valid)
+    terms.loss.backward()
+    assert plain.grad is not None
+    torch.testing.assert_close(ours.grad, lam * plain.grad)
+    rec = cross_entropy_by_loops(logits, labels, valid).sum() / 2
+    constraint = 0.9 * 123 + 0.1 * rec - 0.05 * int(valid.sum()) / 2
+    assert terms.constraint is not None
+    assert float(terms.constraint) == pytest.approx(constraint, rel=1e-12)
+    assert float(terms.loss.detach()) == pytest.approx(float(lam) * constraint + 3, rel=1e-12)
+    assert geco.w.grad is not None
+    slope = 2 * F.softplus(torch.tensor(1.3)) * torch.sigmoid(torch.tensor(1.3))
+    assert geco.w.grad.item() == pytest.approx(-0.01 * constraint * float(slope), rel=1e-5)
+
+
+def test_geco_average_is_remembered_in_training_only() -> None:
+    logits, labels, _ = random_batch()
+    geco = GECO(kappa=0.05)
+    geco.eval()
+    geco(output_of(logits), labels=labels)
+    assert geco.num_updates == 0
+    geco.train()
+    geco(output_of(logits), labels=labels)
+    assert geco.num_updates == 1
+
+
+def test_geco_state_survives_save_and_load() -> None:
+    geco = GECO(kappa=0.5)
+    optimiser = torch.optim.Adam(geco.parameters(), lr=0.1)
+    for rec in (3.0, 2.0, 5.0):
+        geco_step(geco, rec, optimiser)
+    copy = GECO(kappa=0.5)
+    copy.load_state_dict(geco.state_dict())
+    assert torch.equal(copy.multiplier, geco.multiplier)
+    assert torch.equal(copy.moving_average(torch.tensor(1.0)), geco.moving_average(torch.tensor(1.0)))
+    assert {"w", "ema", "num_updates"} <= geco.state_dict().keys()
+
+
+def test_parameter_groups_cover_everything_once() -> None:
+    model = HPUNet(in_channels=1, num_classes=2, channels=(4, 4), latent_dims=(1,), blocks_per_scale=1)
+    geco = GECO(kappa=0.05)
+    groups = parameter_groups(model, geco)
+    ids = [id(p) for group in groups for p in group["params"]]
+    assert sorted(ids) == sorted(id(p) for p in (*model.parameters(), *geco.parameters()))
+    assert [g["weight_decay"] for g in groups] == [2e-5, 0.0]
+    assert len(parameter_groups(model, ELBO())) == 1
+
+
+def test_objectives_name_what_is_wrong() -> None:
+    for bad in (0.0, 1.5, -0.1):
+        with pytest.raises(ConfigError, match="top_k"):
+            ELBO(top_k=bad)
+    with pytest.raises(ConfigError, match="kappa"):
+        GECO(kappa=0.0)
+    with pytest.raises(ConfigError, match="decay"):
+        GECO(kappa=1.0, decay=1.0)
+    with pytest.raises(ConfigError, match="beta"):
+        ELBO(beta=-1.0)

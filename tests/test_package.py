@@ -1,0 +1,114 @@
+"""The package as a whole: import time, public names, which module may import which, documentation that runs."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import hpunet
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "hpunet"
+
+# Nothing points backwards: models know no data, metrics no model, pictures no torch.
+ALLOWED = {
+    "__init__": {"*"},
+    "__main__": {"cli"},
+    "cli": {"*"},
+    "demo": {"models", "sampling", "pictures"},
+    "errors": set(),
+    "batch": {"errors", "models.gaussian"},
+    "pictures": {"errors"},
+    "convert": {"errors", "models"},
+    "objectives": {"errors", "batch", "models.gaussian"},
+    "sampling": {"errors", "batch", "models"},
+    "models": {"errors", "batch", "models"},
+    "data": {"errors", "batch", "data"},
+}
+
+
+def imports_of(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("hpunet"):
+            found.add(node.module.removeprefix("hpunet").removeprefix(".") or "__init__")
+    return found
+
+
+@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda p: str(p.relative_to(SOURCE)))
+def test_modules_import_only_what_the_table_allows(path: Path) -> None:
+    room = path.relative_to(SOURCE).parts[0].removesuffix(".py")
+    allowed = ALLOWED[room]
+    for module in imports_of(path):
+        fits = any(module == name or module.startswith(name + ".") for name in allowed)
+        assert "*" in allowed or fits, f"{room} must not import {module}"
+
+
+def run_python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_import_is_quick_and_leaves_torch_alone() -> None:
+    code = (
+        "import sys, time; start = time.perf_counter(); import hpunet; "
+        "print(time.perf_counter() - start, 'torch' in sys.modules, 'numpy' in sys.modules)"
+    )
+    seconds, torch, numpy = min(run_python(code).stdout.split() for _ in range(3))
+    assert (torch, numpy) == ("False", "False")
+    assert float(seconds) < 0.3
+
+
+def test_public_names_are_all_there() -> None:
+    for name in hpunet.__all__:
+        assert getattr(hpunet, name).__name__ == name
+    assert callable(hpunet.sample)
+    with pytest.raises(AttributeError, match="nonsense"):
+        _ = hpunet.nonsense
+
+
+REFUSED = {
+    "model(image=labels, labels=image)": "DataError: image: expected a float tensor",
+    "model(image, labels)": "TypeError",
+    "model(image=image, labels=labels[:, 1:])": "DataError: labels: expected an integer tensor of shape",
+    "model(image=image, labels=image[:, 0])": "DataError: labels: expected an integer tensor",
+    "hpunet.sample(model, image=image[0], num_samples=1)": "DataError: image: expected a float tensor",
+    "hpunet.sample(model, image=image, num_samples=1, latents=['mode'])": "ConfigError: latents[0]: expected",
+    "hpunet.ELBO()(model(image=image, labels=labels), labels=labels[:1])": "DataError: labels: expected shape",
+}
+
+
+def test_production_refuses_bad_arguments_without_the_annotations() -> None:
+    """The shape annotations are only checked in tests; users meet the checks of the code itself."""
+    code = f"""
+import torch, hpunet
+model = hpunet.HPUNet(in_channels=1, num_classes=2, channels=(4, 4), latent_dims=(1,), blocks_per_scale=1)
+image, labels = torch.rand(2, 1, 4, 4), torch.zeros(2, 4, 4, dtype=torch.long)
+model(image=image, labels=labels)
+for call in {list(REFUSED)}:
+    try:
+        print(f"accepted: {{eval(call)}}")
+    except Exception as error:
+        print(f"{{type(error).__name__}}: {{error}}")
+"""
+    result = run_python(code)
+    assert result.returncode == 0, result.stderr
+    for line, expected in zip(result.stdout.splitlines(), REFUSED.values(), strict=True):
+        assert expected in line
+
+
+def test_readme_example_runs() -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    assert blocks
+    for block in blocks:
+        result = run_python(block)
+        assert result.returncode == 0, result.stderr
+
+
+def test_readme_file_map_names_what_is_there() -> None:
+    text = (ROOT / "README.md").read_text()
+    for path in sorted(SOURCE.iterdir()):
+        if path.suffix == ".py" and not path.name.startswith("__"):
+            assert path.name in text, f"README's file map lacks {path.name}"
