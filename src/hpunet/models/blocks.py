@@ -24,12 +24,10 @@ class ResidualBlock(nn.Module):
 
     def forward(self, x: Float[Tensor, "b in h w"]) -> Float[Tensor, "b out h w"]:
         """Skip plus residual."""
-        residual: Tensor = x
+        residual = x
         for conv in self.convs:
             residual = conv(F.relu(residual))
-        # The residual comes first: the sum takes over its memory format (a one-channel image has none).
-        residual = self.project(residual)
-        return residual + (x if self.skip is None else self.skip(x))
+        return self.project(residual) + (x if self.skip is None else self.skip(x))  # type: ignore[no-any-return]
 
 
 def residual_stage(in_channels: int, out_channels: int, num_blocks: int) -> nn.Sequential:
@@ -62,6 +60,17 @@ def double_bilinear(x: Float[Tensor, "b f h w"]) -> Float[Tensor, "b f h2 w2"]:
     return F.interpolate(x, scale_factor=2, mode="bilinear", align_corners=True)
 
 
+def join(latent: Float[Tensor, "b z h w"], features: Float[Tensor, "b f h w"]) -> Float[Tensor, "b zf h w"]:
+    """[latent, features] over channels, in the features' precision and memory format.
+
+    The strides of a one-channel map fit both memory formats; `torch.cat` would then fall back to NCHW, and the
+    next convolution would have to convert.
+    """
+    channels_last = features.is_contiguous(memory_format=torch.channels_last)
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    return torch.cat([latent.to(features.dtype).clone(memory_format=layout), features], dim=1)
+
+
 def initialise(model: nn.Module) -> None:
     """The paper's initialisation of all weights: orthogonal with gain 1; biases truncated normal, σ = 0.001."""
     for module in model.modules():
@@ -72,5 +81,9 @@ def initialise(model: nn.Module) -> None:
 
 
 def match_memory_format(x: Tensor, *, channels_last: bool) -> Tensor:
-    """The input in the memory format of the weights, so that no convolution has to convert."""
-    return x.contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
+    """The input in the memory format of the weights, so that no convolution has to convert.
+
+    A copy, because the strides of a one-channel image fit both formats, and `contiguous` would leave them as they
+    are for a 1×1 convolution to take as NCHW.
+    """
+    return x.clone(memory_format=torch.channels_last if channels_last else torch.contiguous_format)

@@ -25,7 +25,7 @@ from torch.utils.checkpoint import checkpoint
 
 from hpunet.batch import TrainingOutput, check_image
 from hpunet.errors import ConfigError, DataError
-from hpunet.models.blocks import double_nearest, halve, initialise, match_memory_format, residual_stage
+from hpunet.models.blocks import double_nearest, halve, initialise, join, match_memory_format, residual_stage
 from hpunet.models.gaussian import Gaussian, GaussianHead
 from hpunet.models.protocol import PerScale, posterior_input, training_pass
 
@@ -84,7 +84,7 @@ class LatentUNet(nn.Module):
                 z = gaussian.take(noise=noise[i], given=given[i])
                 gaussians.append(gaussian)
                 latents.append(z)
-                x = torch.cat([z.to(x.dtype), x], dim=1)
+                x = join(z, x)
             if i < len(self.decoder):
                 x = torch.cat([double_nearest(x), features[i + 1]], dim=1)
                 x = self._run(self.decoder[i], x)
