@@ -29,7 +29,7 @@ class Trainer:
     def __init__(self, *, batch: int, channels_last: bool) -> None:
         self.model = lidc_model(channels_last=channels_last)
         self.objective = GECO(kappa=0.05)
-        self.optimiser = torch.optim.Adam(parameter_groups(self.model, self.objective), lr=1e-4)
+        self.optimiser = torch.optim.Adam(parameter_groups(self.model, self.objective), lr=1e-4, fused=True)
         self.batch = batch
 
     def __call__(self) -> None:

@@ -24,9 +24,9 @@ class ResidualBlock(nn.Module):
 
     def forward(self, x: Float[Tensor, "b in h w"]) -> Float[Tensor, "b out h w"]:
         """Skip plus residual."""
-        residual = x
-        for conv in self.convs:
-            residual = conv(F.relu(residual))
+        residual = self.convs[0](F.relu(x))
+        for conv in self.convs[1:]:
+            residual = conv(F.relu(residual, inplace=True))  # nothing else looks at it
         return self.project(residual) + (x if self.skip is None else self.skip(x))  # type: ignore[no-any-return]
 
 
