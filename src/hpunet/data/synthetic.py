@@ -89,7 +89,7 @@ class SyntheticSource:
 
     def __getitem__(self, index: int) -> Sample:
         identity = self.identities[index]
-        rng = self._rng(index)
+        rng = self.rng(index)
         valid = None
         if self._name == "lesions":
             image, distribution = make_lesions(rng, size=self.size)
@@ -112,7 +112,8 @@ class SyntheticSource:
         """
         if self._name != "lesions":
             raise ConfigError(f"{self._name} have no distribution of gradings, only lesions do")
-        return make_lesions(self._rng(index), size=self.size)[1]
+        return make_lesions(self.rng(index), size=self.size)[1]
 
-    def _rng(self, index: int) -> np.random.Generator:
+    def rng(self, index: int) -> np.random.Generator:
+        """The random stream that image `index` is made from, at its beginning."""
         return np.random.default_rng((*self._stream, range(len(self))[index]))

@@ -54,7 +54,7 @@ class KnownDistribution:
     def probabilities(self) -> Float64[np.ndarray, " m"]:
         """Probability of each of the `states`; they add up to 1."""
         given_call = np.take_along_axis(self.p_state, self.states.T, axis=1).prod(axis=0)
-        probabilities = self.p_call * given_call
+        probabilities: np.ndarray = self.p_call * given_call
         probabilities[0] += 1 - self.p_call
         return probabilities
 
@@ -87,7 +87,8 @@ class KnownDistribution:
     def marginals(self) -> Float64[np.ndarray, "h w"]:
         """Probability of each pixel to be marked."""
         reaches = self.p_state[:, :0:-1].cumsum(axis=1)[:, ::-1]  # by outline: this one or a wider one
-        return np.concatenate([[0.0], self.p_call * reaches.ravel()])[self.regions]
+        table: np.ndarray = np.concatenate([[0.0], self.p_call * reaches.ravel()])
+        return np.asarray(table[self.regions])
 
     def _draw(self, states: np.ndarray) -> Int32[np.ndarray, "n h w"]:
         """Label maps of lesion states (n, lesions)."""
@@ -103,7 +104,7 @@ def make_lesions(
     h, w = size
     image = _lung(rng, size=size)
     quarters = rng.permutation(4)[: rng.integers(1, 5)]
-    p_call = rng.uniform(0.4, 1.0)
+    p_call = rng.uniform(0.5, 1.0)
     p_state = np.empty((len(quarters), _NUM_STATES))
     regions = np.zeros(size, dtype=np.int32)
     for lesion, quarter in enumerate(quarters):
@@ -114,7 +115,7 @@ def make_lesions(
         innermost = np.searchsorted(_OUTLINES, distance, side="right")
         regions[window] = np.where(inside, 1 + _NUM_BORDERS * lesion + innermost, 0)
 
-        marked, beyond_core, beyond_rim = rng.uniform((0.25, 0.1, 0.1), (0.95, 0.9, 0.9))
+        marked, beyond_core, beyond_rim = rng.uniform((0.3, 0.1, 0.1), (1.0, 0.9, 0.9))
         p_state[lesion] = (
             1 - marked,
             marked * (1 - beyond_core),

@@ -44,9 +44,8 @@ def make_neurite_slices(
     """
     spacing = float(np.clip(min(size) / 6, 12, 36))
     grid = (int(size[0] / spacing) + 1 + 2 * _MARGIN, int(size[1] / spacing) + 1 + 2 * _MARGIN)
-    warp = [np.clip(smooth_noise(rng, size=size, scale=spacing), -3, 3) * (0.24 * spacing) for _ in range(2)]
-    y = np.arange(size[0], dtype=np.float32)[:, None] + warp[0]
-    x = np.arange(size[1], dtype=np.float32)[None, :] + warp[1]
+    y = np.arange(size[0], dtype=np.float32)[:, None] + _warp(rng, size=size, spacing=spacing)
+    x = np.arange(size[1], dtype=np.float32)[None, :] + _warp(rng, size=size, spacing=spacing)
     cell_of_site = _join_neighbours(rng, grid=grid)
     looks = _Looks.draw(rng, num_sites=grid[0] * grid[1], spacing=spacing)
     phase = rng.uniform(0, 2 * np.pi, (2, *grid))
@@ -61,14 +60,20 @@ def make_neurite_slices(
         phase = phase + drift
 
 
+def _warp(rng: np.random.Generator, *, size: tuple[int, int], spacing: float) -> np.ndarray:
+    """A smooth displacement (h, w) in pixels, always less than `spacing`."""
+    wide, narrow = (smooth_noise(rng, size=size, scale=scale) for scale in (spacing, spacing / 3))
+    return np.asarray(spacing * (0.24 * np.clip(wide, -3, 3) + 0.06 * np.clip(narrow, -3, 3)))
+
+
 def _join_neighbours(rng: np.random.Generator, *, grid: tuple[int, int]) -> np.ndarray:
     """The cell (sites,) of each site: a site may join the one on its right or the one below."""
     site = np.arange(grid[0] * grid[1]).reshape(grid)
     choice = rng.random(grid)
-    parent = site.copy()
-    parent[:, :-1] = np.where(choice[:, :-1] < 0.22, site[:, 1:], parent[:, :-1])
-    parent[:-1] = np.where(choice[:-1] > 0.78, site[1:], parent[:-1])
-    parent = parent.ravel()
+    joined = site.copy()
+    np.copyto(joined[:, :-1], site[:, 1:], where=choice[:, :-1] < 0.22)
+    np.copyto(joined[:-1], site[1:], where=choice[:-1] > 0.78)
+    parent = joined.ravel()
     while (parent[parent] != parent).any():
         parent = parent[parent]
     return np.unique(parent, return_inverse=True)[1].astype(np.int32)
@@ -114,20 +119,31 @@ class _Neighbourhood:
         """Look at the 3×3 sites around each pixel (coordinates y, x); `sites` is (2, rows, columns)."""
         columns = sites.shape[2]
         site_y, site_x = sites.reshape(2, -1)
-        own_square = (np.floor(y / spacing).astype(np.int32) + _MARGIN) * columns
-        own_square += np.floor(x / spacing).astype(np.int32) + _MARGIN
-        steps = [row * columns + column for row in (-1, 0, 1) for column in (-1, 0, 1)]
-        squared = [(y - site_y[own_square + step]) ** 2 + (x - site_x[own_square + step]) ** 2 for step in steps]
-        site = own_square + np.asarray(steps, dtype=np.int32)[np.argmin(squared, axis=0)]
-        nearest = np.min(squared, axis=0)
-        cell, near_y, near_x = cell_of_site[site], site_y[site], site_x[site]
+        steps = np.asarray([row * columns + column for row in (-1, 0, 1) for column in (-1, 0, 1)])
+        square = (np.floor(y / spacing).astype(np.intp) + _MARGIN) * columns
+        square += np.floor(x / spacing).astype(np.intp) + _MARGIN
+        squared = np.empty((len(steps), *y.shape), dtype=np.float32)
+        choice = np.zeros(y.shape, dtype=np.intp)
+        nearest = np.full(y.shape, np.inf, dtype=np.float32)
+        for k, step in enumerate(steps):
+            other = square + step
+            np.add((y - site_y.take(other)) ** 2, (x - site_x.take(other)) ** 2, out=squared[k])
+            np.copyto(choice, k, where=squared[k] < nearest)
+            np.minimum(nearest, squared[k], out=nearest)
+
+        # A pixel is (d² - d₀²) / (2 · distance of the sites) away from the line halfway between its site and another.
+        # The divisor is tabulated by grid square, nearest and other site; NaN where both belong to one cell.
+        around = np.clip(np.arange(len(site_y))[:, None] + steps, 0, len(site_y) - 1)
+        apart = np.hypot(*(s[around][:, :, None] - s[around][:, None, :] for s in (site_y, site_x)))
+        same_cell = cell_of_site[around][:, :, None] == cell_of_site[around][:, None, :]
+        factor = np.where(same_cell, np.nan, 0.5 / np.where(same_cell, 1, apart)).astype(np.float32).ravel()
+        row = (square * len(steps) + choice) * len(steps)
         border = np.full(y.shape, spacing, dtype=np.float32)
-        for step, square in zip(steps, squared, strict=True):
-            other = own_square + step
-            apart = np.hypot(site_y[other] - near_y, site_x[other] - near_x)
-            to_bisector = (square - nearest) / np.maximum(2 * apart, 1e-6)
-            np.minimum(border, to_bisector, out=border, where=cell_of_site[other] != cell)
-        return _Neighbourhood(site=site, cell=cell, offset=(y - near_y, x - near_x), border=border)
+        for k in range(len(steps)):
+            np.fmin(border, (squared[k] - nearest) * factor.take(row + k), out=border)
+        site = square + steps[choice]
+        offset = (y - site_y[site], x - site_x[site])
+        return _Neighbourhood(site=site, cell=cell_of_site[site], offset=offset, border=border)
 
     def is_membrane(self) -> np.ndarray:
         """Near a border, or beside a pixel of another cell: so no cell can leak into the next one."""
@@ -141,9 +157,9 @@ def _render(rng: np.random.Generator, *, near: _Neighbourhood, looks: _Looks) ->
     """The micrograph (h, w) of one slice."""
     size, site, border = near.border.shape, near.site, near.border
     fine = smooth_noise(rng, size=size, scale=2.2)
-    image = 0.66 + looks.tone[near.cell] + 0.045 * fine + 0.03 * smooth_noise(rng, size=size, scale=9)
+    image = 0.66 + looks.tone[near.cell] + 0.045 * fine + 0.03 * smooth_noise(rng, size=size, scale=9.0)
     inside = np.clip((border - 2.5) / 2, 0, 1)
-    image -= 0.22 * inside * np.clip(fine - 1, 0, 1) * looks.vesicles[near.cell]
+    image -= 0.3 * inside * np.clip(fine - 0.8, 0, 1) * looks.vesicles[near.cell]
 
     y, x = (near.offset[i] - looks.centre[i][site] for i in range(2))
     cos, sin = (looks.turn[i][site] for i in range(2))
@@ -153,7 +169,7 @@ def _render(rng: np.random.Generator, *, near: _Neighbourhood, looks: _Looks) ->
     cristae = 0.07 * np.sin(along * 1.7 + 0.8 * fine)
     image -= inside * np.clip(depth + 1, 0, 1) * (0.2 + cristae + 0.14 * (depth < 1))
 
-    strength = np.clip(0.48 + 0.12 * smooth_noise(rng, size=size, scale=14), 0.15, 0.6)
+    strength = np.clip(0.48 + 0.12 * smooth_noise(rng, size=size, scale=14.0), 0.15, 0.6)
     image -= strength * np.clip(1.7 - border / 1.4, 0, 1)
     image = ndimage.gaussian_filter(image, 0.6)
     return to_bytes(image + 0.035 * rng.standard_normal(size, dtype=np.float32))

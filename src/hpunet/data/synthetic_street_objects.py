@@ -20,6 +20,7 @@ _PAINTS = (
 _CLOTHES = ((40, 44, 70), (120, 40, 44), (60, 60, 62), (150, 140, 120), (30, 80, 90))
 _GLASS, _TYRE, _SKIN = (38, 44, 52), (20, 20, 22), (196, 156, 130)
 Colour = tuple[int, int, int]
+Point = tuple[float | int, float | int, float | int]
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Camera:
     centre: float
     height: float
 
-    def project(self, points: Sequence[tuple[float, float, float]]) -> np.ndarray:
+    def project(self, points: Sequence[Point]) -> np.ndarray:
         """Pixels (n, 2) as (column, row) of points (X, Y, Z) in metres."""
         x, y, z = np.asarray(points, dtype=np.float64).T
         scale = self.focal / z
@@ -59,7 +60,7 @@ class Painter:
         if value is not None:
             self._draw_ids.polygon(corners, fill=value)
 
-    def shape(self, points: Sequence[tuple[float, float, float]], *, colour: Colour, value: int | None) -> None:
+    def shape(self, points: Sequence[Point], *, colour: Colour, value: int | None) -> None:
         """Fill a polygon of world points (X, Y, Z)."""
         self.polygon(self.camera.project(points), colour=colour, value=value)
 
@@ -96,7 +97,9 @@ def paint_objects(
         if what in ("car", "bus"):
             label_id = _CAR if what == "car" else _BUS
             alone = z < group_from or what == "bus"
-            _vehicle(rng, painter, x=x, z=z, value=label_id * 1000 + number if alone else label_id, large=what == "bus")
+            _vehicle(
+                rng, painter, x=x, z=z, value=label_id * 1000 + number if alone else label_id, large=what == "bus"
+            )
         elif what == "person":
             _person(rng, painter, x=x, z=z, value=_PERSON * 1000 + number)
         elif what == "tree":
@@ -124,7 +127,7 @@ def _vehicle(rng: np.random.Generator, painter: Painter, *, x: float, z: float, 
     nose = 0.0 if large else 0.75 if x > 0 else 0.3
     tail = 0.0 if large else 0.1 if x > 0 else 0.75
     body = [(flank, 0.28, z), (flank, belt, z), (flank, belt, back), (flank, 0.28, back)]
-    cabin = [(flank, belt, z), (inner, height, z + tail + 0.2), (inner, height, back - nose - 0.6), (flank, belt, back)]
+    cabin = [(flank, belt, z), (inner, height, z + tail), (inner, height, back - nose - 0.6), (flank, belt, back)]
     painter.shape(cabin, colour=_tone(paint, 0.75), value=value)
     glass = [(flank + (px - flank) * 0.85, belt + (py - belt) * 0.85, pz) for px, py, pz in cabin]
     glass = [(px, py, pz + (0.35 if i in (0, 1) else -0.35)) for i, (px, py, pz) in enumerate(glass)]
@@ -146,7 +149,7 @@ def _vehicle(rng: np.random.Generator, painter: Painter, *, x: float, z: float, 
             (right, belt, z),
             (right, 0.3, z),
         ],
-        colour=_tone(paint, 1),
+        colour=_tone(paint, 1.0),
         value=value,
     )
     pane, low, high = narrow * 0.88, belt + 0.04, height - 0.1
@@ -193,7 +196,7 @@ def _person(rng: np.random.Generator, painter: Painter, *, x: float, z: float, v
 
 def _tree(rng: np.random.Generator, painter: Painter, *, x: float, z: float) -> None:
     trunk, radius = rng.uniform(2.2, 3.4), rng.uniform(1.1, 2.2)
-    painter.shape(_upright(x - 0.13, 0.26, low=0, high=trunk + 0.5, z=z), colour=(74, 62, 52), value=_VEGETATION)
+    painter.shape(_upright(x - 0.13, 0.26, low=0.0, high=trunk + 0.5, z=z), colour=(74, 62, 52), value=_VEGETATION)
     for _ in range(5):
         dx, dy = rng.uniform(-0.6, 0.6, 2) * radius
         blob = rng.uniform(0.5, 0.8) * radius
@@ -206,15 +209,17 @@ def _tree(rng: np.random.Generator, painter: Painter, *, x: float, z: float) -> 
 def _bicycle(rng: np.random.Generator, painter: Painter, *, x: float, z: float, value: int) -> None:
     for hub in (-0.5, 0.5):
         painter.shape(_disc(x + hub * 0.5, 0.34, radius=0.33, z=z), colour=(48, 48, 52), value=value)
-    frame = _tone(np.asarray(_PAINTS[rng.integers(len(_PAINTS))]), 1)
-    painter.shape([(x - 0.3, 0.4, z), (x - 0.2, 0.95, z), (x + 0.25, 1.0, z), (x + 0.2, 0.4, z)], colour=frame, value=value)
+    frame = _tone(np.asarray(_PAINTS[rng.integers(len(_PAINTS))]), 1.0)
+    painter.shape(
+        [(x - 0.3, 0.4, z), (x - 0.2, 0.95, z), (x + 0.25, 1.0, z), (x + 0.2, 0.4, z)], colour=frame, value=value
+    )
 
 
 def _pole(rng: np.random.Generator, painter: Painter, *, x: float, z: float) -> None:
     """A pole: bare, with a traffic sign, or with a traffic light."""
     kind = rng.choice(3, p=(0.4, 0.35, 0.25))
     tall = (rng.uniform(5, 8), 2.6, 3.2)[kind]
-    painter.shape(_upright(x - 0.06, 0.12, low=0, high=tall, z=z), colour=(104, 106, 108), value=_POLE)
+    painter.shape(_upright(x - 0.06, 0.12, low=0.0, high=tall, z=z), colour=(104, 106, 108), value=_POLE)
     if kind == 1:
         edge = ((196, 40, 36), (40, 76, 160), (226, 196, 60))[rng.integers(3)]
         painter.shape(_disc(x, tall - 0.3, radius=0.34, z=z), colour=edge, value=_SIGN)
@@ -225,11 +230,11 @@ def _pole(rng: np.random.Generator, painter: Painter, *, x: float, z: float) -> 
         painter.shape(_disc(x, tall - 0.2, radius=0.1, z=z), colour=lit, value=None)
 
 
-def _upright(left: float, width: float, *, low: float, high: float, z: float) -> list[tuple[float, float, float]]:
+def _upright(left: float, width: float, *, low: float, high: float, z: float) -> list[Point]:
     return [(left, low, z), (left, high, z), (left + width, high, z), (left + width, low, z)]
 
 
-def _disc(x: float, y: float, *, radius: float | np.ndarray, z: float) -> list[tuple[float, float, float]]:
+def _disc(x: float, y: float, *, radius: float | np.ndarray, z: float) -> list[Point]:
     angles = np.linspace(0, 2 * np.pi, 20, endpoint=False)
     return [(a, b, z) for a, b in zip(x + radius * np.cos(angles), y + radius * np.sin(angles), strict=True)]
 

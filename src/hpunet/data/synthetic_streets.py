@@ -38,13 +38,15 @@ FIXED_CLASSES = tuple(name for name in OFFICIAL_IDS if name != "car")
 _EGO_VEHICLE, _BORDER = 1, 2
 _CAR = OFFICIAL_IDS["car"]
 _COLOURS = {
-    "road": (96, 94, 98),
-    "sidewalk": (142, 136, 132),
-    "terrain": (104, 116, 72),
-    "sky": (196, 210, 226),
-    "vegetation": (62, 86, 48),
-    "wall": (128, 120, 112),
-    "fence": (90, 84, 80),
+    name: np.asarray(colour, np.float32)
+    for name, colour in {
+        "road": (96, 94, 98),
+        "sidewalk": (142, 136, 132),
+        "sky": (196, 210, 226),
+        "vegetation": (62, 86, 48),
+        "wall": (128, 120, 112),
+        "fence": (90, 84, 80),
+    }.items()
 }
 _HOUSES = ((168, 148, 126), (186, 176, 160), (142, 98, 82), (198, 184, 150), (122, 118, 120), (160, 166, 172))
 
@@ -99,38 +101,51 @@ def _surroundings(
     on_right = (x >= camera.centre).astype(int)
     front = np.asarray(half_road)[on_right] + np.asarray(sidewalk)[on_right]
     depth = np.minimum(camera.focal * front / np.maximum(np.abs(x - camera.centre), 1e-3), end)
-    metre = camera.focal / depth  # pixels a metre at the front's depth, by column
-    height = camera.height - (y - camera.horizon) / metre  # of the ray where it meets the front
-    front_ids, tops, front_colours = _fronts(rng, depth=depth[0], on_right=on_right[0], end=end)
-
-    sky = np.asarray(_COLOURS["sky"], np.float32) - np.float32((30, 14, 0)) * (1 - y / h)[..., None]
-    clouds = smooth_noise(rng, size=size, scale=max(h / 4, 2)) + 0.5 * smooth_noise(rng, size=size, scale=max(h / 14, 2))
-    colour = sky + 12 * np.clip(clouds, -0.5, 1.5)[..., None]
+    height = camera.height - (y - camera.horizon) * depth / camera.focal  # in metres, of the ray at the front
+    colour = _sky(rng, size=size)
     ids = np.full(size, OFFICIAL_IDS["sky"], dtype=np.int32)
 
-    ragged = 0.6 * smooth_noise(rng, size=size, scale=max(h / 60, 1.5)) * (front_ids == OFFICIAL_IDS["vegetation"])
-    is_front = (height < tops + ragged) & (height >= 0)
-    storey, bay = height % 3.2 / 3.2, depth % 2.6 / 2.6
-    is_house = front_ids == OFFICIAL_IDS["building"]
-    window = is_house & (np.abs(storey - 0.55) < 0.24) & (np.abs(bay - 0.5) < 0.26) & (height < tops - 0.8)
-    shade = np.float32(rng.uniform((0.6, 0.85), (0.8, 1.0)))[rng.permutation(2)][on_right]
-    shade = np.where((depth >= end), 0.8, shade) * np.where(window & (depth < end), 0.45, 1) * (1 - 0.25 * (height < 0.5))
-    np.copyto(colour, front_colours * shade[..., None], where=is_front[..., None])
-    np.copyto(ids, np.broadcast_to(front_ids, size), where=is_front)
+    front_ids, tops, front_colours = _fronts(rng, depth=depth[0], on_right=on_right[0], end=end)
+    leafy = front_ids == OFFICIAL_IDS["vegetation"]
+    tops = tops + 0.6 * leafy * smooth_noise(rng, size=size, scale=max(h / 60, 1.5))
+    is_front = (height < tops) & (height >= 0)
+    in_storey, in_bay = np.abs(height % 3.2 - 1.75) < 0.8, np.abs(depth % 2.6 - 1.3) < 0.7
+    is_house = (front_ids == OFFICIAL_IDS["building"]) & (depth < end)
+    window = is_house & in_storey & in_bay & (height < tops - 0.8)
+    side_light = rng.permutation(rng.uniform((0.6, 0.85), (0.8, 1.0)))[on_right]
+    light = np.where(depth < end, side_light, 0.8) * np.where(window, 0.45, 1) * np.where(height < 0.5, 0.75, 1)
+    np.copyto(colour, front_colours * light[..., None].astype(np.float32), where=is_front[..., None])
+    np.copyto(ids, front_ids, where=is_front)
 
+    below = np.maximum(y - camera.horizon, 1e-3)
+    ground_depth = camera.focal * camera.height / below
+    ground_colour, ground_ids = _ground(
+        lateral=(x - camera.centre) * camera.height / below, depth=ground_depth, half_road=half_road
+    )
     is_ground = (height < 0) & (y > camera.horizon)
-    ground_depth = camera.focal * camera.height / np.maximum(y - camera.horizon, 1e-3)
-    lateral = (x - camera.centre) * ground_depth / camera.focal
-    is_road = (lateral > -half_road[0]) & (lateral < half_road[1])
-    ground_ids = np.where(is_road, OFFICIAL_IDS["road"], OFFICIAL_IDS["sidewalk"])
-    ground = np.where(is_road[..., None], np.float32(_COLOURS["road"]), np.float32(_COLOURS["sidewalk"]))
-    middle = (half_road[1] - half_road[0]) / 2
-    kerb = np.minimum(np.abs(lateral + half_road[0]), np.abs(lateral - half_road[1])) < 0.12
-    line = (np.abs(lateral - middle) < 0.09) & (ground_depth % 6 < 3) & (ground_depth < 60)
-    ground += (70 * line + 35 * kerb)[..., None]
-    np.copyto(colour, ground, where=is_ground[..., None])
+    np.copyto(colour, ground_colour, where=is_ground[..., None])
     np.copyto(ids, ground_ids, where=is_ground)
     return colour, ids
+
+
+def _sky(rng: np.random.Generator, *, size: tuple[int, int]) -> np.ndarray:
+    """Colours (h, w, 3), bluer towards the top, with clouds."""
+    h = size[0]
+    up = 1 - np.arange(h, dtype=np.float32)[:, None, None] / h
+    wide, narrow = (smooth_noise(rng, size=size, scale=max(h / parts, 2.0)) for parts in (4, 14))
+    clouds = 12 * np.clip(wide + 0.5 * narrow, -0.5, 1.5)[..., None]
+    return np.asarray(_COLOURS["sky"] - up * np.asarray((30, 14, 0), np.float32) + clouds)
+
+
+def _ground(*, lateral: np.ndarray, depth: np.ndarray, half_road: tuple[float, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """Road with a broken centre line, kerbs and sidewalks: colours (h, w, 3) and ids (h, w)."""
+    is_road = (lateral > -half_road[0]) & (lateral < half_road[1])
+    kerb = np.minimum(np.abs(lateral + half_road[0]), np.abs(lateral - half_road[1])) < 0.12
+    middle = (half_road[1] - half_road[0]) / 2
+    line = (np.abs(lateral - middle) < 0.09) & (depth % 6 < 3) & (depth < 60)
+    colour = np.where(is_road[..., None], _COLOURS["road"], _COLOURS["sidewalk"])
+    colour += (70 * line + 35 * kerb)[..., None]
+    return colour, np.where(is_road, OFFICIAL_IDS["road"], OFFICIAL_IDS["sidewalk"]).astype(np.int32)
 
 
 def _fronts(
@@ -145,9 +160,10 @@ def _fronts(
     heights = rng.uniform(low[plot_kind], high[plot_kind])
     heights[:, -1] = rng.uniform(6, 12)
     edges = np.cumsum(rng.uniform(9, 22, (2, num_plots - 1)), axis=1)
-    house = np.asarray(_HOUSES)[rng.integers(len(_HOUSES), size=(2, num_plots))] * rng.uniform(0.85, 1.1, (2, num_plots, 1))
+    paint = rng.integers(len(_HOUSES), size=(2, num_plots))
+    house = np.asarray(_HOUSES)[paint] * rng.uniform(0.85, 1.1, (2, num_plots, 1))
     house[:, -1] = house[0, -1]
-    plain = np.asarray([(0, 0, 0)] + [_COLOURS[kind] for kind in kinds[1:]])
+    plain = np.stack([_COLOURS.get(kind, np.zeros(3)) for kind in kinds])
     colours = np.where((plot_kind == 0)[..., None], house, plain[plot_kind])
     plot = np.where(on_right == 1, np.searchsorted(edges[1], depth), np.searchsorted(edges[0], depth))
     plot = np.where(depth >= end, num_plots - 1, plot)
@@ -183,9 +199,11 @@ def _photograph(rng: np.random.Generator, *, colour: np.ndarray, ids: np.ndarray
     size = ids.shape
     leafy = ids == OFFICIAL_IDS["vegetation"]
     grain = smooth_noise(rng, size=size, scale=max(size[0] / 150, 1.2))
-    patches = smooth_noise(rng, size=size, scale=max(size[0] / 20, 2))
-    light = (1 + np.where(leafy, 0.22, 0.025) * grain + 0.04 * patches) * rng.uniform(0.75, 1.1)
+    patches = smooth_noise(rng, size=size, scale=max(size[0] / 20, 2.0))
+    light = (1 + np.where(leafy, 0.22, 0.025) * grain + 0.025 * patches) * rng.uniform(0.85, 1.2)
     tint = rng.uniform(0.95, 1.05, 3)
     noise = 0.012 * rng.standard_normal((3, *size), dtype=np.float32)
-    planes = [ndimage.gaussian_filter(colour[..., i] / 255 * light * tint[i], size[0] / 800, truncate=3) for i in range(3)]
+    planes = [
+        ndimage.gaussian_filter(colour[..., i] / 255 * light * tint[i], size[0] / 800, truncate=3) for i in range(3)
+    ]
     return to_bytes(np.stack(planes) + noise)

@@ -34,4 +34,4 @@ def smooth_noise(rng: np.random.Generator, *, size: tuple[int, int], scale: floa
 
 def to_bytes(image: np.ndarray) -> UInt8[np.ndarray, "..."]:
     """Brightness in [0, 1] as 8 bit; what lies outside is clipped, as by a detector."""
-    return np.rint(np.clip(image, 0, 1) * 255).astype(np.uint8)
+    return np.asarray(np.rint(np.clip(image, 0, 1) * 255), dtype=np.uint8)
