@@ -11,7 +11,7 @@ from hpunet.data.base import SPLITS
 from hpunet.data.synthetic import open_synthetic
 from hpunet.data.synthetic_streets import labels_from_ids
 from hpunet.data.synthetic_writers import write_cityscapes_scenes, write_lidc_crops, write_snemi3d_stack
-from hpunet.errors import DataError
+from hpunet.errors import ConfigError, DataError
 
 
 def read(path) -> np.ndarray:
@@ -80,3 +80,9 @@ def test_write_snemi3d_stack_names_the_missing_package(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tifffile", None)
     with pytest.raises(DataError, match=r"hpunet\[data\]"):
         write_snemi3d_stack(tmp_path, depth=1)
+
+
+def test_write_snemi3d_stack_refuses_an_empty_stack(tmp_path):
+    pytest.importorskip("tifffile")
+    with pytest.raises(ConfigError, match="depth"):
+        write_snemi3d_stack(tmp_path, depth=0)

@@ -81,7 +81,7 @@ def _join_neighbours(rng: np.random.Generator, *, grid: tuple[int, int]) -> np.n
 
 @dataclass(frozen=True)
 class _Looks:
-    """What the inside of each site looks like: tone, and a mitochondrion (centre, half axes, angle) or none."""
+    """Tone and vesicles of each cell; the mitochondrion of each site: centre, half axes (0 for none) and direction."""
 
     tone: np.ndarray
     vesicles: np.ndarray

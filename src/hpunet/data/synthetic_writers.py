@@ -10,10 +10,10 @@ import numpy as np
 from PIL import Image
 
 from hpunet.data.base import SPLITS
-from hpunet.data.synthetic import IMAGES_PER_PATIENT, INFO, open_synthetic
+from hpunet.data.synthetic import IMAGES_PER_PATIENT, open_synthetic
 from hpunet.data.synthetic_neurites import make_neurite_slices
 from hpunet.data.synthetic_streets import make_street
-from hpunet.errors import DataError
+from hpunet.errors import ConfigError, DataError
 
 CITIES = {
     "train": ("train", ("aachen", "bochum")),
@@ -50,9 +50,11 @@ def write_snemi3d_stack(out: Path, *, depth: int, size: int | tuple[int, int] = 
         import tifffile
     except ImportError:
         raise DataError(f"{out}: writing TIFF needs tifffile: pip install hpunet[data]") from None
+    if depth < 1:
+        raise ConfigError(f"depth must be at least 1, got {depth}")
+    source = open_synthetic("neurites", split="train", size=size, seed=seed)
     _claim(out)
-    size = (size, size) if isinstance(size, int) else size
-    slices = make_neurite_slices(np.random.default_rng((seed, len(INFO))), size=size)
+    slices = make_neurite_slices(source.rng(0), size=source.size)
     images, cells = (np.stack(volume) for volume in zip(*islice(slices, depth), strict=True))
     for name, volume in (("train-input", images), ("train-labels", cells.astype(np.uint16))):
         tifffile.imwrite(out / f"{name}.tif", volume, photometric="minisblack", compression="zlib")
