@@ -81,7 +81,7 @@ def _join_neighbours(rng: np.random.Generator, *, grid: tuple[int, int]) -> np.n
 
 @dataclass(frozen=True)
 class _Looks:
-    """Tone and vesicles of each cell; the mitochondrion of each site: centre, half axes (0 for none) and direction."""
+    """Tone and vesicles of each cell; the mitochondrion of each site: centre, half axes (0: none), direction."""
 
     tone: np.ndarray
     vesicles: np.ndarray
@@ -167,7 +167,8 @@ def _render(rng: np.random.Generator, *, near: _Neighbourhood, looks: _Looks) ->
     long, short = (np.maximum(looks.axes[i][site], 1e-3) for i in range(2))
     depth = short * (1 - np.hypot(along / long, across / short))  # about the distance in pixels from the rim inwards
     cristae = 0.07 * np.sin(along * 1.7 + 0.8 * fine)
-    image -= inside * np.clip(depth + 1, 0, 1) * (0.2 + cristae + 0.14 * (depth < 1))
+    organelle = inside * np.clip(depth + 1, 0, 1) * (looks.axes[0][site] > 0)
+    image -= organelle * (0.2 + cristae + 0.14 * (depth < 1))
 
     strength = np.clip(0.48 + 0.12 * smooth_noise(rng, size=size, scale=14.0), 0.15, 0.6)
     image -= strength * np.clip(1.7 - border / 1.4, 0, 1)
