@@ -6,6 +6,10 @@ its colours is an error that says so. Stacks and volumes have their own file, `v
 
 import importlib
 import io
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -96,14 +100,35 @@ def decode_jpeg(content: bytes, *, name: str) -> np.ndarray:
         raise DataError(f"{name}: not a readable JPEG ({error})") from None
 
 
+@contextmanager
+def open_tiff(file: Path | io.BytesIO, *, name: str) -> Iterator[Any]:
+    """An open `tifffile.TiffFile`. It reports a damaged file in its log and goes on with the part it has; we do not."""
+    thread = threading.get_ident()
+    complaints: list[str] = []
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if record.thread == thread and record.levelno >= logging.ERROR:
+                complaints.append(record.getMessage())
+
+    listener, logger = Listener(), logging.getLogger("tifffile")
+    logger.addHandler(listener)
+    try:
+        with need("tifffile").TiffFile(file) as tiff:
+            yield tiff
+    finally:
+        logger.removeHandler(listener)
+    if complaints:
+        raise DataError(f"{name}: damaged ({complaints[0]})")
+
+
 def decode_tiff(content: bytes, *, name: str, labels: bool = False) -> np.ndarray:
     """A TIFF of a single image as (h, w) or (h, w, channels), in the type it is stored in.
 
     With `labels` palette images give their indices; otherwise they, and those where 0 is white, are errors.
     """
-    tifffile = need("tifffile")
     try:
-        with tifffile.TiffFile(io.BytesIO(content)) as tiff:
+        with open_tiff(io.BytesIO(content), name=name) as tiff:
             if len(tiff.series) != 1:
                 raise DataError(f"{name}: holds {len(tiff.series)} images, expected one")
             series = tiff.series[0]

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float64, Shaped
 
-from hpunet.data.files import need
+from hpunet.data.files import need, open_tiff
 from hpunet.errors import DataError
 
 MAX_VOLUME_BYTES = 2**32
@@ -50,7 +50,7 @@ def _open_stack(path: Path) -> Iterator[tuple[StackHeader, Any]]:
     suffix = path.suffix.lower()
     try:
         if suffix in (".tif", ".tiff"):
-            with need("tifffile").TiffFile(path) as tiff:
+            with open_tiff(path, name=str(path)) as tiff:
                 if len(tiff.series) != 1 or "S" in tiff.series[0].axes:
                     found = [series.shape for series in tiff.series]
                     raise DataError(f"{path}: expected one stack of grey slices of one size, found {found}")
