@@ -102,7 +102,7 @@ def decode_jpeg(content: bytes, *, name: str) -> np.ndarray:
 
 @contextmanager
 def open_tiff(file: Path | io.BytesIO, *, name: str) -> Iterator[Any]:
-    """An open `tifffile.TiffFile`. It reports a damaged file in its log and goes on with the part it has; we do not."""
+    """An open `tifffile.TiffFile`. Damage, which it only logs, is an error here."""
     thread = threading.get_ident()
     complaints: list[str] = []
 
