@@ -23,6 +23,8 @@ from hpunet.errors import DataError
 
 RAMP = np.arange(24, dtype=np.uint8).reshape(4, 6)
 
+TILED = {"shape": (8, 8), "dtype": "uint8", "compression": "zlib", "tile": (32768, 32768)}
+
 
 def saved(array: np.ndarray, path: Path, **options: object) -> Path:
     Image.fromarray(array).save(path, **options)
@@ -140,6 +142,9 @@ def test_read_image_refusals_name_the_file(tmp_path: Path, monkeypatch: pytest.M
     Image.fromarray(RAMP).save(tmp_path / "two.png", save_all=True, append_images=[Image.fromarray(RAMP + 1)])
     with pytest.raises(DataError, match=r"two\.png.*animation"):
         read_image(tmp_path / "two.png")
+    tifffile.imwrite(tmp_path / "tile.tif", iter([zlib.compress(b"")]), **TILED)
+    with pytest.raises(DataError, match=r"tile\.tif: 32768x32768"):
+        read_image(tmp_path / "tile.tif")
     saved(RAMP, tmp_path / "big.tif")
     monkeypatch.setattr(files, "MAX_PIXELS", 20)
     with pytest.raises(DataError, match=r"big\.tif.*20 pixels"):
@@ -229,8 +234,12 @@ def nifti_bytes(array: np.ndarray, *, version: type = nibabel.Nifti1Image) -> by
     return version(array, np.diag([2.0, 3.0, 4.0, 1.0])).to_bytes()
 
 
+def in_two_members(content: bytes) -> bytes:
+    return gzip.compress(content[:-8]) + gzip.compress(content[-8:])
+
+
 @pytest.mark.parametrize("version", [nibabel.Nifti1Image, nibabel.Nifti2Image])
-@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+@pytest.mark.parametrize("pack", [bytes, gzip.compress, in_two_members])
 def test_decode_nifti_slices_along_the_last_axis(version: type, pack: Callable[[bytes], bytes]) -> None:
     array = np.arange(2 * 3 * 5, dtype=np.int16).reshape(2, 3, 5) - 7
     content = pack(nifti_bytes(array, version=version))
@@ -253,6 +262,9 @@ def test_decode_nifti_refusals_name_the_file(monkeypatch: pytest.MonkeyPatch) ->
     for damaged in (b"", b"nonsense" * 50, content[:100], content[:-1], packed[:-200], packed[:300], b"\x1f\x8bxx"):
         with pytest.raises(DataError, match=r"cut\.nii"):
             decode_nifti(damaged, name="cut.nii")
+    negative = content[:42] + struct.pack("<h", -4) + content[44:]  # the first size
+    with pytest.raises(DataError, match=r"minus\.nii"):
+        nifti_depth(negative, name="minus.nii")
     with pytest.raises(DataError, match=r"four\.nii.*three dimensions"):
         decode_nifti(nifti_bytes(np.zeros((4, 4, 4, 2), np.float32)), name="four.nii")
     with pytest.raises(DataError, match=r"complex\.nii.*numbers"):

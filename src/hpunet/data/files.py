@@ -122,6 +122,12 @@ def open_tiff(file: Path | io.BytesIO, *, name: str) -> Iterator[Any]:
         raise DataError(f"{name}: damaged ({complaints[0]})")
 
 
+def check_tiff_page(page: Any, *, name: str) -> None:
+    """Refuse images, and tiles, which a small image may have larger than itself, of too many pixels."""
+    _check_size(page.imagewidth, page.imagelength, name=name)
+    _check_size(page.tilewidth, page.tilelength, name=name)
+
+
 def decode_tiff(content: bytes, *, name: str, labels: bool = False) -> np.ndarray:
     """A TIFF of a single image as (h, w) or (h, w, channels), in the type it is stored in.
 
@@ -135,7 +141,7 @@ def decode_tiff(content: bytes, *, name: str, labels: bool = False) -> np.ndarra
             page = series.keyframe
             if series.axes not in ("YX", "YXS", "SYX"):
                 raise DataError(f"{name}: expected one grey or colour image, got shape {series.shape}")
-            _check_size(page.imagewidth, page.imagelength, name=name)
+            check_tiff_page(page, name=name)
             if series.size > 4 * MAX_PIXELS:
                 raise DataError(f"{name}: shape {series.shape} is more than {MAX_PIXELS} pixels of four channels")
             if not labels and page.photometric.name not in _TIFF_COLOURS_TAKEN:

@@ -4,6 +4,7 @@ Bounded and named in errors like everything in `files.py`; a header is read with
 set is quick.
 """
 
+import gzip
 import io
 import math
 import zlib
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float64, Shaped
 
-from hpunet.data.files import need, open_tiff
+from hpunet.data.files import check_tiff_page, need, open_tiff
 from hpunet.errors import DataError
 
 MAX_VOLUME_BYTES = 2**32
@@ -55,6 +56,7 @@ def _open_stack(path: Path) -> Iterator[tuple[StackHeader, Any]]:
                     found = [series.shape for series in tiff.series]
                     raise DataError(f"{path}: expected one stack of grey slices of one size, found {found}")
                 series = tiff.series[0]
+                check_tiff_page(series.keyframe, name=str(path))
                 yield _checked(series.shape, series.dtype, name=str(path)), series
         elif suffix in (".h5", ".hdf5"):
             with need("h5py").File(path, "r") as file:
@@ -98,9 +100,9 @@ def read_stack(path: Path) -> Shaped[np.ndarray, "z h w"]:
         return stack
 
 
-def _unpacked(content: bytes, limit: int) -> bytes:
-    """The first `limit` bytes of a NIfTI file, which may be gzipped."""
-    return zlib.decompressobj(31).decompress(content, limit) if content[:2] == _GZIP_MAGIC else content[:limit]
+def _unpacked_head(head: bytes) -> bytes:
+    """The start of a NIfTI file from the start of its possibly gzipped bytes."""
+    return zlib.decompressobj(31).decompress(head, NIFTI_HEAD_BYTES) if head[:2] == _GZIP_MAGIC else head
 
 
 def _nifti_class(head: bytes, *, name: str) -> Any:
@@ -127,7 +129,7 @@ def _nifti_header(head: bytes, *, name: str) -> tuple[tuple[int, int, int], int]
         raise DataError(f"{name}: expected numbers as voxels, got {header.get_data_dtype()}")
     if len(shape) == 2:
         shape = (*shape, 1)
-    if len(shape) < 3 or math.prod(shape[3:]) != 1 or 0 in shape:
+    if len(shape) < 3 or math.prod(shape[3:]) != 1 or min(shape) < 1:
         raise DataError(f"{name}: expected a volume of three dimensions, got shape {shape}")
     if end > MAX_VOLUME_BYTES:
         raise DataError(f"{name}: shape {shape} is more than {MAX_VOLUME_BYTES} bytes")
@@ -137,7 +139,7 @@ def _nifti_header(head: bytes, *, name: str) -> tuple[tuple[int, int, int], int]
 def nifti_depth(head: bytes, *, name: str) -> int:
     """Number of slices along the last axis, from the first `NIFTI_HEAD_BYTES` of the file."""
     try:
-        head = _unpacked(head, NIFTI_HEAD_BYTES)
+        head = _unpacked_head(head)
     except zlib.error as error:
         raise DataError(f"{name}: not a readable NIfTI ({error})") from None
     return _nifti_header(head, name=name)[0][2]
@@ -153,16 +155,17 @@ class Volume(NamedTuple):
 def decode_nifti(content: bytes, *, name: str) -> Volume:
     """A .nii or .nii.gz volume, with its own scaling applied; slice z is the stored array's [:, :, z]."""
     try:
-        head = _unpacked(content, NIFTI_HEAD_BYTES)
+        head = _unpacked_head(content[:NIFTI_HEAD_BYTES])
         shape, end = _nifti_header(head, name=name)
-        content = _unpacked(content, end)
+        if content[:2] == _GZIP_MAGIC:  # may be of several gzip members
+            content = gzip.GzipFile(fileobj=io.BytesIO(content)).read(end)
         if len(content) < end:
             raise DataError(f"{name}: truncated, {len(content)} bytes of {end}")
         image = _nifti_class(head, name=name).from_bytes(content)
         array = np.asanyarray(image.dataobj).reshape(shape)
     except DataError:
         raise
-    except Exception as error:  # zlib.error, and what nibabel raises
+    except Exception as error:  # what gzip, zlib and nibabel raise
         raise DataError(f"{name}: not a readable NIfTI ({error})") from None
     array = array.astype(array.dtype.newbyteorder("="), copy=False)
     return Volume(np.moveaxis(array, 2, 0), np.asarray(image.affine, dtype=np.float64))
