@@ -142,6 +142,16 @@ def test_open_folder_volume_gives_slices_of_one_patient(tmp_path: Path) -> None:
     np.testing.assert_array_equal(source[2].labels[0], mask[..., 2])
 
 
+def test_open_folder_travels_without_pixels(tmp_path: Path) -> None:
+    put(tmp_path / "images/a.png", np.zeros((100, 100), np.uint8))
+    put(tmp_path / "masks/a.png", np.zeros((100, 100), np.uint8))
+    source = open_all(tmp_path)
+    expected = source[0]
+    sent = pickle.dumps(source)
+    assert len(sent) < 5000
+    np.testing.assert_array_equal(pickle.loads(sent)[0].image, expected.image)
+
+
 def test_open_folder_sizes_may_differ(tmp_path: Path) -> None:
     put_pairs(tmp_path, 1)
     put(tmp_path / "images/wide.png", np.zeros((4, 9), np.uint8))

@@ -18,6 +18,7 @@ values, given by the caller, replaces both for all files: it becomes [0, 1], and
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import numpy as np
 
@@ -126,6 +127,10 @@ class FolderSource:
         self._tree = tree
         self._window = window
         self._last: tuple[_Item, _Content] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the item in memory: another process reads its own."""
+        return self.__dict__ | {"_last": None}
 
     def __len__(self) -> int:
         return len(self._slices)
