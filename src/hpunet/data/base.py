@@ -60,6 +60,8 @@ class SetInfo:
     """The classes that metrics look at: the lesion, the random ids."""
     image_bits: int = 8
     """Precision of the source's images, 8 or 16 bits or 32 for float; packs keep it."""
+    intensity_window: tuple[float, float] | None = None
+    """The stored pixel values that became 0 and 1, where one window was chosen for the whole set."""
 
     @property
     def num_fixed_classes(self) -> int:

@@ -1,0 +1,74 @@
+"""The extrapolation task (Section 3.3): a part of the image is hidden, and the model has to go on with it."""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from hpunet.batch import one_hot
+from hpunet.errors import DataError
+
+NUM_UNIFORMS = 5
+"""Numbers in [0, 1) that one image takes: its side, its shape, then extent, depth and place of what is hidden."""
+MIN_SIDE = 4
+"""Below this, no whole number of pixels need lie between a quarter and half of the image."""
+
+
+class Hidden(NamedTuple):
+    """An image with a part hidden, and what the prior is told beside it."""
+
+    image: Float[Tensor, "b c h w"]
+    """0 where hidden."""
+    visible: Bool[Tensor, "b h w"]
+    cond: Float[Tensor, "b e h w"]
+    """Visibility, then the one-hot labels of the visible part (all zero where hidden): 1 + k channels."""
+
+
+def _draw(uniform: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """Whole numbers from low to high, both included."""
+    return torch.minimum(low + (uniform * (high - low + 1)).long(), high)
+
+
+def visibility(uniform: Float[Tensor, "b 5"], *, height: int, width: int) -> Bool[Tensor, "b h w"]:
+    """False on a quarter to half of each image, along one of its four sides drawn at random.
+
+    Half of the images lose a strip as long as the side (a half-plane), the others a rectangle on it that is at
+    least half as long. The paper is silent on the shape; these are our choices.
+    """
+    if min(height, width) < MIN_SIDE:
+        raise DataError(f"image: {height}x{width} is too small to hide a part of, expected {MIN_SIDE} pixels a side")
+    side = (uniform[:, 0] * 4).long().clamp(max=3)  # top, bottom, left, right
+    horizontal = side < 2
+    length = torch.where(horizontal, width, height)
+    across = torch.where(horizontal, height, width)
+    extent = torch.where(uniform[:, 1] < 0.5, length, _draw(uniform[:, 2], (length + 1) // 2, length))
+    pixels = length * across
+    # extent >= length / 2, hence depth <= across; extent * depth is a quarter to half of the pixels.
+    depth = _draw(uniform[:, 3], -(-pixels // (4 * extent)), pixels // (2 * extent))
+    start = _draw(uniform[:, 4], torch.zeros_like(length), length - extent)
+
+    rows = torch.arange(height, device=uniform.device).view(1, -1, 1).expand(-1, -1, width)
+    columns = torch.arange(width, device=uniform.device).view(1, 1, -1).expand(-1, height, -1)
+    from_side = torch.cat([rows, height - 1 - rows, columns, width - 1 - columns])[side]
+    along = torch.cat([columns, columns, rows, rows])[side]
+    depth, start, extent = (value.view(-1, 1, 1) for value in (depth, start, extent))
+    return (from_side >= depth) | (along < start) | (along >= start + extent)
+
+
+def hide(
+    *,
+    image: Float[Tensor, "b c h w"],
+    labels: Int[Tensor, "b h w"],
+    uniform: Float[Tensor, "b 5"],
+    num_classes: int,
+) -> Hidden:
+    """Hide a part of each image; `uniform` holds `NUM_UNIFORMS` numbers in [0, 1) an image, so keys decide.
+
+    The posterior is given the masked image and the full labels; the prior the masked image and `cond`.
+    """
+    visible = visibility(uniform, height=image.shape[2], width=image.shape[3])
+    shown = visible.unsqueeze(1)
+    cond = torch.cat([shown, one_hot(labels, num_classes) & shown], dim=1).to(image.dtype)
+    # Not a product: what is hidden is 0 even where it was not a number.
+    return Hidden(image=torch.where(shown, image, 0), visible=visible, cond=cond)

@@ -1,0 +1,47 @@
+"""Checks and numberings of label maps as they come out of files."""
+
+import numpy as np
+from jaxtyping import Int32, Integer, Shaped
+
+from hpunet.errors import DataError
+
+
+def as_integers(values: Shaped[np.ndarray, "*shape"], *, name: str) -> Integer[np.ndarray, "*shape"]:
+    """Label values as integers from 0 on; floats are taken when all of them are whole, as NIfTI files have them."""
+    if values.dtype.kind == "f":
+        if not (np.isfinite(values) & (values == np.rint(values)) & (np.abs(values) < 2**31)).all():
+            raise DataError(f"{name}: expected labels, got fractions or non-finite values")
+        values = values.astype(np.int64)
+    if values.dtype.kind not in "iu":
+        raise DataError(f"{name}: expected integer labels, got {values.dtype}")
+    if values.dtype.kind == "i" and values.size and values.min() < 0:
+        raise DataError(f"{name}: expected labels from 0 on, found {int(values.min())}")
+    return values
+
+
+def class_map(values: Shaped[np.ndarray, "*shape"], *, num_classes: int, name: str) -> Int32[np.ndarray, "*shape"]:
+    """Classes 0...k-1; two classes may also be written as 0 and 255. Any other value is an error."""
+    values = as_integers(values, name=name)
+    found = np.unique(values)
+    if num_classes == 2 and np.isin(found, (0, 255)).all():
+        return (values > 0).astype(np.int32)
+    unknown = found[found >= num_classes]
+    if unknown.size:
+        or_255 = " or 0 and 255" if num_classes == 2 else ""
+        raise DataError(f"{name}: value {int(unknown[0])} is no class, expected 0...{num_classes - 1}{or_255}")
+    return values.astype(np.int32)
+
+
+def number_instances(
+    values: Shaped[np.ndarray, "h w"], *, num_fixed_classes: int, name: str
+) -> Int32[np.ndarray, "h w"]:
+    """Instances numbered `num_fixed_classes` + 0, 1, 2... in the order of their values; background 0 stays 0.
+
+    Pixels of one value stay one instance, connected or not.
+    """
+    values = as_integers(values, name=name)
+    found, position = np.unique(values, return_inverse=True)
+    first = 1 if found.size and found[0] == 0 else 0
+    numbers = np.arange(found.size, dtype=np.int32) - first + num_fixed_classes
+    numbers[:first] = 0
+    return numbers[position.reshape(values.shape)]

@@ -1,0 +1,154 @@
+"""SNEMI3D (App. C), and any other stack of slices with an instance map: patches of one slice each.
+
+`train-input` holds the 8 bit slices, `train-labels` one number a cell and 0 elsewhere, both as .tif or .h5.
+The paper splits by slice, not by animal (there is one volume), so here the `patient` of a sample is its slice:
+bootstraps over patients then draw whole slices, whose patches share neighbours and cells.
+"""
+
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hpunet.data.base import SPLITS, Identity, Sample, SetInfo, make_sample
+from hpunet.data.label_maps import number_instances
+from hpunet.data.volumes import read_stack, stack_header
+from hpunet.errors import ConfigError, DataError
+
+_ENDINGS = (".tif", ".tiff", ".h5", ".hdf5")
+
+
+def open_snemi3d(
+    path: Path,
+    *,
+    split: str,
+    slices: Mapping[str, tuple[int, int]] | None = None,
+    patch: int = 256,
+    num_random_ids: int = 15,
+    allow_remainder: bool = False,
+) -> "StackSource":
+    """The non-overlapping patches of a split's slices, from a folder with `train-input` and `train-labels`.
+
+    `slices` gives (first, end) slices of each split, the end not included; without it see `default_slices`. Slices
+    that are no multiple of `patch` in size are an error unless `allow_remainder` gives up their right and bottom
+    rest. The voxels are read at the first sample, and again in each worker process.
+    """
+    if split not in SPLITS:
+        raise ConfigError(f"split: {split!r} is none of {SPLITS}")
+    if patch < 1 or num_random_ids < 1:
+        raise ConfigError(f"patch and num_random_ids must be positive, got {patch} and {num_random_ids}")
+    input_path, labels_path = _find(path, "train-input"), _find(path, "train-labels")
+    header, labels_header = stack_header(input_path), stack_header(labels_path)
+    if header.dtype != np.uint8:
+        raise DataError(f"{input_path}: expected slices of 8 bits (uint8), got {header.dtype}")
+    if labels_header.dtype.kind not in "iu":
+        raise DataError(f"{labels_path}: expected integer labels, got {labels_header.dtype}")
+    if labels_header.shape != header.shape:
+        raise DataError(f"{labels_path}: shape {labels_header.shape}, the input has {header.shape}")
+    depth, height, width = header.shape
+    if (height % patch or width % patch) and not (allow_remainder and min(height, width) >= patch):
+        raise DataError(
+            f"{input_path}: slices of {height}x{width} do not divide into patches of {patch}x{patch}; "
+            "choose another patch, or allow_remainder to give up the rest"
+        )
+    ranges = default_slices(depth) if slices is None else slices
+    _check_slices(ranges, depth=depth, where=str(input_path))
+    first, end = ranges.get(split, (0, 0))
+    if first == end:
+        raise DataError(f"{input_path}: no slices for {split!r} in {dict(ranges)}; give others as slices")
+    corners = [
+        (z, y, x)
+        for z in range(first, end)
+        for y in range(0, height - patch + 1, patch)
+        for x in range(0, width - patch + 1, patch)
+    ]
+    return StackSource(
+        input_path, labels_path, split=split, corners=corners, patch=patch, num_random_ids=num_random_ids
+    )
+
+
+def default_slices(depth: int) -> dict[str, tuple[int, int]]:
+    """The paper's split for 100 slices, 0–79 / 80–89 / 90–99; for other depths the same shares.
+
+    Both boundaries, 0.8 and 0.9 of the depth, are rounded, halves up: 18 slices give 0–13 / 14–15 / 16–17.
+    """
+    first, second = (8 * depth + 5) // 10, (9 * depth + 5) // 10
+    return {"train": (0, first), "val": (first, second), "test": (second, depth)}
+
+
+def _check_slices(ranges: Mapping[str, tuple[int, int]], *, depth: int, where: str) -> None:
+    unknown = set(ranges) - set(SPLITS)
+    if unknown:
+        raise ConfigError(f"slices: {sorted(unknown)} are none of {SPLITS}")
+    last = 0
+    for split, (first, end) in sorted(ranges.items(), key=lambda item: item[1]):
+        if not 0 <= first <= end <= depth:
+            raise ConfigError(f"slices: {split} = ({first}, {end}) does not lie in the {depth} slices of {where}")
+        if first < last:
+            raise ConfigError(f"slices: {split} = ({first}, {end}) overlaps another split")
+        last = max(last, end)
+
+
+def _find(folder: Path, stem: str) -> Path:
+    found = [folder / (stem + ending) for ending in _ENDINGS if (folder / (stem + ending)).is_file()]
+    if len(found) != 1:
+        names = ", ".join(file.name for file in found) or "none"
+        raise DataError(f"{folder}: expected one of {stem}{{{','.join(_ENDINGS)}}}, found {names}")
+    return found[0]
+
+
+class StackSource:
+    """Patches of a stack of slices, see `open_snemi3d`."""
+
+    def __init__(
+        self,
+        input_path: Path,
+        labels_path: Path,
+        *,
+        split: str,
+        corners: list[tuple[int, int, int]],
+        patch: int,
+        num_random_ids: int,
+    ) -> None:
+        self.info = SetInfo(
+            kind="snemi3d",
+            in_channels=1,
+            num_graders=1,
+            fixed_classes=("background",),
+            num_random_ids=num_random_ids,
+            stochastic_classes=tuple(range(1, 1 + num_random_ids)),
+        )
+        self.split = split
+        self.identities = [
+            Identity(patient=f"z-{z:03d}", key=f"z-{z:03d}/y-{y:04d}_x-{x:04d}") for z, y, x in corners
+        ]
+        self._paths = (input_path, labels_path)
+        self._corners = corners
+        self._patch = patch
+
+    @cached_property
+    def _stacks(self) -> tuple[np.ndarray, np.ndarray]:
+        return read_stack(self._paths[0]), read_stack(self._paths[1])
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the voxels: another process reads or maps them itself."""
+        return {name: value for name, value in self.__dict__.items() if name != "_stacks"}
+
+    def __len__(self) -> int:
+        return len(self._corners)
+
+    def __getitem__(self, index: int) -> Sample:
+        """One patch; its cells are numbered anew, in the order of their numbers in the volume."""
+        z, y, x = self._corners[index]
+        image, labels = (stack[z, y : y + self._patch, x : x + self._patch] for stack in self._stacks)
+        where = f"{self._paths[1]}, slice {z}"
+        numbered = number_instances(labels, num_fixed_classes=self.info.num_fixed_classes, name=where)
+        return make_sample(
+            image=np.asarray(image)[None],
+            labels=numbered[None],
+            identity=self.identities[index],
+            info=self.info,
+            where=where,
+        )

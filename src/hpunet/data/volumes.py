@@ -1,0 +1,171 @@
+"""Readers of stacks and volumes: TIFF and HDF5 stacks (z, h, w) from disk, NIfTI volumes from bytes.
+
+Bounded and named in errors like everything in `files.py`; a header is read without the voxels, so that opening a
+set is quick.
+"""
+
+import gzip
+import io
+import math
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float64, Shaped
+
+from hpunet.data.files import check_tiff_page, need, open_tiff
+from hpunet.errors import DataError
+
+MAX_VOLUME_BYTES = 2**32
+"""Largest stack or volume that is read, unpacked (4 GiB)."""
+NIFTI_HEAD_BYTES = 4096
+"""So many bytes from the start of a NIfTI file, packed or not, hold its header."""
+_NIFTI1_HEADER, _NIFTI2_HEADER = 348, 540
+_GZIP_MAGIC = b"\x1f\x8b"
+
+
+class StackHeader(NamedTuple):
+    """What a stack says of itself before its voxels are read."""
+
+    shape: tuple[int, int, int]
+    dtype: np.dtype[Any]
+
+
+def _checked(shape: tuple[int, ...], dtype: np.dtype[Any], *, name: str) -> StackHeader:
+    """The header of a stack; a single slice is a stack of depth 1."""
+    if len(shape) == 2:
+        shape = (1, *shape)
+    if len(shape) != 3 or 0 in shape:
+        raise DataError(f"{name}: expected a stack of slices (depth, height, width), got shape {shape}")
+    if math.prod(shape) * dtype.itemsize > MAX_VOLUME_BYTES:
+        raise DataError(f"{name}: shape {shape} of {dtype} is more than {MAX_VOLUME_BYTES} bytes")
+    return StackHeader((shape[0], shape[1], shape[2]), dtype)
+
+
+@contextmanager
+def _open_stack(path: Path) -> Iterator[tuple[StackHeader, Any]]:
+    """The header, and what the voxels can be read from: a TIFF series or an HDF5 dataset."""
+    suffix = path.suffix.lower()
+    try:
+        if suffix in (".tif", ".tiff"):
+            with open_tiff(path, name=str(path)) as tiff:
+                if len(tiff.series) != 1 or "S" in tiff.series[0].axes:
+                    found = [series.shape for series in tiff.series]
+                    raise DataError(f"{path}: expected one stack of grey slices of one size, found {found}")
+                series = tiff.series[0]
+                check_tiff_page(series.keyframe, name=str(path))
+                yield _checked(series.shape, series.dtype, name=str(path)), series
+        elif suffix in (".h5", ".hdf5"):
+            with need("h5py").File(path, "r") as file:
+                dataset = _only_stack(file, name=str(path))
+                yield _checked(dataset.shape, dataset.dtype, name=str(path)), dataset
+        else:
+            raise DataError(f"{path}: expected a stack as .tif or .h5")
+    except DataError:
+        raise
+    except Exception as error:  # OSError, ValueError, struct, index and codec errors of tifffile and h5py
+        raise DataError(f"{path}: not a readable stack ({error})") from None
+
+
+def _only_stack(file: Any, *, name: str) -> Any:
+    """The one three-dimensional dataset of an HDF5 file. Links and storage in other files are not followed."""
+    found: list[Any] = []
+    file.visititems(lambda _, node: found.append(node) if getattr(node, "ndim", 0) == 3 else None)
+    if len(found) != 1:
+        names = ", ".join(node.name for node in found) or "none"
+        raise DataError(f"{name}: expected a single three-dimensional dataset, found {names}")
+    if found[0].is_virtual or found[0].external:
+        raise DataError(f"{name}: dataset {found[0].name} keeps its voxels in other files")
+    return found[0]
+
+
+def stack_header(path: Path) -> StackHeader:
+    """Shape and type of a TIFF or HDF5 stack, without reading its voxels."""
+    with _open_stack(path) as (header, _):
+        return header
+
+
+def read_stack(path: Path) -> Shaped[np.ndarray, "z h w"]:
+    """A TIFF or HDF5 stack as it is stored; mapped from disk rather than read where a TIFF is not compressed."""
+    with _open_stack(path) as (header, voxels):
+        if hasattr(voxels, "asarray"):
+            mappable = voxels.dataoffset is not None and voxels.dtype != np.bool_
+            array = need("tifffile").memmap(path, mode="r") if mappable else voxels.asarray()
+        else:
+            array = voxels[:]
+        stack: np.ndarray = np.asanyarray(array).reshape(header.shape)
+        return stack
+
+
+def _unpacked_head(head: bytes) -> bytes:
+    """The start of a NIfTI file from the start of its possibly gzipped bytes."""
+    return zlib.decompressobj(31).decompress(head, NIFTI_HEAD_BYTES) if head[:2] == _GZIP_MAGIC else head
+
+
+def _nifti_class(head: bytes, *, name: str) -> Any:
+    nibabel = need("nibabel")
+    sizes = {int.from_bytes(head[:4], "little"), int.from_bytes(head[:4], "big")}
+    if _NIFTI1_HEADER in sizes and len(head) >= _NIFTI1_HEADER:
+        return nibabel.Nifti1Image
+    if _NIFTI2_HEADER in sizes and len(head) >= _NIFTI2_HEADER:
+        return nibabel.Nifti2Image
+    raise DataError(f"{name}: not a readable NIfTI (no header)")
+
+
+def _nifti_header(head: bytes, *, name: str) -> tuple[tuple[int, int, int], int]:
+    """The volume's shape, and the bytes that the file has to have unpacked."""
+    image_class = _nifti_class(head, name=name)
+    try:
+        header = image_class.header_class.from_fileobj(io.BytesIO(head), check=True)
+        shape = tuple(int(size) for size in header.get_data_shape())
+        end = int(header.get_data_offset()) + math.prod(shape) * header.get_data_dtype().itemsize
+        kind = header.get_data_dtype().kind
+    except Exception as error:  # nibabel raises HeaderDataError, ValueError, KeyError and others
+        raise DataError(f"{name}: not a readable NIfTI ({error})") from None
+    if kind not in "iuf":
+        raise DataError(f"{name}: expected numbers as voxels, got {header.get_data_dtype()}")
+    if len(shape) == 2:
+        shape = (*shape, 1)
+    if len(shape) < 3 or math.prod(shape[3:]) != 1 or min(shape) < 1:
+        raise DataError(f"{name}: expected a volume of three dimensions, got shape {shape}")
+    if end > MAX_VOLUME_BYTES:
+        raise DataError(f"{name}: shape {shape} is more than {MAX_VOLUME_BYTES} bytes")
+    return (shape[0], shape[1], shape[2]), end
+
+
+def nifti_depth(head: bytes, *, name: str) -> int:
+    """Number of slices along the last axis, from the first `NIFTI_HEAD_BYTES` of the file."""
+    try:
+        head = _unpacked_head(head)
+    except zlib.error as error:
+        raise DataError(f"{name}: not a readable NIfTI ({error})") from None
+    return _nifti_header(head, name=name)[0][2]
+
+
+class Volume(NamedTuple):
+    """A NIfTI volume: its slices along the last axis as stored, and where the voxels lie in the scanner."""
+
+    slices: Shaped[np.ndarray, "z h w"]
+    affine: Float64[np.ndarray, "4 4"]
+
+
+def decode_nifti(content: bytes, *, name: str) -> Volume:
+    """A .nii or .nii.gz volume, with its own scaling applied; slice z is the stored array's [:, :, z]."""
+    try:
+        head = _unpacked_head(content[:NIFTI_HEAD_BYTES])
+        shape, end = _nifti_header(head, name=name)
+        if content[:2] == _GZIP_MAGIC:  # may be of several gzip members
+            content = gzip.GzipFile(fileobj=io.BytesIO(content)).read(end)
+        if len(content) < end:
+            raise DataError(f"{name}: truncated, {len(content)} bytes of {end}")
+        image = _nifti_class(head, name=name).from_bytes(content)
+        array = np.asanyarray(image.dataobj).reshape(shape)
+    except DataError:
+        raise
+    except Exception as error:  # what gzip, zlib and nibabel raise
+        raise DataError(f"{name}: not a readable NIfTI ({error})") from None
+    array = array.astype(array.dtype.newbyteorder("="), copy=False)
+    return Volume(np.moveaxis(array, 2, 0), np.asarray(image.affine, dtype=np.float64))

@@ -1,0 +1,136 @@
+"""Stacks of slices as a source of patches with cell instances."""
+
+import os
+import pickle
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import tifffile
+
+from hpunet.data.base import Source
+from hpunet.data.snemi3d import default_slices, open_snemi3d
+from hpunet.errors import ConfigError, DataError
+
+SHARED = Path(os.environ.get("HPUNET_SHARED", Path(__file__).parents[3] / "shared"))
+EM = SHARED / "data" / "em_neurites"
+
+
+def volume(depth: int = 10, height: int = 8, width: int = 12) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    image = rng.integers(0, 256, (depth, height, width), dtype=np.uint8)
+    labels = rng.choice(np.array([0, 7, 300, 4000], dtype=np.uint16), (depth, height, width))
+    return image, labels
+
+
+def write(folder: Path, image: np.ndarray, labels: np.ndarray, *, ending: str = "tif") -> Path:
+    folder.mkdir(exist_ok=True)
+    for name, stack in (("train-input", image), ("train-labels", labels)):
+        path = folder / f"{name}.{ending}"
+        if ending == "tif":
+            tifffile.imwrite(path, stack, photometric="minisblack")
+        else:
+            with h5py.File(path, "w") as file:
+                file["main"] = stack
+    return folder
+
+
+@pytest.mark.parametrize("ending", ["tif", "h5"])
+def test_open_snemi3d_patches_tile_the_slices(tmp_path: Path, ending: str) -> None:
+    image, labels = volume()
+    source = open_snemi3d(write(tmp_path, image, labels, ending=ending), split="val", patch=4)
+    assert isinstance(source, Source)
+    assert len(source) == 2 * 3  # one slice of 8x12
+    mosaic, cells = np.zeros((8, 12), np.float32), np.zeros((8, 12), bool)
+    for sample in (source[i] for i in range(len(source))):
+        assert sample.identity.patient == "z-008"
+        y, x = (int(part[2:]) for part in sample.identity.key.split("/")[1].split("_"))
+        mosaic[y : y + 4, x : x + 4] = sample.image[0]
+        cells[y : y + 4, x : x + 4] = sample.labels[0] > 0
+    np.testing.assert_allclose(mosaic, image[8] / np.float32(255))
+    np.testing.assert_array_equal(cells, labels[8] > 0)
+    assert len({identity.key for identity in source.identities}) == len(source)
+
+
+def test_open_snemi3d_numbers_cells_compactly_and_keeps_parts_together(tmp_path: Path) -> None:
+    image, labels = volume(depth=1, height=4, width=4)
+    labels[0] = [[4000, 0, 0, 7], [0, 0, 0, 0], [0, 65535, 0, 0], [7, 0, 0, 4000]]
+    write(tmp_path, image, labels)
+    source = open_snemi3d(tmp_path, split="train", slices={"train": (0, 1)}, patch=4, num_random_ids=3)
+    assert source[0].labels[0].tolist() == [[2, 0, 0, 1], [0, 0, 0, 0], [0, 3, 0, 0], [1, 0, 0, 2]]
+    assert source.info.num_classes == 4
+    assert source.info.stochastic_classes == (1, 2, 3)
+
+
+def test_default_slices_are_the_papers() -> None:
+    assert default_slices(100) == {"train": (0, 80), "val": (80, 90), "test": (90, 100)}
+    assert default_slices(18) == {"train": (0, 14), "val": (14, 16), "test": (16, 18)}
+
+
+def test_open_snemi3d_remainder_has_to_be_allowed(tmp_path: Path) -> None:
+    write(tmp_path, *volume())
+    with pytest.raises(DataError, match=r"train-input\.tif.*8x12.*patches of 5x5"):
+        open_snemi3d(tmp_path, split="train", patch=5)
+    assert len(open_snemi3d(tmp_path, split="train", patch=5, allow_remainder=True)) == 8 * 2
+    with pytest.raises(DataError, match="patches of 9x9"):
+        open_snemi3d(tmp_path, split="train", patch=9, allow_remainder=True)
+
+
+def test_open_snemi3d_travels_without_its_voxels(tmp_path: Path) -> None:
+    write(tmp_path, *volume(height=64, width=64))
+    source = open_snemi3d(tmp_path, split="train", patch=64)
+    expected = source[3]
+    sent = pickle.dumps(source)
+    assert len(sent) < 5000
+    np.testing.assert_array_equal(pickle.loads(sent)[3].labels, expected.labels)
+
+
+@pytest.mark.parametrize(
+    ("slices", "message"),
+    [
+        ({"train": (0, 6), "val": (5, 8)}, "overlaps"),
+        ({"train": (0, 11)}, "10 slices"),
+        ({"train": (4, 2)}, "10 slices"),
+        ({"training": (0, 2)}, "none of"),
+    ],
+)
+def test_open_snemi3d_checks_slices(tmp_path: Path, slices: dict[str, tuple[int, int]], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        open_snemi3d(write(tmp_path, *volume()), split="train", slices=slices, patch=4)
+
+
+def test_open_snemi3d_bad_input_is_named(tmp_path: Path) -> None:
+    image, labels = volume()
+    with pytest.raises(DataError, match=r"train-input.*found none"):
+        open_snemi3d(tmp_path, split="train")
+    with pytest.raises(ConfigError, match="'all'"):
+        open_snemi3d(write(tmp_path / "a", image, labels), split="all")
+    with pytest.raises(DataError, match="no slices for 'val'"):
+        open_snemi3d(tmp_path / "a", split="val", slices={"train": (0, 10)}, patch=4)
+    with pytest.raises(DataError, match=r"train-labels\.tif: shape"):
+        open_snemi3d(write(tmp_path / "b", image, labels[:, :4]), split="train", patch=4)
+    with pytest.raises(DataError, match=r"train-input\.tif.*uint16"):
+        open_snemi3d(write(tmp_path / "c", image.astype(np.uint16), labels), split="train", patch=4)
+    with pytest.raises(DataError, match=r"train-labels\.tif.*float32"):
+        open_snemi3d(write(tmp_path / "d", image, labels.astype(np.float32)), split="train", patch=4)
+    write(tmp_path / "e", image, labels.astype(np.int16) - 1)
+    with pytest.raises(DataError, match=r"train-labels\.tif, slice 0.*found -1"):
+        open_snemi3d(tmp_path / "e", split="train", patch=4)[0]
+    write(tmp_path / "a", image, labels, ending="h5")
+    with pytest.raises(DataError, match=r"found train-input\.tif, train-input\.h5"):
+        open_snemi3d(tmp_path / "a", split="train", patch=4)
+
+
+@pytest.mark.skipif(not EM.is_dir(), reason=f"needs the EM stack in {EM}")
+def test_open_snemi3d_opens_the_shared_stack() -> None:
+    slices = {"train": (0, 16), "val": (16, 18)}
+    assert len(open_snemi3d(EM, split="train", slices=slices)) == 256
+    source = open_snemi3d(EM, split="val", slices=slices)
+    assert len(source) == 32
+    sample = source[5]
+    assert sample.image.shape == (1, 256, 256)
+    raw = tifffile.imread(EM / "train-labels.tif", key=16)[256:512, 256:512]
+    present = np.unique(raw[raw > 0])
+    assert sample.labels.max() == present.size
+    np.testing.assert_array_equal(np.r_[0, present][sample.labels[0]], raw)
