@@ -11,14 +11,12 @@ Graders are numbered 0–3 or 1–4. A grader without a file is missing; an all-
 
 import functools
 import gzip
-import io
 import re
 import tarfile
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import IO, Any
 
 import numpy as np
 
@@ -87,12 +85,12 @@ class LidcCrops:
             grading = self._picture(grading_name)
             if grading.shape != image.shape:
                 raise DataError(
-                    f"{self._where}/{grading_name}: {_sides(grading)} pixels, but its image {name} has {_sides(image)}"
+                    f"{self._where}/{grading_name}: shape {grading.shape}, but its image {name} has {image.shape}"
                 )
             values = np.flatnonzero(np.bincount(grading.ravel())).tolist()
             if values not in ([0], [1], [255], [0, 1], [0, 255]):
                 raise DataError(
-                    f"{self._where}/{grading_name}: a grading holds 0 and one other value, 1 or 255; found {values[:8]}"
+                    f"{self._where}/{grading_name}: expected 0 and one other value, 1 or 255; found {values[:8]}"
                 )
             labels[slot] = grading > 0
             graders[slot] = True
@@ -181,10 +179,6 @@ def _refuse(shared: set[str], *, first: str, second: str, where: str) -> None:
         raise DataError(f"{where}: patient {min(shared)} is in both {first} and {second}; split by patient")
 
 
-def _sides(array: np.ndarray) -> str:
-    return "x".join(map(str, array.shape))
-
-
 def _sort_names(names: Iterable[str], *, where: str) -> tuple[dict[Identity, str], dict[Identity, dict[int, str]]]:
     """Images in the order of their keys, and the files of each one's graders by slot 0...3."""
     images: dict[Identity, str] = {}
@@ -210,9 +204,8 @@ def _sort_names(names: Iterable[str], *, where: str) -> tuple[dict[Identity, str
             raise DataError(f"{where}/{min(gradings.values())}: a grading without its image")
         for number, name in gradings.items():
             if not first <= number < first + NUM_GRADERS:
-                raise DataError(
-                    f"{where}/{name}: grader {number}; expected {first}...{first + NUM_GRADERS - 1} as in the other files"
-                )
+                last = first + NUM_GRADERS - 1
+                raise DataError(f"{where}/{name}: grader {number}; expected {first}...{last} as in the other files")
     for identity, name in images.items():
         if identity not in by_number:
             raise DataError(f"{where}/{name}: an image without any grading")
@@ -233,17 +226,13 @@ def _read_from_folder(folder: Path, name: str) -> bytes:
     return read_bytes(folder / name)
 
 
-class _Bounded(io.RawIOBase):
-    """A stream that refuses to give more than `limit` bytes, whatever the archive's headers claim."""
+class _BoundedGzip(gzip.GzipFile):
+    """Refuses to unpack more than `MAX_ARCHIVE_BYTES`, whatever the archive's headers claim."""
 
-    def __init__(self, stream: IO[bytes], *, limit: int, name: str) -> None:
-        self._stream, self._left, self._name = stream, limit, name
-
-    def read(self, size: int = -1, /) -> Any:
-        chunk = self._stream.read(size)
-        self._left -= len(chunk)
-        if self._left < 0:
-            raise DataError(f"{self._name}: unpacks to more than this reader takes; unpack it into a folder instead")
+    def read(self, size: int | None = -1) -> bytes:
+        chunk = super().read(size)
+        if self.tell() > MAX_ARCHIVE_BYTES:
+            raise DataError(f"{self.name}: unpacks to more than {MAX_ARCHIVE_BYTES} bytes; unpack it into a folder")
         return chunk
 
 
@@ -251,14 +240,8 @@ def _read_archive(archive: Path, *, split: str) -> dict[str, bytes]:
     """Every file of the archive by its name below `<split>/`, nothing written to disk."""
     contents: dict[str, bytes] = {}
     try:
-        with (
-            gzip.open(archive) as unpacked,
-            tarfile.open(
-                fileobj=_Bounded(unpacked, limit=MAX_ARCHIVE_BYTES, name=str(archive)), mode="r|"
-            ) as members,
-        ):
+        with _BoundedGzip(archive) as unpacked, tarfile.open(fileobj=unpacked, mode="r|") as members:
             for member in members:
-                members.members = []  # tarfile keeps every header it has seen; nothing here looks back
                 parts = [part for part in member.name.split("/") if part != "."]
                 where = f"{archive}/{member.name}"
                 if ".." in parts or member.name.startswith("/"):
