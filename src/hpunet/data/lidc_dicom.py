@@ -1,4 +1,4 @@
-"""DICOM files of a CT series: bounded, uncompressed, every number checked, every failure a `DataError` with a name."""
+"""DICOM files of a CT series: bounded, uncompressed, every number checked, every failure a named `DataError`."""
 
 import warnings
 from dataclasses import dataclass

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -115,7 +115,8 @@ def import_lidc(
         summary.dropped.update(record.dropped)
         summary.noted.update(record.noted)
         summary.failures += record.failures
-    _write_json(out / "summary.json", asdict(summary))
+    summary.dropped, summary.noted = +summary.dropped, +summary.noted  # without the reasons that never came up
+    _write_json(out / "summary.json", vars(summary))
     return summary
 
 
@@ -218,7 +219,7 @@ def _import_patient(out: Path, job: tuple[str, str, list[_Scan]]) -> _Record:
             for kind, target in targets.items():
                 target.parent.mkdir(parents=True, exist_ok=True)
                 (staging / kind).rename(target)
-        _write_json(out / ".import" / "done" / f"{patient}.json", asdict(record))
+        _write_json(out / ".import" / "done" / f"{patient}.json", vars(record))
     except OSError as error:
         raise DataError(f"{error.filename or out}: cannot be written ({error.strerror or error})") from None
     return record

@@ -109,7 +109,7 @@ def _check_geometry(slices: Sequence[SliceHeader], *, noted: Counter[str]) -> No
     towards_z = abs(np.cross(row, column)[2])
     if towards_z < np.cos(np.pi / 4):
         raise DataError(f"{first.path}: not an axial series (ImageOrientationPatient {first.orientation})")
-    noted["series: tilted"] += towards_z < 0.999
+    noted["series: tilted"] += int(towards_z < 0.999)
     steps = np.diff([header.z for header in slices])
     if len(steps):
         noted["gaps where slices are missing"] += int((steps > 1.5 * np.median(steps)).sum())
