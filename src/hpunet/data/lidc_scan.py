@@ -112,7 +112,7 @@ def _check_geometry(slices: Sequence[SliceHeader], *, noted: Counter[str]) -> No
     noted["series: tilted"] += int(towards_z < 0.999)
     steps = np.diff([header.z for header in slices])
     if len(steps):
-        noted["gaps where slices are missing"] += int((steps > 1.5 * np.median(steps)).sum())
+        noted["gaps where slices are missing"] += int((steps > 1.5 * np.quantile(steps, 0.5, method="lower")).sum())
 
 
 def find_outlines(annotations: Annotations, *, slices: Sequence[SliceHeader], dropped: Counter[str]) -> list[Outline]:
