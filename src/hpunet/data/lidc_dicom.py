@@ -43,7 +43,7 @@ def read_header(path: Path) -> SliceHeader | None:
     shape = tuple(_integer(dataset, name, path=path) for name in ("Rows", "Columns"))
     if not all(2 <= side <= MAX_SIDE for side in shape):
         raise DataError(f"{path}: expected 2...{MAX_SIDE} rows and columns, found {shape}")
-    spacing = _decimals(dataset, "PixelSpacing", count=2, limit=10, path=path)
+    spacing = _decimals(dataset, "PixelSpacing", count=2, limit=10.0, path=path)
     if min(spacing) < 0.01:
         raise DataError(f"{path}: PixelSpacing must lie in 0.01...10 mm, found {spacing}")
     location = _optional(dataset, "SliceLocation", path=path)

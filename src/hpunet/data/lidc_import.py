@@ -271,11 +271,10 @@ def _earlier_record(out: Path, patient: str) -> _Record | None:
         return None
     content = _read_json(path)
     try:
-        record = _Record(**content)
-    except TypeError:
+        counters = {name: Counter(content[name]) for name in ("dropped", "noted")}
+        return _Record(**{**content, **counters})
+    except (TypeError, KeyError):
         raise DataError(f"{path}: not a record of this importer; delete it to import the patient anew") from None
-    record.dropped, record.noted = Counter(record.dropped), Counter(record.noted)
-    return record
 
 
 def _read_json(path: Path) -> Any:
