@@ -1,6 +1,7 @@
 """The importer of the original LIDC-IDRI, on made-up studies: every rule has a case of its own."""
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -86,6 +87,14 @@ def test_import_lidc_resamples_non_square_pixels(tmp_path):
     mask[60:69, 90:99] = 255
     nearest = mask[tuple(np.floor(axis + 0.5).astype(int) for axis in where)]
     assert np.array_equal(made["gt/P/z-001_c0_l0"], nearest)
+
+
+@pytest.mark.parametrize(("side", "exceeds"), [(88, 0), (92, 1)])
+def test_import_lidc_notes_lesions_larger_than_a_crop(tmp_path, side, exceeds):
+    series = Series("P", "1.2", shape=(110, 110), spacing=(1.0, 1.0))
+    summary, made = import_one(tmp_path, series, readers(series, vertices=square(5, 5, side)))
+    assert summary.noted["crops: smaller than their lesion"] == exceeds
+    assert made["gt/P/z-001_c0_l0"].all() == exceeds
 
 
 @pytest.mark.parametrize(
@@ -474,6 +483,21 @@ def test_import_lidc_names_an_empty_source(tmp_path):
     (tmp_path / "in").mkdir()
     with pytest.raises(DataError, match="0 DICOM files"):
         run(tmp_path / "in", tmp_path / "out")
+
+
+def test_import_lidc_is_bounded(tmp_path, monkeypatch):
+    series = Series("P", "1.2")
+    monkeypatch.setattr("hpunet.data.lidc_dicom.MAX_DICOM_BYTES", 1000)
+    summary, made = import_one(tmp_path, series, readers(series))
+    assert made == {}
+    assert len(summary.failures) == series.num_slices
+    assert "more than the 1000 of a CT slice" in summary.failures[0]
+
+
+def test_import_lidc_names_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pydicom", None)
+    with pytest.raises(DataError, match=r"needs pydicom; pip install hpunet\[data\]"):
+        run(tmp_path, tmp_path / "out")
 
 
 def test_import_lidc_has_the_shares_of_the_paper():

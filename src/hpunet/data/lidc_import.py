@@ -17,6 +17,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from importlib.util import find_spec
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,9 @@ def import_lidc(
     `processes` is how many work at once, all cores by default. A second run with the same `out` goes on where the
     first one stopped and tries again what failed; it must find the same patients and use the same `seed`.
     """
+    for package in ("pydicom", "defusedxml"):
+        if find_spec(package) is None:
+            raise DataError(f"{source}: importing LIDC needs {package}; pip install hpunet[data]")
     source, out = Path(source), Path(out)
     summary = ImportSummary(seed=seed)
     with _workers(processes) as run:
@@ -227,12 +231,16 @@ def _import_patient(out: Path, job: tuple[str, str, list[_Scan]]) -> _Record:
 
 def _import_scan(scan: _Scan, *, staging: Path, record: _Record) -> None:
     wanted = {c.sop_uid for r in scan.annotations.readings for nodule in r.nodules for c in nodule.contours}
+    dropped: Counter[str] = Counter()
+    noted: Counter[str] = Counter()
     try:
-        slices = order_slices(scan.headers, wanted=wanted, dropped=record.dropped, noted=record.noted)
-        result = crop_scan(slices, scan.annotations, dropped=record.dropped, noted=record.noted)
+        slices = order_slices(scan.headers, wanted=wanted, dropped=dropped, noted=noted)
+        result = crop_scan(slices, scan.annotations, dropped=dropped, noted=noted)
     except DataError as error:
         record.failures.append(f"{scan.xml}: this scan was left out: {error}")
         return
+    record.dropped += dropped
+    record.noted += noted
     record.failures += result.failures
     for crop in result.crops:
         name = f"z-{crop.slice_number:03d}_c{record.num_lesions + crop.lesion}"

@@ -212,8 +212,16 @@ def crop_scan(
                 dropped["crop: nothing of the lesion is left after resampling"] += 1
                 continue
             noted["crops: padded where they leave the scan"] += padded
+            noted["crops: smaller than their lesion"] += _exceeds_crop(masks, spacing=header.spacing)
             crops.append(Crop(slice_number=number, lesion=lesion, image=image, labels=labels))
     return ScanCrops(crops=crops, num_lesions=len(lesions), failures=failures)
+
+
+def _exceeds_crop(masks: Bool[np.ndarray, "r h w"], *, spacing: tuple[float, float]) -> bool:
+    extents = np.nonzero(masks.any(axis=0))
+    return any(
+        float(np.ptp(marked)) * side > (CROP - 1) * SPACING for marked, side in zip(extents, spacing, strict=True)
+    )
 
 
 def crop_slice(
