@@ -1,0 +1,267 @@
+"""LIDC crops as the authors publish them (App. C): one image, up to four gradings of a lesion.
+
+Layout, in a folder or in one `<split>.tar.gz` a split:
+
+    <split>/images/<patient>/z-<z>_c<crop>.png           8 bit grey, square
+    <split>/gt/<patient>/z-<z>_c<crop>_l<grader>.png     0 and one other value, 1 or 255
+
+Graders are numbered 0–3 or 1–4. A grader without a file is missing; an all-zero file is a grading that says
+"nothing here", and counts.
+"""
+
+import functools
+import gzip
+import re
+import tarfile
+import zlib
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from hpunet.data.base import SPLITS, Identity, Sample, SetInfo, Source, make_sample
+from hpunet.data.files import decode_png, read_bytes
+from hpunet.errors import ConfigError, DataError
+
+NUM_GRADERS = 4
+MAX_PNG_BYTES = 2**24
+"""Largest picture taken from an archive."""
+MAX_ARCHIVE_BYTES = 2**32
+"""Largest archive, unpacked: it is held in memory."""
+
+INFO = SetInfo(
+    kind="lidc",
+    in_channels=1,
+    num_graders=NUM_GRADERS,
+    fixed_classes=("background", "lesion"),
+    stochastic_classes=(1,),
+)
+
+_PATIENT = r"(?P<patient>[A-Za-z0-9][A-Za-z0-9._-]*)"
+_CROP = r"(?P<crop>z-(?:-?\d+(?:\.\d+)?)_c\d+)"
+_IMAGE_NAME = re.compile(rf"images/{_PATIENT}/{_CROP}\.png")
+_GRADING_NAME = re.compile(rf"gt/{_PATIENT}/{_CROP}_l(?P<grader>\d)\.png")
+
+
+class LidcCrops:
+    """A split of LIDC crops; made by `open_lidc_crops`.
+
+    It is pickled as the path it came from and opened anew on the other side, so that worker processes are not
+    sent an archive's content.
+    """
+
+    info = INFO
+
+    def __init__(
+        self,
+        *,
+        where: str,
+        split: str,
+        size: int | None,
+        names: Iterable[str],
+        read: Callable[[str], bytes],
+        reopen: Callable[[], "LidcCrops"],
+    ) -> None:
+        self.split = split
+        self._where, self._size, self._read, self._reopen = where, size, read, reopen
+        images, gradings = _sort_names(names, where=where)
+        self._gradings = [gradings[identity] for identity in images]
+        self._images = list(images.values())
+        self.identities = list(images)
+
+    def __len__(self) -> int:
+        return len(self.identities)
+
+    def __reduce__(self) -> tuple[Callable[[], "LidcCrops"], tuple[()]]:
+        return self._reopen, ()
+
+    def __getitem__(self, index: int) -> Sample:
+        name = self._images[index]
+        image = self._picture(name)
+        labels = np.zeros((NUM_GRADERS, *image.shape), dtype=np.int32)
+        graders = np.zeros(NUM_GRADERS, dtype=np.bool_)
+        for slot, grading_name in self._gradings[index].items():
+            grading = self._picture(grading_name)
+            if grading.shape != image.shape:
+                raise DataError(
+                    f"{self._where}/{grading_name}: shape {grading.shape}, but its image {name} has {image.shape}"
+                )
+            values = np.flatnonzero(np.bincount(grading.ravel())).tolist()
+            if values not in ([0], [1], [255], [0, 1], [0, 255]):
+                raise DataError(
+                    f"{self._where}/{grading_name}: expected 0 and one other value, 1 or 255; found {values[:8]}"
+                )
+            labels[slot] = grading > 0
+            graders[slot] = True
+        window = self._centre(image.shape, name=name)
+        return make_sample(
+            image=image[None, *window],
+            labels=labels[:, *window],
+            identity=self.identities[index],
+            info=self.info,
+            where=f"{self._where}/{name}",
+            graders=graders,
+        )
+
+    def _picture(self, name: str) -> np.ndarray:
+        where = f"{self._where}/{name}"
+        array = decode_png(self._read(name), name=where)
+        if array.ndim != 2 or array.dtype != np.uint8 or array.shape[0] != array.shape[1]:
+            raise DataError(
+                f"{where}: expected a square 8 bit grey picture, got {array.dtype} of shape {array.shape}"
+            )
+        return array
+
+    def _centre(self, shape: tuple[int, ...], *, name: str) -> tuple[slice, slice]:
+        side = shape[0]
+        size = side if self._size is None else self._size
+        if size > side:
+            raise DataError(f"{self._where}/{name}: cannot crop {size} pixels from {side}")
+        start = (side - size) // 2
+        return slice(start, start + size), slice(start, start + size)
+
+
+def open_lidc_crops(path: Path, *, split: str, size: int | None = None) -> LidcCrops:
+    """The `split` of the crops below `path`, from the folder `<split>` or else from `<split>.tar.gz`.
+
+    `size` crops every image and grading at its centre (180 → 128 is [26:-26], the paper's evaluation). Names are
+    checked here, pictures when they are asked for. An archive is read once, into memory. A patient who also has a
+    folder in another split of `path` is refused; see `refuse_shared_patients` for archives.
+    """
+    path = Path(path)
+    if split not in SPLITS:
+        raise ConfigError(f"split: expected one of {', '.join(SPLITS)}, got {split!r}")
+    if size is not None and size < 1:
+        raise ConfigError(f"size: expected a positive number of pixels, got {size}")
+    folder, archive = path / split, path / f"{split}.tar.gz"
+    read: Callable[[str], bytes]
+    if folder.is_dir():
+        where, names = folder, _list_folder(folder)
+        read = functools.partial(_read_from_folder, folder)
+    elif archive.is_file():
+        contents = _read_archive(archive, split=split)
+        where, names = archive, list(contents)
+        read = contents.__getitem__
+    else:
+        raise DataError(f"{path}: holds neither the folder {split}/ nor the archive {split}.tar.gz")
+    reopen = functools.partial(open_lidc_crops, path, split=split, size=size)
+    source = LidcCrops(where=str(where), split=split, size=size, names=names, read=read, reopen=reopen)
+    patients = {identity.patient for identity in source.identities}
+    for other in SPLITS:
+        if other != split and (path / other / "images").is_dir():
+            found = {entry.name for entry in (path / other / "images").iterdir()}
+            _refuse(patients & found, first=split, second=other, where=str(path))
+    return source
+
+
+def refuse_shared_patients(sources: Sequence[Source]) -> None:
+    """Raise a `DataError` if a patient has samples in two of the sources: scores would be too good."""
+    seen: dict[str, str] = {}
+    for source in sources:
+        patients = {identity.patient for identity in source.identities}
+        for patient in sorted(patients & seen.keys()):
+            _refuse({patient}, first=seen[patient], second=source.split, where=source.info.kind)
+        seen.update(dict.fromkeys(patients, source.split))
+
+
+def subset_b(source: Source) -> list[int]:
+    """Indices of the samples that every grader marked (App. C, "subset B"); looks at every sample once."""
+
+    def marked_by_all(sample: Sample) -> bool:
+        return bool(sample.graders.all() and sample.labels.any(axis=(1, 2)).all())
+
+    return [index for index in range(len(source)) if marked_by_all(source[index])]
+
+
+def _refuse(shared: set[str], *, first: str, second: str, where: str) -> None:
+    if shared:
+        raise DataError(f"{where}: patient {min(shared)} is in both {first} and {second}; split by patient")
+
+
+def _sort_names(names: Iterable[str], *, where: str) -> tuple[dict[Identity, str], dict[Identity, dict[int, str]]]:
+    """Images in the order of their keys, and the files of each one's graders by slot 0...3."""
+    images: dict[Identity, str] = {}
+    by_number: dict[Identity, dict[int, str]] = defaultdict(dict)
+    for name in sorted(names):
+        match = _IMAGE_NAME.fullmatch(name) or _GRADING_NAME.fullmatch(name)
+        if match is None:
+            raise DataError(
+                f"{where}/{name}: expected images/<patient>/z-<z>_c<crop>.png or "
+                "gt/<patient>/z-<z>_c<crop>_l<grader>.png"
+            )
+        identity = Identity(patient=match["patient"], key=f"{match['patient']}/{match['crop']}")
+        if match.re is _IMAGE_NAME:
+            images[identity] = name
+        else:
+            by_number[identity][int(match["grader"])] = name
+    if not images:
+        raise DataError(f"{where}: no images")
+    numbers = {number for gradings in by_number.values() for number in gradings}
+    first = 0 if 0 in numbers else 1
+    for identity, gradings in by_number.items():
+        if identity not in images:
+            raise DataError(f"{where}/{min(gradings.values())}: a grading without its image")
+        for number, name in gradings.items():
+            if not first <= number < first + NUM_GRADERS:
+                last = first + NUM_GRADERS - 1
+                raise DataError(f"{where}/{name}: grader {number}; expected {first}...{last} as in the other files")
+    for identity, name in images.items():
+        if identity not in by_number:
+            raise DataError(f"{where}/{name}: an image without any grading")
+    slots = {identity: {n - first: name for n, name in found.items()} for identity, found in by_number.items()}
+    return images, slots
+
+
+def _list_folder(folder: Path) -> list[str]:
+    """Relative names of all files below `folder`, hidden ones left out."""
+    try:
+        files = [path.relative_to(folder) for path in folder.rglob("*") if not path.is_dir()]
+    except OSError as error:
+        raise DataError(f"{folder}: cannot be listed ({error.strerror or error})") from None
+    return [path.as_posix() for path in files if not path.name.startswith(".")]
+
+
+def _read_from_folder(folder: Path, name: str) -> bytes:
+    return read_bytes(folder / name)
+
+
+class _BoundedGzip(gzip.GzipFile):
+    """Refuses to unpack more than `MAX_ARCHIVE_BYTES`, whatever the archive's headers claim."""
+
+    def read(self, size: int | None = -1) -> bytes:
+        chunk = super().read(size)
+        if self.tell() > MAX_ARCHIVE_BYTES:
+            raise DataError(f"{self.name}: unpacks to more than {MAX_ARCHIVE_BYTES} bytes; unpack it into a folder")
+        return chunk
+
+
+def _read_archive(archive: Path, *, split: str) -> dict[str, bytes]:
+    """Every file of the archive by its name below `<split>/`, nothing written to disk."""
+    contents: dict[str, bytes] = {}
+    try:
+        with _BoundedGzip(archive) as unpacked, tarfile.open(fileobj=unpacked, mode="r|") as members:
+            for member in members:
+                parts = [part for part in member.name.split("/") if part != "."]
+                where = f"{archive}/{member.name}"
+                if ".." in parts or member.name.startswith("/"):
+                    raise DataError(f"{where}: a name that leads out of the archive is refused")
+                if member.isdir() or parts[-1].startswith("."):
+                    continue
+                if not member.isreg():
+                    raise DataError(f"{where}: links and devices are refused")
+                if parts[0] != split:
+                    raise DataError(f"{where}: expected names that begin with {split}/")
+                if member.size > MAX_PNG_BYTES:
+                    raise DataError(f"{where}: {member.size} bytes, more than the {MAX_PNG_BYTES} of a picture")
+                name = "/".join(parts[1:])
+                if name in contents:
+                    raise DataError(f"{where}: is in the archive twice")
+                file = members.extractfile(member)
+                assert file is not None  # true of every regular file
+                contents[name] = file.read()
+    except (OSError, EOFError, tarfile.TarError, zlib.error, ValueError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"{archive}: not a readable tar.gz ({error})") from None
+    return contents
