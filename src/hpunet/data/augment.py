@@ -163,6 +163,11 @@ def apply_warp(batch: Batch, warp: Warp, *, crop_size: tuple[int, int]) -> Batch
     b, _, source_h, source_w = batch.image.shape
     if warp.affine.shape[0] != b:
         raise DataError(f"warp: made for {warp.affine.shape[0]} images, the batch has {b}")
+    for name, planes in (("labels", batch.labels), ("valid", batch.valid)):
+        if planes.shape[0] != b or planes.shape[-2:] != batch.image.shape[-2:]:
+            raise DataError(
+                f"batch: {name} of shape {tuple(planes.shape)} do not go with the image of {tuple(batch.image.shape)}"
+            )
     y, x = _source_positions(warp, crop_size=crop_size)
     image = _bilinear(batch.image, y=y, x=x)
     # From here on y and x are the nearest pixel.
@@ -170,10 +175,10 @@ def apply_warp(batch: Batch, warp: Warp, *, crop_size: tuple[int, int]) -> Batch
     exists = (y >= 0) & (y < source_h) & (x >= 0) & (x < source_w)
     pixel = y.clamp_(0, source_h - 1).long().mul_(source_w).add_(x.clamp_(0, source_w - 1).long())
     valid = _gather(batch.valid.flatten(1).unsqueeze(1), pixel).squeeze(1) & exists
-    image.masked_fill_(~exists.unsqueeze(1), 0)
+    image.mul_(exists.unsqueeze(1))
     if warp.gamma is not None:
         image = _power(image, warp.gamma)
-    labels = _gather(batch.labels.flatten(2), pixel).masked_fill_(~valid.unsqueeze(1), 0)
+    labels = _gather(batch.labels.flatten(2), pixel).mul_(valid.unsqueeze(1))
     return Batch(image=image.to(batch.image.dtype), labels=labels, valid=valid, graders=batch.graders)
 
 
