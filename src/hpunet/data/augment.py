@@ -19,7 +19,7 @@ A few numbers an image are drawn and combined in float64; positions, one for eac
 """
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
@@ -33,10 +33,6 @@ from hpunet.noise import Stream, keyed_normal, keyed_uniform
 
 CONTROL_POINTS = 5
 """Elastic deformation: control points along each axis, the outermost at the crop's outermost pixel centres."""
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 @dataclass(frozen=True)
@@ -67,23 +63,14 @@ class AugmentSettings:
     """Range of the exponent applied to the image, log-uniform; (0.7, 1.5) for street scenes."""
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value, where = getattr(self, field.name), f"augmentation setting {field.name!r}"
-            if field.type is bool:
-                if not isinstance(value, bool):
-                    raise ConfigError(f"{where}: expected true or false, got {value!r}")
-            elif field.type is float:
-                if not _is_number(value) or value < 0:
-                    raise ConfigError(f"{where}: expected a number of at least 0, got {value!r}")
-            elif (
-                not isinstance(value, tuple)
-                or len(value) != 2
-                or not all(map(_is_number, value))
-                or not 0 < value[0] <= value[1]
-            ):
-                raise ConfigError(f"{where}: expected two numbers, 0 < low <= high, got {value!r}")
-        if self.rotation > 180:
-            raise ConfigError(f"augmentation setting 'rotation': at most 180 degrees, got {self.rotation}")
+        limits = {"elastic": 1.0, "rotation": 180.0, "shear": 1.0, "translate": 1.0}
+        for name, limit in limits.items():
+            if not 0 <= getattr(self, name) <= limit:
+                raise ConfigError(f"augmentation.{name}: expected 0 to {limit:g}, got {getattr(self, name)}")
+        for name in ("scale", "gamma"):
+            low, high = getattr(self, name)
+            if not 0 < low <= high < math.inf:
+                raise ConfigError(f"augmentation.{name}: expected two numbers, 0 < low <= high, got {low}, {high}")
 
 
 NO_AUGMENTATION = AugmentSettings(
