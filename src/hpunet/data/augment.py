@@ -157,15 +157,15 @@ def apply_warp(batch: Batch, warp: Warp, *, crop_size: tuple[int, int]) -> Batch
             )
     y, x = _source_positions(warp, crop_size=crop_size)
     image = _bilinear(batch.image, y=y, x=x)
-    # From here on y and x are the nearest pixel.
-    y, x = y.add_(0.5).floor_(), x.add_(0.5).floor_()
-    exists = (y >= 0) & (y < source_h) & (x >= 0) & (x < source_w)
-    pixel = y.clamp_(0, source_h - 1).long().mul_(source_w).add_(x.clamp_(0, source_w - 1).long())
-    valid = _gather(batch.valid.flatten(1).unsqueeze(1), pixel).squeeze(1) & exists
+    nearest_y, nearest_x = y.add_(0.5).floor_().int(), x.add_(0.5).floor_().int()
+    inside_y, inside_x = nearest_y.clamp(0, source_h - 1), nearest_x.clamp(0, source_w - 1)
+    exists = (nearest_y == inside_y).logical_and_(nearest_x == inside_x)
+    pixel = inside_y.mul_(source_w).add_(inside_x).long()
+    valid = _gather(batch.valid.unsqueeze(1), pixel).squeeze(1).logical_and_(exists)
+    labels = _gather(batch.labels, pixel).mul_(valid.unsqueeze(1))
     image.mul_(exists.unsqueeze(1))
     if warp.gamma is not None:
         image = _power(image, warp.gamma)
-    labels = _gather(batch.labels.flatten(2), pixel).mul_(valid.unsqueeze(1))
     return Batch(image=image.to(batch.image.dtype), labels=labels, valid=valid, graders=batch.graders)
 
 
@@ -241,11 +241,13 @@ def _source_positions(
     return y, x
 
 
-def _gather(flat: Shaped[Tensor, "b planes pixels"], pixel: Int64[Tensor, "b y x"]) -> Shaped[Tensor, "b planes y x"]:
-    """The pixels with these numbers, the same ones from each plane."""
-    b, planes, _ = flat.shape
-    numbers = pixel.view(b, 1, -1).expand(b, planes, -1)
-    return flat.gather(2, numbers).view(b, planes, *pixel.shape[1:])
+def _gather(
+    planes: Shaped[Tensor, "b n h w"], pixel: Int64[Tensor, "b y x"], *, offset: int = 0
+) -> Shaped[Tensor, "b n y x"]:
+    """From every plane the pixels with these numbers plus `offset`."""
+    flat = planes.flatten(2)[:, :, offset:]
+    numbers = pixel.flatten(1).unsqueeze(1).expand(-1, flat.shape[1], -1)
+    return flat.gather(2, numbers).view(*flat.shape[:2], *pixel.shape[1:])
 
 
 def _bilinear(
@@ -253,22 +255,21 @@ def _bilinear(
 ) -> Float[Tensor, "b c y x"]:
     """The image at positions (y, x), clamped to its outermost pixel centres; at least float32.
 
-    `torch.nn.functional.grid_sample` is no faster on image and four label planes together, and its normalised
-    coordinates do not hit whole pixels exactly.
+    `torch.nn.functional.grid_sample` would be faster here but its normalised coordinates miss whole pixels by a
+    little, so that an image would not survive a map that changes nothing.
     """
     h, w = image.shape[2:]
     y, x = y.clamp(0, h - 1), x.clamp(0, w - 1)
     # The upper left of the four taps. On the last row (column) it is the one before, at weight 1: lerp is exact
     # at both ends.
-    top, left = y.long().clamp_(max=max(h - 2, 0)), x.long().clamp_(max=max(w - 2, 0))
+    top, left = y.floor().clamp_(max=max(h - 2, 0)), x.floor().clamp_(max=max(w - 2, 0))
     work = torch.promote_types(image.dtype, torch.float32)
     down, right = y.sub_(top).unsqueeze(1).to(work), x.sub_(left).unsqueeze(1).to(work)
-    pixel = top.mul_(w).add_(left)
+    pixel = top.int().mul_(w).add_(left.int()).long()
     below, beside = w if h > 1 else 0, 1 if w > 1 else 0
-    flat = image.flatten(2)
 
     def taps(offset: int) -> Tensor:
-        return _gather(flat[:, :, offset:], pixel).to(work)
+        return _gather(image, pixel, offset=offset).to(work)
 
     upper = taps(0).lerp_(taps(beside), right)
     lower = taps(below).lerp_(taps(below + beside), right)
