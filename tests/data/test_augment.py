@@ -362,3 +362,18 @@ def test_augment_gives_the_same_on_the_gpu():
     expected = augment(batch, **key, index=torch.arange(4))
     assert (got.labels.cpu() != expected.labels).float().mean() < 1e-4
     torch.testing.assert_close(got.image.cpu(), expected.image, rtol=0, atol=1e-4)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_augment_can_be_captured_in_a_cuda_graph():
+    batch = make_batch(4, h=40, w=40)
+    batch = Batch(batch.image.cuda(), batch.labels.cuda(), batch.valid.cuda(), batch.graders.cuda())
+    key = {"settings": EVERYTHING, "crop_size": (32, 32), "seed": 0, "index": torch.arange(4).cuda()}
+    step = torch.tensor(0, device="cuda")
+    augment(batch, **key, step=step)  # what is made once must exist before the capture
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = augment(batch, **key, step=step)
+    step.fill_(5)
+    graph.replay()
+    assert_same(out, augment(batch, **key, step=5))
