@@ -71,7 +71,7 @@ def batchgeneratorsv2(batch: Batch) -> Callable[[int], object]:
     labels = batch.labels
 
     def run(step: int) -> object:
-        np.random.seed(step)
+        np.random.seed(step)  # the library draws from the global generator
         outputs = [
             mirror(**spatial(image=image, segmentation=segmentation))
             for image, segmentation in zip(batch.image, labels, strict=True)
