@@ -1,0 +1,290 @@
+"""Random warps of whole batches: image, labels and validity together, in one pass, on the batch's own device.
+
+Geometry (App. C: elastic deformation, rotation, mirroring, shearing, scaling and a randomly translated crop). A
+warp tells for every pixel q of the crop which position p of the source it shows, both in pixels as (y, x), pixel
+centres at whole numbers:
+
+    p(q) = corner + centre + shift + 1/scale · R(angle) · Shear · Mirror · (q − centre) + elastic(q)
+
+with `corner` the place of the crop in the source before anything else happens and `centre` the crop's middle.
+
+* Labels and validity come from the nearest source pixel, floor(p + 1/2). A crop pixel is valid exactly when this
+  source pixel exists and is valid; elsewhere its labels are 0.
+* The image is interpolated bilinearly. Positions up to half a pixel beyond the outermost pixel centres, whose
+  nearest pixel still exists, are clamped to them; further out the image is 0. Source pixels that exist but are
+  invalid keep their content: an ignored object is still to be seen. (So at the edge of a smaller image that was
+  padded to fit its batch, the outermost half pixel mixes with the padding.)
+
+A few numbers an image are drawn and combined in float64; positions, one for each pixel, are float32.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from jaxtyping import Float, Float32, Float64, Int, Int64, Shaped
+from scipy.interpolate import CubicSpline
+from torch import Tensor
+
+from hpunet.batch import Batch
+from hpunet.errors import ConfigError, DataError
+from hpunet.noise import Stream, keyed_normal, keyed_uniform
+
+CONTROL_POINTS = 5
+"""Elastic deformation: control points along each axis, the outermost at the crop's outermost pixel centres."""
+
+
+@dataclass(frozen=True)
+class AugmentSettings:
+    """Ranges of the random warps. The paper names the operations, not their ranges: these are ours.
+
+    Every operation is applied to every image; 0, False or a range of (1, 1) switches one off, and leaves the draws
+    of the others as they are.
+    """
+
+    elastic: float = 0.04
+    """Standard deviation of the control points' displacement, as a fraction of the crop's height (y), width (x)."""
+    rotation: float = 180.0
+    """Angles are uniform in ± this many degrees; 10 for street scenes."""
+    mirror_up_down: bool = True
+    """Turn upside down, with probability 1/2; not for street scenes."""
+    mirror_left_right: bool = True
+    """Exchange left and right, with probability 1/2."""
+    shear: float = 0.1
+    """x moves by up to ± this many pixels for each pixel of y, uniformly."""
+    scale: tuple[float, float] = (0.8, 1.25)
+    """Range of the magnification, log-uniform: above 1 things get larger."""
+    random_crop: bool = True
+    """Cut at any whole-pixel position that fits, uniformly; else at the centre."""
+    translate: float = 0.0
+    """A further shift, uniform in ± this fraction of the crop's height and width, for sources without margin."""
+    gamma: tuple[float, float] = (1.0, 1.0)
+    """Range of the exponent applied to the image, log-uniform; (0.7, 1.5) for street scenes."""
+
+    def __post_init__(self) -> None:
+        limits = {"elastic": 1.0, "rotation": 180.0, "shear": 1.0, "translate": 1.0}
+        for name, limit in limits.items():
+            if not 0 <= getattr(self, name) <= limit:
+                raise ConfigError(f"augmentation.{name}: expected 0 to {limit:g}, got {getattr(self, name)}")
+        for name in ("scale", "gamma"):
+            low, high = getattr(self, name)
+            if not 0 < low <= high < math.inf:
+                raise ConfigError(f"augmentation.{name}: expected two numbers, 0 < low <= high, got {low}, {high}")
+
+
+NO_AUGMENTATION = AugmentSettings(
+    elastic=0.0,
+    rotation=0.0,
+    mirror_up_down=False,
+    mirror_left_right=False,
+    shear=0.0,
+    scale=(1.0, 1.0),
+    random_crop=False,
+)
+"""Nothing but the centre crop, as in evaluation."""
+
+
+@dataclass(frozen=True)
+class Warp:
+    """What happens to each image of a batch.
+
+    `affine` takes (y, x, 1) of the crop to (y, x) of the source, in pixels. `displacement` is what elastic
+    deformation adds to that at the control points, (y, x) first, in source pixels; between them it is the natural
+    cubic spline through these values, along y and x. `gamma` is the image's exponent. The last two are None when
+    the settings do not ask for them.
+    """
+
+    affine: Float64[Tensor, "b 2 3"]
+    displacement: Float64[Tensor, "b 2 5 5"] | None = None
+    gamma: Float32[Tensor, " b"] | None = None
+
+
+def draw_warp(
+    settings: AugmentSettings,
+    *,
+    seed: int,
+    step: int | Int[Tensor, ""],
+    index: Int[Tensor, " b"],
+    source_size: tuple[int, int],
+    crop_size: tuple[int, int],
+    device: torch.device,
+) -> Warp:
+    """The warps of the images `index` at training step `step`, from sources to crops of (height, width).
+
+    Each depends on its (seed, step, index) alone: neither on the batch around it nor on who draws it. A source
+    smaller than the crop lands at any position inside it.
+    """
+    index = index.to(device)
+    uniform = keyed_uniform(seed=seed, step=step, index=index, stream=Stream.WARP, count=10).double()
+    angle, scale, shear, flip_y, flip_x, corner_y, corner_x, shift_y, shift_x, gamma = uniform.unbind(1)
+
+    angle = math.radians(settings.rotation) * (2 * angle - 1)
+    shrink = 1 / _log_uniform(settings.scale, scale)
+    cos, sin = shrink * angle.cos(), shrink * angle.sin()
+    shear = settings.shear * (2 * shear - 1)
+    mirror_y = torch.where(flip_y < 0.5, -1.0, 1.0) if settings.mirror_up_down else torch.ones_like(flip_y)
+    mirror_x = torch.where(flip_x < 0.5, -1.0, 1.0) if settings.mirror_left_right else torch.ones_like(flip_x)
+    # Rotation times shear, whose matrix in (y, x) is [[1, 0], [shear, 1]], times mirroring.
+    row_y = ((cos + sin * shear) * mirror_y, sin * mirror_x)
+    row_x = ((cos * shear - sin) * mirror_y, cos * mirror_x)
+
+    centre_y, centre_x = ((side - 1) / 2 for side in crop_size)
+    rows = []
+    for axis, (row, corner, shift) in enumerate(((row_y, corner_y, shift_y), (row_x, corner_x, shift_x))):
+        source, crop = source_size[axis], crop_size[axis]
+        margin, first = abs(source - crop), min(0, source - crop)
+        start = first + ((margin + 1) * corner).floor() if settings.random_crop else first + margin // 2
+        middle = start + (crop - 1) / 2 + settings.translate * crop * (2 * shift - 1)
+        rows.append(torch.stack([*row, middle - row[0] * centre_y - row[1] * centre_x], dim=1))
+    return Warp(
+        affine=torch.stack(rows, dim=1),
+        displacement=_draw_displacement(settings.elastic, seed=seed, step=step, index=index, crop_size=crop_size),
+        gamma=_log_uniform(settings.gamma, gamma).float() if settings.gamma != (1, 1) else None,
+    )
+
+
+@torch.no_grad()
+def apply_warp(batch: Batch, warp: Warp, *, crop_size: tuple[int, int]) -> Batch:
+    """The batch as the warp shows it, with crops of (height, width). Without a change, every bit stays the same."""
+    b, _, source_h, source_w = batch.image.shape
+    if warp.affine.shape[0] != b:
+        raise DataError(f"warp: made for {warp.affine.shape[0]} images, the batch has {b}")
+    for name, planes in (("labels", batch.labels), ("valid", batch.valid)):
+        if planes.shape[0] != b or planes.shape[-2:] != batch.image.shape[-2:]:
+            raise DataError(
+                f"batch: {name} of shape {tuple(planes.shape)} do not go with the image of {tuple(batch.image.shape)}"
+            )
+    y, x = _source_positions(warp, crop_size=crop_size)
+    image = _bilinear(batch.image, y=y, x=x)
+    nearest_y, nearest_x = y.add_(0.5).floor_().int(), x.add_(0.5).floor_().int()
+    inside_y, inside_x = nearest_y.clamp(0, source_h - 1), nearest_x.clamp(0, source_w - 1)
+    exists = (nearest_y == inside_y).logical_and_(nearest_x == inside_x)
+    pixel = inside_y.mul_(source_w).add_(inside_x).long()
+    valid = _gather(batch.valid.unsqueeze(1), pixel).squeeze(1).logical_and_(exists)
+    labels = _gather(batch.labels, pixel).mul_(valid.unsqueeze(1))
+    image.mul_(exists.unsqueeze(1))
+    if warp.gamma is not None:
+        image = _power(image, warp.gamma)
+    return Batch(image=image.to(batch.image.dtype), labels=labels, valid=valid, graders=batch.graders)
+
+
+def augment(
+    batch: Batch,
+    *,
+    settings: AugmentSettings,
+    crop_size: tuple[int, int],
+    seed: int,
+    step: int | Int[Tensor, ""],
+    index: Int[Tensor, " b"],
+) -> Batch:
+    """A random warp of every image of the batch; `index` are the images' numbers in their set (`draw_warp`)."""
+    h, w = batch.image.shape[2:]
+    warp = draw_warp(
+        settings,
+        seed=seed,
+        step=step,
+        index=index,
+        source_size=(h, w),
+        crop_size=crop_size,
+        device=batch.image.device,
+    )
+    return apply_warp(batch, warp, crop_size=crop_size)
+
+
+def _log_uniform(bounds: tuple[float, float], uniform: Float64[Tensor, " b"]) -> Float64[Tensor, " b"]:
+    """From `bounds[0]` to `bounds[1]`, so that a factor is as likely as its inverse."""
+    low, high = map(math.log, bounds)
+    return (low + (high - low) * uniform).exp()
+
+
+def _draw_displacement(
+    sigma: float, *, seed: int, step: int | Int[Tensor, ""], index: Int[Tensor, " b"], crop_size: tuple[int, int]
+) -> Float64[Tensor, "b 2 5 5"] | None:
+    """Displacements of the control points, in pixels."""
+    if sigma == 0:
+        return None
+    count = 2 * CONTROL_POINTS**2
+    normal = keyed_normal(seed=seed, step=step, index=index, stream=Stream.ELASTIC, count=count).double()
+    normal = normal.view(-1, 2, CONTROL_POINTS, CONTROL_POINTS)
+    return torch.stack([sigma * side * normal[:, axis] for axis, side in enumerate(crop_size)], dim=1)
+
+
+@lru_cache(maxsize=32)
+def _axis_basis(side: int, device: torch.device) -> Float64[Tensor, "side 7"]:
+    """Along one axis, at every pixel: the control points' splines, then the pixel's position, then 1."""
+    position = torch.arange(side, dtype=torch.float64)
+    knots = range(CONTROL_POINTS)
+    spline = CubicSpline(knots, torch.eye(CONTROL_POINTS).numpy(), bc_type="natural")
+    weights = torch.from_numpy(spline(position.numpy() * ((CONTROL_POINTS - 1) / max(side - 1, 1))))
+    return torch.cat([weights, position.unsqueeze(1), torch.ones(side, 1, dtype=torch.float64)], dim=1).to(device)
+
+
+def _source_positions(
+    warp: Warp, *, crop_size: tuple[int, int]
+) -> tuple[Float32[Tensor, "b h w"], Float32[Tensor, "b h w"]]:
+    """The source position (y, x) of every crop pixel.
+
+    Affine map and splines are one bilinear form, rows-basis · coefficients · columns-basis: two matrix products,
+    several times faster than upsampling the control grid and adding. In float64, because neither autocast nor
+    TF32 touches that, and because then a whole-pixel map stays exact.
+    """
+    affine, n = warp.affine.transpose(0, 1), CONTROL_POINTS  # axis first, so that y and x are contiguous
+    coefficients = affine.new_zeros(*affine.shape[:2], n + 2, n + 2)
+    coefficients[:, :, n, n + 1] = affine[:, :, 0]
+    coefficients[:, :, n + 1, n] = affine[:, :, 1]
+    coefficients[:, :, n + 1, n + 1] = affine[:, :, 2]
+    if warp.displacement is not None:
+        coefficients[:, :, :n, :n] = warp.displacement.transpose(0, 1)
+    rows, columns = (_axis_basis(side, affine.device) for side in crop_size)
+    y, x = (rows @ coefficients @ columns.T).float()
+    return y, x
+
+
+def _gather(
+    planes: Shaped[Tensor, "b n h w"], pixel: Int64[Tensor, "b y x"], *, offset: int = 0
+) -> Shaped[Tensor, "b n y x"]:
+    """From every plane the pixels with these numbers plus `offset`."""
+    flat = planes.flatten(2)[:, :, offset:]
+    numbers = pixel.flatten(1).unsqueeze(1).expand(-1, flat.shape[1], -1)
+    if flat.is_cuda:
+        out = flat.gather(2, numbers)
+    else:
+        # Image by image, from a copy: read in a rotated order straight from memory, each cache line would be waited
+        # for; copying reads ahead, and the copy stays in the cache. This halves the time for four label maps.
+        out = flat.new_empty(numbers.shape)
+        for source, picked, target in zip(flat, numbers, out, strict=True):
+            torch.gather(source.clone(), 1, picked, out=target)
+    return out.view(*flat.shape[:2], *pixel.shape[1:])
+
+
+def _bilinear(
+    image: Float[Tensor, "b c h w"], *, y: Float32[Tensor, "b y x"], x: Float32[Tensor, "b y x"]
+) -> Float[Tensor, "b c y x"]:
+    """The image at positions (y, x), clamped to its outermost pixel centres; at least float32.
+
+    `torch.nn.functional.grid_sample` would be faster here but its normalised coordinates miss whole pixels by a
+    little, so that an image would not survive a map that changes nothing.
+    """
+    h, w = image.shape[2:]
+    y, x = y.clamp(0, h - 1), x.clamp(0, w - 1)
+    # The upper left of the four taps. On the last row (column) it is the one before, at weight 1: lerp is exact
+    # at both ends.
+    top, left = y.floor().clamp_(max=max(h - 2, 0)), x.floor().clamp_(max=max(w - 2, 0))
+    work = torch.promote_types(image.dtype, torch.float32)
+    down, right = y.sub_(top).unsqueeze(1).to(work), x.sub_(left).unsqueeze(1).to(work)
+    pixel = top.int().mul_(w).add_(left.int()).long()
+    below, beside = w if h > 1 else 0, 1 if w > 1 else 0
+
+    def taps(offset: int) -> Tensor:
+        return _gather(image, pixel, offset=offset).to(work)
+
+    upper = taps(0).lerp_(taps(beside), right)
+    lower = taps(below).lerp_(taps(below + beside), right)
+    return upper.lerp_(lower, down)
+
+
+def _power(image: Float[Tensor, "b c h w"], gamma: Float32[Tensor, " b"]) -> Float[Tensor, "b c h w"]:
+    """Image values to the power of gamma; where that is 1, the very same values."""
+    exponent = gamma.view(-1, 1, 1, 1).to(image.dtype)
+    return torch.where(exponent == 1, image, image.pow(exponent))
