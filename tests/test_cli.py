@@ -40,3 +40,30 @@ def test_demo_refuses_an_unwritable_folder_in_one_line(tmp_path: Path) -> None:
     assert result.returncode != 0
     assert "Traceback" not in result.stderr
     assert "file" in result.stderr
+
+
+def test_data_make_info_and_pack_go_all_the_way(tmp_path: Path) -> None:
+    made = hpunet("data", "make", "lidc", "crops", "--count", "2", cwd=tmp_path)
+    assert made.returncode == 0, made.stderr
+    info = hpunet("data", "info", "crops", cwd=tmp_path)
+    assert info.returncode == 0, info.stderr
+    assert "runs/data/crops-train.png" in info.stdout
+    assert (tmp_path / "runs/data/crops-val.png").is_file()
+    packed = hpunet("data", "pack", "crops", "packed", cwd=tmp_path)
+    assert packed.returncode == 0, packed.stderr
+    assert "Packed" in packed.stdout
+    assert hpunet("data", "info", "packed", cwd=tmp_path).returncode == 0
+
+
+def test_data_errors_are_one_line_each(tmp_path: Path) -> None:
+    for args, expected in {
+        ("info", "nowhere"): "nowhere: no such file or folder",
+        ("info", "synthetic:lesions", "--set", "seize=3"): "seize: synthetic data take no such option",
+        ("info", "synthetic:lesions", "--set", "size"): "expected name=value",
+        ("make", "bicycles", "x"): "layout 'bicycles' is unknown",
+        ("pack", "synthetic:lesions", "."): "exists already",
+    }.items():
+        result = hpunet("data", *args, cwd=tmp_path)
+        assert result.returncode != 0
+        assert "Traceback" not in result.stderr
+        assert expected in " ".join(result.stderr.split())

@@ -18,6 +18,9 @@ ALLOWED = {
     "__init__": {"*"},
     "__main__": {"cli"},
     "cli": {"*"},
+    "cli_data": {"errors", "config", "data", "pictures"},
+    "config": {"errors"},
+    "noise": {"errors"},
     "demo": {"models", "sampling", "pictures"},
     "errors": set(),
     "batch": {"errors", "models.gaussian"},
@@ -26,7 +29,7 @@ ALLOWED = {
     "objectives": {"errors", "batch", "models.gaussian"},
     "sampling": {"errors", "batch", "models"},
     "models": {"errors", "batch", "models"},
-    "data": {"errors", "batch", "data"},
+    "data": {"errors", "batch", "noise", "pictures", "data"},
 }
 
 

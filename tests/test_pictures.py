@@ -31,4 +31,5 @@ def test_sheet_places_every_tile_and_fits_captions() -> None:
     red[..., 0] = 255
     page = np.asarray(sheet([[red, red], [red]], columns=["a", "b"], row_titles=["one", "two"], title="t", tile=40))
     is_red = (page == [255, 0, 0]).all(axis=2)
-    assert is_red.sum() == 3 * 40 * 20
+    assert is_red.sum() == 3 * 40 * 80
+    assert sheet([[red]], title="a title much longer than the picture is wide").width > 200

@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from hpunet import __version__
+from hpunet.cli_data import app as data_app
 from hpunet.errors import HPUNetError
 
 app = typer.Typer(
@@ -18,6 +19,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
+app.add_typer(data_app, name="data")
 console = Console()
 
 

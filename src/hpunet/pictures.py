@@ -58,28 +58,39 @@ def sheet(
     title: str = "",
     tile: int = 128,
 ) -> Image.Image:
-    """Tiles in rows on white, each scaled to fit a square of `tile` pixels, with a title and captions."""
+    """Tiles in rows on white, with a title and captions.
+
+    A tile is scaled so that its shorter side is `tile` pixels, or its longer one twice that, whichever is smaller.
+    """
     font = ImageFont.load_default(size=13)
     gap, line = 6, 20
+    tiles = [[_scale(pixels, tile) for pixels in row] for row in rows]
+    widths = [max((row[x].width for row in tiles if x < len(row)), default=0) for x in range(max(map(len, tiles)))]
+    heights = [max(picture.height for picture in row) for row in tiles]
     left = gap + (max((int(font.getlength(t)) for t in row_titles), default=0) + 2 * gap if row_titles else 0)
     top = gap + (line + gap if title else 0) + (line if columns else 0)
-    num_columns = max(len(row) for row in rows)
-    width = max(left + num_columns * (tile + gap), int(font.getlength(title)) + 2 * gap)
-    page = Image.new("RGB", (width, top + len(rows) * (tile + gap)), "white")
+    width = max(left + sum(widths) + gap * len(widths), int(font.getlength(title)) + 2 * gap)
+    page = Image.new("RGB", (width, top + sum(heights) + gap * len(heights)), "white")
     draw = ImageDraw.Draw(page)
     draw.text((gap, gap), title, fill="black", font=font)
-    for x, caption in enumerate(columns):
-        draw.text((left + x * (tile + gap), top - line), caption, fill="black", font=font)
-    for y, row in enumerate(rows):
+    xs = [left + sum(widths[:x]) + gap * x for x in range(len(widths))]
+    for x, caption in zip(xs, columns, strict=False):
+        draw.text((x, top - line), caption, fill="black", font=font)
+    y = top
+    for number, row in enumerate(tiles):
         if row_titles:
-            draw.text((gap, top + y * (tile + gap) + tile // 2 - line // 2), row_titles[y], fill="black", font=font)
-        for x, pixels in enumerate(row):
-            h, w = pixels.shape[:2]
-            scale = tile / max(h, w)
-            size = (max(1, round(w * scale)), max(1, round(h * scale)))
-            how = Image.Resampling.NEAREST if scale >= 1 else Image.Resampling.LANCZOS
-            page.paste(Image.fromarray(pixels).resize(size, how), (left + x * (tile + gap), top + y * (tile + gap)))
+            draw.text((gap, y + heights[number] // 2 - line // 2), row_titles[number], fill="black", font=font)
+        for x, picture in zip(xs, row, strict=False):
+            page.paste(picture, (x, y))
+        y += heights[number] + gap
     return page
+
+
+def _scale(pixels: UInt8[np.ndarray, "h w 3"], tile: int) -> Image.Image:
+    h, w = pixels.shape[:2]
+    scale = min(tile / min(h, w), 2 * tile / max(h, w))
+    how = Image.Resampling.NEAREST if scale >= 1 else Image.Resampling.LANCZOS
+    return Image.fromarray(pixels).resize((max(1, round(w * scale)), max(1, round(h * scale))), how)
 
 
 def save_picture(picture: Image.Image, path: Path) -> Path:

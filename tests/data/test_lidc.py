@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hpunet.data.base import Source
-from hpunet.data.lidc import open_lidc_crops, refuse_shared_patients, subset_b
+from hpunet.data.base import Source, refuse_shared_patients
+from hpunet.data.lidc import open_lidc_crops, subset_b
 from hpunet.errors import ConfigError, DataError
 
 SHARED = Path(os.environ.get("HPUNET_SHARED", Path(__file__).parents[3] / "shared")) / "data" / "lidc_crops"

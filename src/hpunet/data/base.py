@@ -9,7 +9,7 @@ A source is a plain sequence of `Sample`s for one split. Its labels are one of t
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -19,6 +19,10 @@ from jaxtyping import Bool, Float32, Int32
 from hpunet.errors import ConfigError, DataError
 
 SPLITS = ("train", "val", "test")
+
+
+class NoSuchSplitError(DataError):
+    """The data are there and in order, but have no such split."""
 
 
 class Identity(NamedTuple):
@@ -155,3 +159,16 @@ def split_by_patient(patients: Iterable[str], *, fractions: Mapping[str, float],
         splits[name] = sorted(order[start:end])
         start = end
     return splits
+
+
+def refuse_shared_patients(sources: Sequence[Source]) -> None:
+    """Raise a `DataError` if a patient has samples in two of the sources: scores would be too good."""
+    seen: dict[str, str] = {}
+    for source in sources:
+        for patient in sorted({identity.patient for identity in source.identities}):
+            if patient in seen:
+                raise DataError(
+                    f"{source.info.kind}: patient {patient} is in both {seen[patient]} and {source.split}; "
+                    "split by patient"
+                )
+            seen[patient] = source.split

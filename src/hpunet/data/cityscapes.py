@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Bool, Int32, Shaped, UInt8
 from PIL import Image
 
-from hpunet.data.base import SPLITS, Identity, Sample, SetInfo, make_sample
+from hpunet.data.base import SPLITS, Identity, NoSuchSplitError, Sample, SetInfo, make_sample
 from hpunet.data.cityscapes_polygons import read_polygons, render_instance_ids
 from hpunet.data.files import decode_png, read_bytes
 from hpunet.data.label_maps import as_integers, number_instances
@@ -73,7 +73,9 @@ def open_cityscapes(
         if name not in annotations:
             raise DataError(f"{images[name]}: has no annotation *{' or *'.join(_ANNOTATION_ENDINGS)} in gtFine")
     if not wanted:
-        raise DataError(f"{path / 'leftImg8bit' / folder}: no images for {split!r}, expected <city>/*{_IMAGE_ENDING}")
+        raise NoSuchSplitError(
+            f"{path / 'leftImg8bit' / folder}: no images for {split!r}, expected <city>/*{_IMAGE_ENDING}"
+        )
     files = {name: (images[name], annotations[name]) for name in sorted(wanted)}
     return CityscapesSource(files, split=split, size=size, num_random_ids=num_random_ids)
 
@@ -81,7 +83,7 @@ def open_cityscapes(
 def _find(folder: Path, *, endings: tuple[str, ...]) -> dict[tuple[str, str], Path]:
     """Files by city and name; of several endings the first that is there."""
     if not folder.is_dir():
-        raise DataError(f"{folder}: no such folder")
+        raise NoSuchSplitError(f"{folder}: no such folder")
     return {
         (file.parent.name, file.name.removesuffix(ending)): file
         for ending in reversed(endings)

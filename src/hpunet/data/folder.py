@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from hpunet.data.base import SPLITS, Identity, Sample, SetInfo, make_sample
+from hpunet.data.base import SPLITS, Identity, NoSuchSplitError, Sample, SetInfo, make_sample
 from hpunet.data.file_tree import FileTree
 from hpunet.data.files import decode_image
 from hpunet.data.folder_table import Entry, assign_splits, read_table
@@ -97,7 +97,7 @@ def open_folder(
     )
     chosen = [item for item in items if splits[item.stem] == split]
     if not chosen:
-        raise DataError(f"{path}: none of {len(items)} images is in the split {split!r}")
+        raise NoSuchSplitError(f"{path}: none of {len(items)} images is in the split {split!r}")
     return FolderSource(tree, chosen, split=split, info=info, entries=entries, window=window)
 
 

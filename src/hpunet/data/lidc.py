@@ -15,12 +15,12 @@ import re
 import tarfile
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
 
-from hpunet.data.base import SPLITS, Identity, Sample, SetInfo, Source, make_sample
+from hpunet.data.base import SPLITS, Identity, NoSuchSplitError, Sample, SetInfo, Source, make_sample
 from hpunet.data.files import decode_png, read_bytes
 from hpunet.errors import ConfigError, DataError
 
@@ -127,7 +127,7 @@ def open_lidc_crops(path: Path, *, split: str, size: int | None = None) -> LidcC
 
     `size` crops every image and grading at its centre (180 → 128 is [26:-26], the paper's evaluation). Names are
     checked here, pictures when they are asked for. An archive is read once, into memory. A patient who also has a
-    folder in another split of `path` is refused; see `refuse_shared_patients` for archives.
+    folder in another split of `path` is refused; for archives, see `base.refuse_shared_patients`.
     """
     path = Path(path)
     if split not in SPLITS:
@@ -144,7 +144,7 @@ def open_lidc_crops(path: Path, *, split: str, size: int | None = None) -> LidcC
         where, names = archive, list(contents)
         read = contents.__getitem__
     else:
-        raise DataError(f"{path}: holds neither the folder {split}/ nor the archive {split}.tar.gz")
+        raise NoSuchSplitError(f"{path}: holds neither the folder {split}/ nor the archive {split}.tar.gz")
     reopen = functools.partial(open_lidc_crops, path, split=split, size=size)
     source = LidcCrops(where=str(where), split=split, size=size, names=names, read=read, reopen=reopen)
     patients = {identity.patient for identity in source.identities}
@@ -153,16 +153,6 @@ def open_lidc_crops(path: Path, *, split: str, size: int | None = None) -> LidcC
             found = {entry.name for entry in (path / other / "images").iterdir()}
             _refuse(patients & found, first=split, second=other, where=str(path))
     return source
-
-
-def refuse_shared_patients(sources: Sequence[Source]) -> None:
-    """Raise a `DataError` if a patient has samples in two of the sources: scores would be too good."""
-    seen: dict[str, str] = {}
-    for source in sources:
-        patients = {identity.patient for identity in source.identities}
-        for patient in sorted(patients & seen.keys()):
-            _refuse({patient}, first=seen[patient], second=source.split, where=source.info.kind)
-        seen.update(dict.fromkeys(patients, source.split))
 
 
 def subset_b(source: Source) -> list[int]:

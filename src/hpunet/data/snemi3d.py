@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from hpunet.data.base import SPLITS, Identity, Sample, SetInfo, make_sample
+from hpunet.data.base import SPLITS, Identity, NoSuchSplitError, Sample, SetInfo, make_sample
 from hpunet.data.label_maps import number_instances
 from hpunet.data.volumes import read_stack, stack_header
 from hpunet.errors import ConfigError, DataError
@@ -57,7 +57,7 @@ def open_snemi3d(
     _check_slices(ranges, depth=depth, where=str(input_path))
     first, end = ranges.get(split, (0, 0))
     if first == end:
-        raise DataError(f"{input_path}: no slices for {split!r} in {dict(ranges)}; give others as slices")
+        raise NoSuchSplitError(f"{input_path}: no slices for {split!r} in {dict(ranges)}; give others as slices")
     corners = [
         (z, y, x)
         for z in range(first, end)

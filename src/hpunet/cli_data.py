@@ -1,0 +1,129 @@
+"""`hpunet data …`: look at data, pack them for training, import LIDC-IDRI, write synthetic sets."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import typer
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from hpunet.config import parse_assignments
+from hpunet.errors import ConfigError
+
+T = TypeVar("T")
+app = typer.Typer(help="Look at data, pack them for training, import and generate them.", no_args_is_help=True)
+console = Console()
+
+Where = Annotated[str, typer.Argument(help="Folder, archive or pack; or synthetic:lesions, :neurites, :streets.")]
+Options = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Option of the data's kind, as name=value: size=128, slices.train=[0,16], …"),
+]
+
+
+def _with_progress(items: Iterable[T], count: int, title: str) -> Iterable[T]:
+    return track(items, description=title, total=count, console=Console(stderr=True), transient=True)
+
+
+@app.command()
+def info(
+    where: Where,
+    options: Options = None,
+    out: Annotated[Path, typer.Option(help="Folder for the contact sheets.")] = Path("runs/data"),
+) -> None:
+    """Print counts, sizes, graders and class shares of every split, and draw a contact sheet of each."""
+    from hpunet.data.sources import open_splits
+    from hpunet.data.summary import contact_sheet, summarise
+    from hpunet.pictures import save_picture
+
+    sources = open_splits(where, options=parse_assignments(options or []))
+    description = next(iter(sources.values())).info
+    console.print(
+        f"[bold]{where}[/bold]: {description.kind}, {description.in_channels} channel(s) of "
+        f"{description.image_bits} bits, {description.num_graders} grader(s), {description.num_classes} classes"
+        + (f" ({description.num_random_ids} of them random ids of instances)" if description.has_instances else "")
+    )
+    table = Table("", *sources, show_lines=False)
+    rows: dict[str, list[str]] = {}
+    sheets = []
+
+    def put(name: str, value: str) -> None:
+        rows.setdefault(name, []).append(value)
+
+    for split, source in sources.items():
+        samples = (source[index] for index in range(len(source)))
+        found = summarise(source, _with_progress(samples, len(source), f"looking at {split}"))
+        put("images", f"{found.num_images:,}")
+        put("patients", f"{found.num_patients:,}")
+        sizes = [f"{h}×{w}" + (f" ({n:,})" if len(found.sizes) > 1 else "") for (h, w), n in found.sizes.items()]
+        put("sizes", ", ".join(sizes[:3]) + (f" and {len(sizes) - 3} more" if len(sizes) > 3 else ""))
+        put("graded by grader", " / ".join(f"{share:.1%}" for share in found.grader_present))
+        put("of these, something marked", " / ".join(f"{share:.1%}" for share in found.grader_marked))
+        if description.num_graders > 1:
+            put("marked by all graders", f"{found.num_marked_by_all:,}")
+        if description.has_instances:
+            mean, most = found.instances_per_image
+            put("instances an image", f"{mean:.1f}, at most {most}")
+        for name, share in found.class_shares.items():
+            put(f"pixels: {name}", f"{share:.2%}")
+        put("pixels: invalid", f"{found.invalid_share:.2%}")
+        name = where.rstrip("/").split("/")[-1].split(".")[0].replace(":", "-")
+        sheets.append(save_picture(contact_sheet(source), out / f"{name}-{split}.png"))
+    for name, values in rows.items():
+        table.add_row(name, *values)
+    console.print(table)
+    console.print(f"Contact sheets: {', '.join(map(str, sheets))}", soft_wrap=True)
+
+
+@app.command()
+def pack(
+    where: Where,
+    out: Annotated[Path, typer.Argument(help="Folder to write; must not exist yet.")],
+    options: Options = None,
+    processes: Annotated[int, typer.Option(help="Processes that read.", min=1)] = 1,
+) -> None:
+    """Turn any data into a pack: memory-mapped arrays with checksums, which training reads."""
+    from hpunet.data.packs import write_pack
+    from hpunet.data.sources import open_splits
+
+    sources = open_splits(where, options=parse_assignments(options or []))
+    write_pack(sources, out, processes=processes, progress=_with_progress)
+    size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
+    counts = ", ".join(f"{len(source):,} {split}" for split, source in sources.items())
+    console.print(f"Packed {counts} images into {out} ({size / 1e6:,.1f} MB).")
+
+
+@app.command(name="import-lidc")
+def import_lidc_command(
+    source: Annotated[Path, typer.Argument(help="The LIDC-IDRI download: DICOM series and XML files below it.")],
+    out: Annotated[Path, typer.Argument(help="Folder for the crops; an interrupted import goes on there.")],
+    seed: Annotated[int, typer.Option(help="Seed of the split by patient.")] = 0,
+    processes: Annotated[int | None, typer.Option(help="Processes; by default one a core.")] = None,
+) -> None:
+    """Cut the original LIDC-IDRI download (DICOM + XML) into crops, by the paper's rules."""
+    from hpunet.data.lidc_import import import_lidc
+
+    console.print(import_lidc(source, out, seed=seed, processes=processes))
+
+
+@app.command()
+def make(
+    layout: Annotated[str, typer.Argument(help="lidc, snemi3d or cityscapes.")],
+    out: Annotated[Path, typer.Argument(help="Folder to write; must be empty.")],
+    count: Annotated[int, typer.Option(help="Patients (lidc), slices (snemi3d) or scenes a split.", min=1)] = 20,
+    seed: Annotated[int, typer.Option(help="Seed of the generator.")] = 0,
+) -> None:
+    """Write a synthetic data set in the layout of a real one, to try everything before the real data are there."""
+    from hpunet.data.synthetic_writers import write_cityscapes_scenes, write_lidc_crops, write_snemi3d_stack
+
+    if layout == "lidc":
+        write_lidc_crops(out, num_patients=count, seed=seed)
+    elif layout == "snemi3d":
+        write_snemi3d_stack(out, depth=count, seed=seed)
+    elif layout == "cityscapes":
+        write_cityscapes_scenes(out, num_images=count, seed=seed)
+    else:
+        raise ConfigError(f"layout {layout!r} is unknown, expected lidc, snemi3d or cityscapes")
+    console.print(f"Wrote {out}. Look at it: hpunet data info {out}")

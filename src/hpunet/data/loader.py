@@ -1,0 +1,64 @@
+"""Which images training sees at which step, and batches of them: a pure function of (seed, step).
+
+So a resumed run goes on with the same data, and neither the number of workers nor the number of processes that
+share a batch changes it.
+"""
+
+from collections.abc import Iterator
+from functools import lru_cache
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from hpunet.batch import Batch
+from hpunet.data.packs import Pack
+from hpunet.errors import ConfigError
+
+
+@lru_cache(maxsize=2)
+def _permutation(seed: int, epoch: int, num_images: int) -> np.ndarray:
+    return np.random.default_rng((seed, epoch)).permutation(num_images)
+
+
+def images_at(*, seed: int, step: int, batch_size: int, num_images: int) -> Int[Tensor, " b"]:
+    """The images of a training step. Every image is seen once before any is seen again, in an order drawn anew."""
+    positions = range(step * batch_size, (step + 1) * batch_size)
+    chosen = [_permutation(seed, p // num_images, num_images)[p % num_images] for p in positions]
+    return torch.from_numpy(np.array(chosen, dtype=np.int64))
+
+
+class TrainingSteps(Dataset[Batch]):
+    """The raw batches of a run by step: `steps[7]` is what training step 7 sees, before augmentation.
+
+    With several processes each takes `batch_size / world_size` consecutive images of the whole batch.
+    """
+
+    def __init__(self, pack: Pack, *, batch_size: int, seed: int, rank: int = 0, world_size: int = 1) -> None:
+        if batch_size < 1 or batch_size % world_size or not 0 <= rank < world_size:
+            raise ConfigError(f"a batch of {batch_size} does not divide over {world_size} processes (this is {rank})")
+        self.pack, self.batch_size, self.seed = pack, batch_size, seed
+        share = batch_size // world_size
+        self.positions = slice(rank * share, (rank + 1) * share)
+
+    def __getitem__(self, step: int) -> Batch:
+        images = images_at(seed=self.seed, step=step, batch_size=self.batch_size, num_images=len(self.pack))
+        return self.pack.batch(images[self.positions])
+
+    def iterate(self, first: int, end: int, *, num_workers: int = 0) -> Iterator[Batch]:
+        """Steps `first` to `end`, the end not included, read ahead by so many worker processes.
+
+        A pack on a GPU is assembled there at once; workers would only be in the way.
+        """
+        if num_workers == 0 or self.pack.device.type != "cpu":
+            yield from (self[step] for step in range(first, end))
+            return
+        yield from DataLoader(
+            self,
+            sampler=range(first, end),
+            batch_size=None,
+            num_workers=num_workers,
+            multiprocessing_context="fork" if not torch.cuda.is_initialized() else "spawn",
+        )

@@ -1,0 +1,341 @@
+"""Packs: a data set as a few flat files that training maps into memory, or puts on the GPU whole.
+
+    <pack>/pack.json              format, set description, splits, and size and SHA-256 of every file
+    <pack>/<split>/images.bin     8 or 16 bit or float32 pixels, (c, h, w) an image, one after the other
+    <pack>/<split>/labels.bin     a map a grader: bits if there are two classes, 8 bit for more, 16 for instances
+    <pack>/<split>/valid.bin      one bit a pixel; not there when every pixel is valid
+    <pack>/<split>/graders.bin    one byte a grader
+    <pack>/<split>/index.json     patient, key, height and width of every image
+
+Bits are in the order of `numpy.packbits`, each map starting a new byte. A pack is written beside its place and
+renamed when whole.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from hpunet.batch import Batch
+from hpunet.data.base import Identity, NoSuchSplitError, Sample, SetInfo, Source, make_sample, refuse_shared_patients
+from hpunet.data.files import read_bytes
+from hpunet.errors import ConfigError, DataError
+
+FORMAT, VERSION = "hpunet-pack", 1
+MANIFEST = "pack.json"
+_PIXELS: dict[int, np.dtype[Any]] = {8: np.dtype("u1"), 16: np.dtype("<u2"), 32: np.dtype("<f4")}
+
+Progress = Callable[[Iterable[Sample], int, str], Iterable[Sample]]
+"""Wraps an iterable of so many samples, with a title, to show how far it is."""
+
+
+def is_pack(path: Path) -> bool:
+    """Whether there is a pack at `path`."""
+    return (path / MANIFEST).is_file()
+
+
+def write_pack(
+    sources: Mapping[str, Source], out: Path, *, processes: int = 1, progress: Progress | None = None
+) -> Path:
+    """Write the splits `sources` as one pack, reading with so many processes; `out` must not exist yet."""
+    if not sources:
+        raise ConfigError("a pack needs at least one split")
+    infos = {split: source.info for split, source in sources.items()}
+    info = next(iter(infos.values()))
+    if any(other != info for other in infos.values()):
+        raise DataError(f"the splits {', '.join(sources)} do not describe the same kind of data: {infos}")
+    refuse_shared_patients(list(sources.values()))
+    if out.exists():
+        raise DataError(f"{out}: exists already; choose another place or remove it")
+    partial = out.with_name(f".{out.name}.partial")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(partial, ignore_errors=True)
+        for split, source in sources.items():
+            samples: Iterable[Sample] = _read_all(source, processes)
+            _write_split(
+                progress(samples, len(source), f"packing {split}") if progress else samples, partial / split, info
+            )
+        files = {p.relative_to(partial).as_posix(): p for p in sorted(partial.rglob("*")) if p.is_file()}
+        manifest = {
+            "format": FORMAT,
+            "version": VERSION,
+            "info": asdict(info),
+            "splits": {split: len(source) for split, source in sources.items()},
+            "files": {name: {"bytes": p.stat().st_size, "sha256": _sha256(p)} for name, p in files.items()},
+        }
+        (partial / MANIFEST).write_text(json.dumps(manifest, indent=1, ensure_ascii=False))
+        os.replace(partial, out)
+    except OSError as error:
+        raise DataError(f"{out}: cannot be written ({error.strerror or error})") from None
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return out
+
+
+def open_pack(path: Path, *, split: str, verify: bool = True) -> "Pack":
+    """A split of a pack; `verify` compares the sums of its files first (about a second a gigabyte)."""
+    manifest = _read_manifest(path)
+    if split not in manifest["splits"]:
+        raise NoSuchSplitError(f"{path}: has no split {split!r}, only {', '.join(manifest['splits'])}")
+    for name, expected in manifest["files"].items():
+        if name.split("/")[0] != split:
+            continue
+        file = path / name
+        if not file.is_file() or file.stat().st_size != expected["bytes"]:
+            raise DataError(f"{file}: is missing or not {expected['bytes']} bytes long; make the pack again")
+        if verify and _sha256(file) != expected["sha256"]:
+            raise DataError(f"{file}: its content has changed (SHA-256 differs); make the pack again")
+    return Pack(path, split=split, info=_info_from(manifest["info"]), fingerprint=_fingerprint(manifest))
+
+
+class Pack:
+    """A split of a pack: a `Source`, and whole batches of it at once on any device.
+
+    Pixels, labels and validity stay as they are stored, mapped from disk until `to(device)` copies them, and are
+    unpacked batch by batch.
+    """
+
+    def __init__(self, path: Path, *, split: str, info: SetInfo, fingerprint: str) -> None:
+        self.path, self.split, self.info, self.fingerprint = path, split, info, fingerprint
+        folder = path / split
+        index = json.loads(read_bytes(folder / "index.json"))
+        self.identities = [Identity(patient=p, key=k) for p, k in zip(index["patients"], index["keys"], strict=True)]
+        self.sizes = [(int(h), int(w)) for h, w in index["sizes"]]
+        n, r = len(self.identities), info.num_graders
+        pixels = np.array([h * w for h, w in self.sizes])
+        per_map = _map_bytes(info, pixels)
+        self._images = _map_file(folder / "images.bin", _PIXELS[info.image_bits], info.in_channels * pixels)
+        self._labels = _map_file(folder / "labels.bin", np.dtype("u1"), r * per_map)
+        has_invalid = (folder / "valid.bin").is_file()
+        self._valid = _map_file(folder / "valid.bin", np.dtype("u1"), -(-pixels // 8)) if has_invalid else None
+        self._graders = _map_file(folder / "graders.bin", np.dtype("u1"), np.full(n, r))
+
+    def __len__(self) -> int:
+        return len(self.identities)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """As its place on disk: another process maps the files itself."""
+        return {"path": self.path, "split": self.split, "info": self.info, "fingerprint": self.fingerprint}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
+
+    @property
+    def nbytes(self) -> int:
+        """Memory it takes on a device."""
+        parts = (self._images, self._labels, self._valid, self._graders)
+        return sum(part.data.nbytes for part in parts if part is not None)
+
+    @property
+    def device(self) -> torch.device:
+        """Where batches are assembled."""
+        return self._images.data.device
+
+    def to(self, device: torch.device) -> "Pack":
+        """Copy everything to a device, so that batches are assembled there."""
+        for part in (self._images, self._labels, self._valid, self._graders):
+            if part is not None:
+                part.data = part.data.to(device, copy=True)
+        return self
+
+    def __getitem__(self, index: int) -> Sample:
+        index = range(len(self))[index]
+        batch = self.batch(torch.tensor([index]))
+        return make_sample(
+            image=batch.image[0].cpu().numpy(),
+            labels=batch.labels[0].cpu().numpy(),
+            valid=batch.valid[0].cpu().numpy(),
+            graders=batch.graders[0].cpu().numpy(),
+            identity=self.identities[index],
+            info=self.info,
+            where=f"{self.path}/{self.split}, {self.identities[index].key}",
+        )
+
+    def batch(self, indices: Int[Tensor, " b"]) -> Batch:
+        """The images `indices` with all their graders, on the pack's device.
+
+        Images of different sizes are padded to the largest of the batch at the bottom and right, and the padding is
+        invalid.
+        """
+        sizes = {self.sizes[i] for i in indices.tolist()} if len(set(self.sizes)) > 1 else {self.sizes[0]}
+        if len(sizes) == 1:
+            return self._uniform(indices.to(self.device), *sizes.pop())
+        singles = [self._uniform(indices[i : i + 1].to(self.device), *self.sizes[j]) for i, j in enumerate(indices)]
+        height, width = (max(size[axis] for size in sizes) for axis in (0, 1))
+        return Batch(
+            image=torch.cat([_pad(single.image, height, width) for single in singles]),
+            labels=torch.cat([_pad(single.labels, height, width) for single in singles]),
+            valid=torch.cat([_pad(single.valid, height, width) for single in singles]),
+            graders=torch.cat([single.graders for single in singles]),
+        )
+
+    def _uniform(self, indices: Int[Tensor, " b"], h: int, w: int) -> Batch:
+        b, c, r = len(indices), self.info.in_channels, self.info.num_graders
+        image = self._images.rows(indices).view(b, c, h, w)
+        if self.info.image_bits != 32:
+            image = image.to(torch.float32) / (2**self.info.image_bits - 1)
+        stored = self._labels.rows(indices).view(b, r, -1)
+        if _as_bits(self.info):
+            labels = _unpack_bits(stored, h * w).to(torch.int32)
+        elif self.info.has_instances:
+            low, high = stored.view(b, r, -1, 2).to(torch.int32).unbind(dim=3)
+            labels = low + 256 * high
+        else:
+            labels = stored.to(torch.int32)
+        if self._valid is None:
+            valid = torch.ones(b, h, w, dtype=torch.bool, device=image.device)
+        else:
+            valid = _unpack_bits(self._valid.rows(indices), h * w).view(b, h, w)
+        graders = self._graders.rows(indices).bool()
+        return Batch(image=image, labels=labels.view(b, r, h, w), valid=valid, graders=graders)
+
+
+class _Rows:
+    """Rows of possibly different lengths in one flat tensor."""
+
+    def __init__(self, data: Tensor, lengths: np.ndarray) -> None:
+        self.data = data
+        self.uniform = int(lengths[0]) if len(set(lengths.tolist())) == 1 else None
+        self.starts = [0, *np.cumsum(lengths).tolist()]
+
+    def rows(self, indices: Int[Tensor, " b"]) -> Tensor:
+        """These rows, which must be of one length."""
+        if self.uniform is not None:
+            return self.data.view(-1, self.uniform)[indices]
+        return torch.stack([self.data[self.starts[i] : self.starts[i + 1]] for i in indices.tolist()])
+
+
+def _map_file(path: Path, dtype: np.dtype[Any], lengths: np.ndarray) -> _Rows:
+    """A file mapped into memory; copy on write, since torch wants arrays that it could write to."""
+    expected = int(lengths.sum()) * dtype.itemsize
+    if not path.is_file() or path.stat().st_size != expected:
+        raise DataError(f"{path}: is missing or not {expected} bytes long, as the index has it; make the pack again")
+    return _Rows(torch.from_numpy(np.memmap(path, dtype=dtype, mode="c")), lengths)
+
+
+def _as_bits(info: SetInfo) -> bool:
+    return info.num_classes == 2 and not info.has_instances
+
+
+def _map_bytes(info: SetInfo, pixels: np.ndarray) -> np.ndarray:
+    """Bytes of one label map."""
+    return -(-pixels // 8) if _as_bits(info) else pixels * (2 if info.has_instances else 1)
+
+
+def _unpack_bits(packed: Tensor, count: int) -> Tensor:
+    shifts = torch.arange(7, -1, -1, dtype=torch.uint8, device=packed.device)
+    bits = (packed.unsqueeze(-1) >> shifts).bitwise_and_(1)
+    return bits.flatten(-2)[..., :count].bool()
+
+
+def _pad(planes: Tensor, height: int, width: int) -> Tensor:
+    return torch.nn.functional.pad(planes, (0, width - planes.shape[-1], 0, height - planes.shape[-2]))
+
+
+def _write_split(samples: Iterable[Sample], folder: Path, info: SetInfo) -> None:
+    folder.mkdir(parents=True)
+    index: dict[str, list[Any]] = {"patients": [], "keys": [], "sizes": []}
+    all_valid = True
+    with (
+        (folder / "images.bin").open("wb") as images,
+        (folder / "labels.bin").open("wb") as labels,
+        (folder / "valid.bin").open("wb") as valid,
+        (folder / "graders.bin").open("wb") as graders,
+    ):
+        for sample in samples:
+            images.write(_stored_image(sample, info).tobytes())
+            labels.write(_stored_labels(sample, info).tobytes())
+            valid.write(np.packbits(sample.valid).tobytes())
+            graders.write(sample.graders.astype(np.uint8).tobytes())
+            all_valid &= bool(sample.valid.all())
+            index["patients"].append(sample.identity.patient)
+            index["keys"].append(sample.identity.key)
+            index["sizes"].append(sample.valid.shape)
+    if all_valid:
+        (folder / "valid.bin").unlink()
+    (folder / "index.json").write_text(json.dumps(index, ensure_ascii=False))
+
+
+def _stored_image(sample: Sample, info: SetInfo) -> np.ndarray:
+    if info.image_bits == 32:
+        return sample.image.astype(_PIXELS[32])
+    levels = np.rint(sample.image * (2**info.image_bits - 1))
+    return np.asarray(levels, dtype=_PIXELS[info.image_bits])
+
+
+def _stored_labels(sample: Sample, info: SetInfo) -> np.ndarray:
+    if _as_bits(info):
+        return np.packbits(sample.labels.reshape(len(sample.labels), -1).astype(np.bool_), axis=1)
+    limit = 2**16 if info.has_instances else 2**8
+    if sample.labels.max() >= limit:
+        raise DataError(f"{sample.identity.key}: label {sample.labels.max()} is more than a pack holds ({limit - 1})")
+    return sample.labels.astype("<u2" if info.has_instances else "u1")
+
+
+_worker_source: Source | None = None
+
+
+def _start_worker(source: Source) -> None:
+    global _worker_source
+    _worker_source = source
+
+
+def _read_in_worker(index: int) -> Sample:
+    assert _worker_source is not None
+    return _worker_source[index]
+
+
+def _read_all(source: Source, processes: int) -> Iterator[Sample]:
+    """All samples in order, read by so many processes."""
+    if processes <= 1:
+        yield from (source[index] for index in range(len(source)))
+        return
+    with ProcessPoolExecutor(processes, initializer=_start_worker, initargs=(source,)) as pool:
+        yield from pool.map(_read_in_worker, range(len(source)), chunksize=8)
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    file = path / MANIFEST
+    try:
+        manifest = json.loads(read_bytes(file))
+        if manifest["format"] != FORMAT or manifest["version"] != VERSION:
+            raise DataError(f"{file}: not a pack of format {FORMAT} {VERSION}; make the pack again")
+        for name, entry in manifest["files"].items():
+            if ".." in Path(name).parts or Path(name).is_absolute():
+                raise DataError(f"{file}: names a file outside of the pack, {name!r}")
+            int(entry["bytes"]), str(entry["sha256"])
+        dict(manifest["splits"]), dict(manifest["info"])
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"{file}: not a pack's description ({error})") from None
+    return dict(manifest)
+
+
+def _info_from(stored: Mapping[str, Any]) -> SetInfo:
+    try:
+        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in stored.items()}
+        return SetInfo(**values)
+    except TypeError as error:
+        raise DataError(f"pack: its description does not fit this version ({error})") from None
+
+
+def _fingerprint(manifest: Mapping[str, Any]) -> str:
+    """One name for the content of the whole pack."""
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,99 @@
+"""What is in a data set: counts, sizes, graders, class shares, and a sheet of examples to look at."""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from PIL import Image
+
+from hpunet.data.base import Sample, Source
+from hpunet.pictures import grey_or_colour, label_colours, overlay, sheet
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Of one split. Shares are of valid pixels, or of images, as said."""
+
+    num_images: int
+    num_patients: int
+    sizes: dict[tuple[int, int], int]
+    """How many images have which (height, width)."""
+    grader_present: list[float]
+    """For each grader: share of images graded."""
+    grader_marked: list[float]
+    """For each grader: share of the images graded in which something else than background is marked."""
+    num_marked_by_all: int
+    """Images that all graders marked: subset B of LIDC."""
+    class_shares: dict[str, float]
+    """Mean over existing graders; all instances together are one class."""
+    instances_per_image: tuple[float, int]
+    """Mean and most; 0 without instances."""
+    invalid_share: float
+
+
+def summarise(source: Source, samples: Iterable[Sample]) -> Summary:
+    """Look at every sample once; `samples` are the source's, perhaps wrapped to show progress."""
+    info = source.info
+    sizes: Counter[tuple[int, int]] = Counter()
+    present, marked = np.zeros(info.num_graders, dtype=np.int64), np.zeros(info.num_graders, dtype=np.int64)
+    num_fixed = info.num_fixed_classes
+    pixels = np.zeros(num_fixed + 1, dtype=np.int64)  # the last is "any instance"
+    invalid = total = num_instances = most_instances = marked_by_all = count = 0
+    for sample in samples:
+        count += 1
+        sizes[sample.valid.shape] += 1
+        total += sample.valid.size
+        invalid += int((~sample.valid).sum())
+        has_mark = sample.labels.any(axis=(1, 2)) & sample.graders
+        present += sample.graders
+        marked += has_mark
+        marked_by_all += bool(has_mark.all())
+        values = sample.labels[:, sample.valid][sample.graders]
+        pixels += np.bincount(np.minimum(values, num_fixed).ravel(), minlength=num_fixed + 1)
+        if info.has_instances:
+            number = len(np.unique(values[values >= num_fixed]))
+            num_instances += number
+            most_instances = max(most_instances, number)
+    names = [*info.fixed_classes, *(["instances"] if info.has_instances else [])]
+    return Summary(
+        num_images=count,
+        num_patients=len({identity.patient for identity in source.identities}),
+        sizes=dict(sizes.most_common()),
+        grader_present=(present / count).tolist(),
+        grader_marked=(marked / np.maximum(present, 1)).tolist(),
+        num_marked_by_all=marked_by_all,
+        class_shares=dict(zip(names, (pixels / max(pixels.sum(), 1)).tolist(), strict=False)),
+        instances_per_image=(num_instances / count, most_instances),
+        invalid_share=invalid / total,
+    )
+
+
+def contact_sheet(source: Source, *, num_images: int = 8) -> Image.Image:
+    """Images spread over the split, each beside what its graders marked on it; invalid pixels are hatched."""
+    chosen = np.unique(np.linspace(0, len(source) - 1, min(num_images, len(source))).round().astype(int))
+    rows, titles = [], []
+    for index in chosen.tolist():
+        sample = source[index]
+        row = [grey_or_colour(sample.image)]
+        for labels, exists in zip(sample.labels, sample.graders, strict=True):
+            if not exists:
+                row.append(np.full_like(row[0], 255))
+                continue
+            row.append(_hatch(overlay(image=sample.image, labels=labels), sample.valid))
+        if source.info.num_graders == 1:
+            row.append(_hatch(label_colours(sample.labels[0]), sample.valid))
+        rows.append(row)
+        titles.append(sample.identity.key[-28:])
+    graders = [f"grader {i + 1}" for i in range(source.info.num_graders)]
+    columns = ["image", *(graders if len(graders) > 1 else ["labels on image", "labels"])]
+    title = f"{source.info.kind}, {source.split}: {len(source)} images (white: no such grader; stripes: invalid)"
+    return sheet(rows, columns=columns, row_titles=titles, title=title, tile=160)
+
+
+def _hatch(picture: np.ndarray, valid: np.ndarray) -> np.ndarray:
+    """Diagonal stripes where pixels do not count."""
+    y, x = np.indices(valid.shape)
+    period = max(4, min(valid.shape) // 16)
+    stripes = ~valid & ((x + y) % period < period // 2)
+    return np.where(stripes[..., None], np.uint8(255), picture)

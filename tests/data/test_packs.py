@@ -1,0 +1,191 @@
+import json
+import pickle
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from hpunet.data.base import Identity, Sample, SetInfo, make_sample
+from hpunet.data.packs import Pack, is_pack, open_pack, write_pack
+from hpunet.data.synthetic import open_synthetic
+from hpunet.errors import ConfigError, DataError
+
+
+class ListSource:
+    """Samples in a list, as a source."""
+
+    def __init__(self, samples: list[Sample], *, info: SetInfo, split: str = "train") -> None:
+        self.samples, self.info, self.split = samples, info, split
+        self.identities = [sample.identity for sample in samples]
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> Sample:
+        return self.samples[index]
+
+
+def random_source(
+    *, num_classes: int, bits: int = 8, sizes: list[tuple[int, int]], instances: int = 0, graders: int = 3
+) -> ListSource:
+    rng = np.random.default_rng(0)
+    info = SetInfo(
+        kind="test",
+        in_channels=2,
+        num_graders=graders,
+        fixed_classes=tuple(f"c{i}" for i in range(num_classes)),
+        num_random_ids=5 if instances else 0,
+        stochastic_classes=(1,),
+        image_bits=bits,
+    )
+    samples = []
+    for i, (h, w) in enumerate(sizes):
+        levels = rng.integers(0, 2 ** min(bits, 16), (2, h, w))
+        image = levels.astype({8: np.uint8, 16: np.uint16, 32: np.uint16}[bits])
+        samples.append(
+            make_sample(
+                image=image if bits != 32 else rng.random((2, h, w), dtype=np.float32),
+                labels=rng.integers(0, num_classes + instances, (graders, h, w)),
+                valid=rng.random((h, w)) > 0.2 if i % 2 else None,
+                graders=np.array([True] + [bool(i % 3)] * (graders - 1)),
+                identity=Identity(patient=f"p{i // 2}", key=f"p{i // 2}/{i}"),
+                info=info,
+                where="test",
+            )
+        )
+    return ListSource(samples, info=info)
+
+
+SOURCES = {
+    "two classes as bits": {"num_classes": 2, "sizes": [(5, 7)] * 6},
+    "several classes": {"num_classes": 9, "sizes": [(4, 4)] * 5},
+    "instances": {"num_classes": 1, "instances": 700, "sizes": [(9, 6)] * 4, "graders": 1},
+    "16 bit": {"num_classes": 2, "bits": 16, "sizes": [(4, 4)] * 3},
+    "float": {"num_classes": 3, "bits": 32, "sizes": [(4, 5)] * 3},
+    "several sizes": {"num_classes": 2, "sizes": [(5, 7), (3, 3), (8, 2), (5, 7)]},
+}
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_pack_gives_back_every_sample_bit_for_bit(name: str, tmp_path: Path) -> None:
+    source = random_source(**SOURCES[name])
+    write_pack({"train": source}, tmp_path / "pack")
+    pack = open_pack(tmp_path / "pack", split="train")
+    assert pack.info == source.info
+    assert pack.identities == source.identities
+    for expected, found in zip(source.samples, (pack[i] for i in range(len(pack))), strict=True):
+        for field in ("image", "labels", "valid", "graders"):
+            np.testing.assert_array_equal(getattr(found, field), getattr(expected, field), err_msg=field)
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_pack_batches_hold_their_samples_and_invalid_padding(name: str, tmp_path: Path) -> None:
+    source = random_source(**SOURCES[name])
+    write_pack({"train": source}, tmp_path / "pack")
+    pack = open_pack(tmp_path / "pack", split="train")
+    indices = torch.tensor([2, 0, 2, 1])
+    batch = pack.batch(indices)
+    h, w = batch.valid.shape[1:]
+    for i, index in enumerate(indices.tolist()):
+        sample = source[index]
+        sh, sw = sample.valid.shape
+        np.testing.assert_array_equal(batch.image[i, :, :sh, :sw], sample.image)
+        np.testing.assert_array_equal(batch.labels[i, :, :sh, :sw], sample.labels)
+        expected = np.zeros((h, w), dtype=bool)
+        expected[:sh, :sw] = sample.valid
+        np.testing.assert_array_equal(batch.valid[i], expected)
+        np.testing.assert_array_equal(batch.graders[i], sample.graders)
+
+
+def test_pack_stores_two_classes_as_bits_and_full_validity_not_at_all(tmp_path: Path) -> None:
+    source = open_synthetic("lesions", split="val", num_images=10, size=64)
+    write_pack({"val": source}, tmp_path / "pack")
+    assert (tmp_path / "pack/val/labels.bin").stat().st_size == 10 * 4 * 64 * 64 / 8
+    assert not (tmp_path / "pack/val/valid.bin").exists()
+    assert open_pack(tmp_path / "pack", split="val").nbytes == 10 * (64 * 64 + 4 * 64 * 64 // 8 + 4)
+
+
+def test_pack_read_by_several_processes_is_the_same(tmp_path: Path) -> None:
+    source = open_synthetic("lesions", split="train", num_images=20, size=16)
+    one = write_pack({"train": source}, tmp_path / "one")
+    two = write_pack({"train": source}, tmp_path / "two", processes=2)
+    assert (one / "pack.json").read_text() == (two / "pack.json").read_text()
+
+
+def test_pack_travels_to_another_process_as_its_place(tmp_path: Path) -> None:
+    write_pack({"train": random_source(**SOURCES["several sizes"])}, tmp_path / "pack")
+    pack = open_pack(tmp_path / "pack", split="train")
+    content = pickle.dumps(pack)
+    assert len(content) < 2000
+    copy = pickle.loads(content)
+    assert isinstance(copy, Pack)
+    assert torch.equal(copy.batch(torch.tensor([1])).image, pack.batch(torch.tensor([1])).image)
+
+
+def test_pack_moves_to_a_device_whole(tmp_path: Path) -> None:
+    write_pack({"train": random_source(**SOURCES["two classes as bits"])}, tmp_path / "pack")
+    pack = open_pack(tmp_path / "pack", split="train")
+    before = pack.batch(torch.tensor([0, 3]))
+    moved = pack.to(torch.device("cpu")).batch(torch.tensor([0, 3]))
+    assert torch.equal(before.labels, moved.labels)
+    shutil.rmtree(tmp_path / "pack")  # it no longer needs its files
+    assert torch.equal(pack.batch(torch.tensor([0, 3])).image, before.image)
+
+
+def test_pack_refuses_damage_by_name(tmp_path: Path) -> None:
+    good = write_pack({"train": random_source(**SOURCES["instances"])}, tmp_path / "good")
+    assert is_pack(good)
+
+    def damaged(name: str) -> Path:
+        copy = tmp_path / name
+        shutil.copytree(good, copy)
+        return copy
+
+    flipped = damaged("flipped")
+    content = bytearray((flipped / "train/images.bin").read_bytes())
+    content[7] ^= 1
+    (flipped / "train/images.bin").write_bytes(content)
+    with pytest.raises(DataError, match=r"images\.bin: its content has changed"):
+        open_pack(flipped, split="train")
+    open_pack(flipped, split="train", verify=False)  # asked not to look
+    cut = damaged("cut")
+    (cut / "train/labels.bin").write_bytes((cut / "train/labels.bin").read_bytes()[:-1])
+    with pytest.raises(DataError, match=r"labels\.bin: is missing or not"):
+        open_pack(cut, split="train", verify=False)
+    gone = damaged("gone")
+    (gone / "train/index.json").unlink()
+    with pytest.raises(DataError, match=r"index\.json"):
+        open_pack(gone, split="train")
+    for name, change in {
+        "other format": {"format": "something"},
+        "newer": {"version": 99},
+        "escaping": {"files": {"../secret": {"bytes": 1, "sha256": ""}}},
+        "no files": {"files": None},
+    }.items():
+        wrong = damaged(name)
+        manifest = json.loads((wrong / "pack.json").read_text()) | change
+        (wrong / "pack.json").write_text(json.dumps(manifest))
+        with pytest.raises(DataError, match=r"pack\.json"):
+            open_pack(wrong, split="train")
+    with pytest.raises(DataError, match="no split 'val', only train"):
+        open_pack(good, split="val")
+
+
+def test_pack_refuses_what_it_cannot_hold(tmp_path: Path) -> None:
+    source = random_source(**SOURCES["instances"])
+    many = replace(source.samples[0], labels=np.full_like(source.samples[0].labels, 2**16))
+    with pytest.raises(DataError, match="label 65536 is more than a pack holds"):
+        write_pack({"train": ListSource([many], info=source.info)}, tmp_path / "pack")
+    assert not list(tmp_path.iterdir())  # nothing half-written stays behind
+    with pytest.raises(ConfigError, match="at least one split"):
+        write_pack({}, tmp_path / "pack")
+    with pytest.raises(DataError, match="patient p0 is in both"):
+        write_pack(
+            {"train": source, "val": ListSource(source.samples, info=source.info, split="val")}, tmp_path / "p"
+        )
+    (tmp_path / "taken").mkdir()
+    with pytest.raises(DataError, match="exists already"):
+        write_pack({"train": source}, tmp_path / "taken")
