@@ -81,8 +81,7 @@ def top_k_pixels(
     k = min(floor(fraction * ce.numel() + 1e-6), ce.numel())
     chosen = scores.flatten().topk(k, sorted=False).indices
     kept = torch.zeros(ce.numel(), dtype=torch.bool, device=ce.device)
-    kept[chosen] = True
-    kept = kept.view_as(ce)
+    kept = kept.index_fill_(0, chosen, True).view_as(ce)
     return kept if valid is None else kept & valid
 
 
@@ -117,7 +116,7 @@ class Reconstruction(nn.Module):
                 )
         ce = masked_cross_entropy(logits=logits, labels=labels, valid=valid)
         if self.top_k is None:
-            num_kept = torch.tensor(ce.numel(), device=ce.device) if valid is None else valid.sum()
+            num_kept = torch.full((), ce.numel(), device=ce.device) if valid is None else valid.sum()
             return ce.sum() / b, num_kept
         if self.stochastic and gumbel is None:
             gumbel = gumbel_noise(ce, generator)
