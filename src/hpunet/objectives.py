@@ -1,7 +1,10 @@
 """What training minimises: masked cross-entropy, its hardest pixels, and the ELBO or GECO around them.
 
 Everything is computed in float32 (or float64 when the network is). No value is read back from the device and all
-shapes depend only on the input's shape, so a whole training step can be captured in a CUDA graph.
+shapes depend only on the input's shape, so a whole training step can be captured in a CUDA graph. When several
+processes train together (`distributed.py`), the batch is all of theirs: the hardest pixels are found among all, and
+GECO's constraint is that of all. Each process returns its share of the loss times their number, so that the mean of
+their gradients, which is what they exchange, is the gradient of the whole.
 """
 
 from dataclasses import dataclass
@@ -13,6 +16,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from hpunet.batch import TrainingOutput
+from hpunet.distributed import everyones, rank, summed, world_size
 from hpunet.errors import ConfigError, DataError
 from hpunet.models.gaussian import at_least_float32
 
@@ -65,7 +69,7 @@ def top_k_pixels(
     valid: Bool[Tensor, "b h w"] | None = None,
     noise: Float[Tensor, "b h w"] | None = None,
 ) -> Bool[Tensor, "b h w"]:
-    """The k worst pixels of the whole batch, k = ⌊fraction · all pixels⌋ (invalid ones count towards k).
+    """Which pixels are among the k worst of the whole batch, k = ⌊fraction · all pixels⌋, invalid ones counted.
 
     With Gumbel `noise` the k pixels are a draw without replacement with probabilities proportional to their
     cross-entropy; without noise they are the k largest. Invalid pixels are never kept: with fewer valid pixels
@@ -77,12 +81,18 @@ def top_k_pixels(
         scores = scores + noise
     if valid is not None:
         scores = scores.masked_fill(~valid, -torch.inf)
+    scores = everyones(scores.flatten())
     # The small addition undoes a product like 0.29 · 100 that falls just short of the whole number.
-    k = min(floor(fraction * ce.numel() + 1e-6), ce.numel())
-    chosen = scores.flatten().topk(k, sorted=False).indices
-    kept = torch.zeros(ce.numel(), dtype=torch.bool, device=ce.device)
-    kept = kept.index_fill_(0, chosen, True).view_as(ce)
+    k = min(floor(fraction * scores.numel() + 1e-6), scores.numel())
+    chosen = scores.topk(k, sorted=False).indices
+    kept = torch.zeros(scores.numel(), dtype=torch.bool, device=ce.device).index_fill_(0, chosen, True)
+    kept = kept.view(-1, *ce.shape)[rank()]
     return kept if valid is None else kept & valid
+
+
+def with_value(gradient_of: Float[Tensor, ""], value: Float[Tensor, ""]) -> Float[Tensor, ""]:
+    """Exactly `value` in value, exactly `gradient_of` in gradient (x − x is 0)."""
+    return value.detach() + (gradient_of - gradient_of.detach())
 
 
 class Reconstruction(nn.Module):
@@ -107,7 +117,10 @@ class Reconstruction(nn.Module):
         gumbel: Float[Tensor, "b h w"] | None = None,
         generator: torch.Generator | None = None,
     ) -> tuple[Float[Tensor, ""], Int[Tensor, ""]]:
-        """The term and how many pixels it counts. `gumbel` replaces the noise drawn for the stochastic top-k."""
+        """The term of the whole batch in value, of this process in gradient; and how many pixels it counts.
+
+        `gumbel` replaces the noise drawn for the stochastic top-k.
+        """
         b, _, h, w = logits.shape
         for name, tensor in (("labels", labels), ("valid", valid)):
             if tensor is not None and tuple(tensor.shape) != (b, h, w):
@@ -116,12 +129,13 @@ class Reconstruction(nn.Module):
                 )
         ce = masked_cross_entropy(logits=logits, labels=labels, valid=valid)
         if self.top_k is None:
-            num_kept = torch.full((), ce.numel(), device=ce.device) if valid is None else valid.sum()
-            return ce.sum() / b, num_kept
-        if self.stochastic and gumbel is None:
-            gumbel = gumbel_noise(ce, generator)
-        kept = top_k_pixels(ce, fraction=self.top_k, valid=valid, noise=gumbel if self.stochastic else None)
-        return torch.where(kept, ce, 0.0).sum() / b, kept.sum()
+            kept = torch.ones_like(ce, dtype=torch.bool) if valid is None else valid
+        else:
+            if self.stochastic and gumbel is None:
+                gumbel = gumbel_noise(ce, generator)
+            kept = top_k_pixels(ce, fraction=self.top_k, valid=valid, noise=gumbel if self.stochastic else None)
+        own = torch.where(kept, ce, 0.0).sum() / b  # of the whole: a share of 1/n, times n
+        return with_value(own, summed(own) / world_size()), summed(kept.sum())
 
 
 class ELBO(nn.Module):
@@ -152,7 +166,7 @@ class ELBO(nn.Module):
             rec=rec.detach(),
             kl=output.kl.detach(),
             num_kept=num_kept,
-            _batch_size=labels.shape[0],
+            _batch_size=labels.shape[0] * world_size(),
         )
 
 
@@ -210,10 +224,10 @@ class GECO(nn.Module):
             value = rec.detach().to(self.ema.dtype)
             updated = torch.where(self.num_updates == 0, value, self.decay * self.ema + (1 - self.decay) * value)
             if self.training:
-                self.ema.copy_(updated)
-                self.num_updates.add_(1)
-        # Exactly the average in value (rec − rec is 0), exactly the identity in gradient.
-        return updated.to(rec.dtype) + (rec - rec.detach())
+                finite = value.isfinite()  # a batch that went wrong must not stay in the average
+                self.ema.copy_(torch.where(finite, updated, self.ema))
+                self.num_updates.add_(finite)
+        return with_value(rec, updated.to(rec.dtype))
 
     def forward(
         self,
@@ -228,7 +242,7 @@ class GECO(nn.Module):
         rec, num_kept = self.reconstruction(
             logits=output.logits, labels=labels, valid=valid, gumbel=gumbel, generator=generator
         )
-        batch_size = labels.shape[0]
+        batch_size = labels.shape[0] * world_size()
         constraint = self.moving_average(rec) - self.kappa * num_kept / batch_size
         multiplier = self.multiplier
         return Terms(
