@@ -25,6 +25,10 @@ ALLOWED = {
     "convert": {"errors", "models"},
     "objectives": {"errors", "batch", "models.gaussian"},
     "sampling": {"errors", "batch", "models"},
+    "storage": {"errors"},
+    "weights": {"errors", "storage"},
+    "checkpoint": {"errors", "storage", "weights"},
+    "run_state": {"errors", "__init__"},
     "models": {"errors", "batch", "models"},
     "data": {"errors", "batch", "data"},
 }
