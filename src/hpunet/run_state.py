@@ -66,7 +66,7 @@ def restore_optimiser(optimiser: Optimizer, *, tensors: Mapping[str, Tensor], st
         for live, group in zip(live_groups, groups, strict=True):
             kept = {key for key in live if key in ("params", *_HOW_IT_RUNS) or key not in group}
             group.update({key: live[key] for key in kept})
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise CheckpointError(f"optimiser: its saved state is not as this hpunet writes it ({error!r})") from error
     if unused:
         raise CheckpointError(f"optimiser: tensors that belong to nothing, {next(iter(unused))} among them")
@@ -169,7 +169,7 @@ def restore_random_states(*, tensors: Mapping[str, Tensor], state: Mapping[str, 
         live = {f"cuda.{index}" for index in range(torch.cuda.device_count())} if torch.cuda.is_available() else set()
         for name in saved & live:
             torch.cuda.set_rng_state(tensors[name], device=int(name.removeprefix("cuda.")))
-    except (KeyError, TypeError, ValueError, OverflowError, RuntimeError) as error:
+    except (LookupError, TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise CheckpointError(f"random states: not as this hpunet writes them ({error!r})") from error
     only_saved = [f"{name} is only in the checkpoint: its random generator was not restored" for name in saved - live]
     only_live = [f"{name} is not in the checkpoint: its random generator was left as it is" for name in live - saved]
