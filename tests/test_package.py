@@ -29,6 +29,10 @@ ALLOWED = {
     "distributed": set(),
     "objectives": {"errors", "batch", "distributed", "models.gaussian"},
     "sampling": {"errors", "batch", "models"},
+    "storage": {"errors"},
+    "weights": {"errors", "storage"},
+    "checkpoint": {"errors", "storage", "weights"},
+    "run_state": {"errors", "__init__"},
     "models": {"errors", "batch", "models"},
     "data": {"errors", "batch", "noise", "pictures", "data"},
 }

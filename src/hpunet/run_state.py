@@ -1,0 +1,213 @@
+"""What a run is besides its weights, as tensors and JSON: optimiser, random generators, where and with what it ran.
+
+Each half of a pair undoes the other bit for bit; what does not fit is a `CheckpointError` that says what differs.
+"""
+
+import os
+import platform
+import random
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from hpunet import __version__
+from hpunet.errors import CheckpointError
+
+_HOW_IT_RUNS = ("capturable", "differentiable", "foreach", "fused")
+"""Options that say how an optimiser computes, not what: they stay those of the live one."""
+
+
+def optimiser_tensors(optimiser: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The state of an optimiser as tensors (no copies) and JSON: moments, step counters, hyper-parameters by group.
+
+    For optimisers such as Adam, whose state of a parameter has its shape or is a scalar.
+    """
+    tensors: dict[str, Tensor] = {}
+    saved = optimiser.state_dict()
+    state = {
+        "kind": type(optimiser).__name__,
+        "parameters": _describe_parameters(optimiser),
+        "groups": [
+            {key: _pack(value, f"group.{g}.{key}", tensors) for key, value in group.items() if key != "params"}
+            for g, group in enumerate(saved["param_groups"])
+        ],
+        "values": {
+            str(index): {key: _pack(value, f"state.{index}.{key}", tensors) for key, value in values.items()}
+            for index, values in saved["state"].items()
+        },
+    }
+    return tensors, state
+
+
+def restore_optimiser(optimiser: Optimizer, *, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+    """Give a live optimiser the state that `optimiser_tensors` took, on its own devices and in its own layout.
+
+    How it computes (capturable, fused, foreach) stays as it is, and so does what a learning rate is: a live tensor
+    is filled, a live number stays a number. Moments are new tensors: restore before a CUDA graph is captured.
+    """
+    _check_same_parameters(optimiser, state)
+    parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
+    live_groups = optimiser.state_dict()["param_groups"]
+    live_rates = [group["lr"] for group in optimiser.param_groups]
+    unused = dict(tensors)
+    try:
+        groups = [{key: _unpack(value, unused) for key, value in group.items()} for group in state["groups"]]
+        values = {
+            int(index): {key: _like(parameters[int(index)], _unpack(value, unused)) for key, value in named.items()}
+            for index, named in state["values"].items()
+        }
+        rates = [float(group["lr"]) for group in groups]
+        for live, group in zip(live_groups, groups, strict=True):
+            kept = {key for key in live if key in ("params", *_HOW_IT_RUNS) or key not in group}
+            group.update({key: live[key] for key in kept})
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        raise CheckpointError(f"optimiser: its saved state is not as this hpunet writes it ({error!r})") from error
+    if unused:
+        raise CheckpointError(f"optimiser: tensors that belong to nothing, {next(iter(unused))} among them")
+    optimiser.load_state_dict({"state": values, "param_groups": groups})
+    for group, live_rate, rate in zip(optimiser.param_groups, live_rates, rates, strict=True):
+        group["lr"] = live_rate.fill_(rate) if isinstance(live_rate, Tensor) else rate
+
+
+def _describe_parameters(optimiser: Optimizer) -> list[list[str]]:
+    """Type and shape of every parameter, group by group."""
+    return [
+        [f"{str(parameter.dtype).removeprefix('torch.')} {tuple(parameter.shape)}" for parameter in group["params"]]
+        for group in optimiser.param_groups
+    ]
+
+
+def _check_same_parameters(optimiser: Optimizer, state: Mapping[str, Any]) -> None:
+    kind, live, saved = type(optimiser).__name__, _describe_parameters(optimiser), state.get("parameters")
+    if state.get("kind") != kind:
+        raise CheckpointError(f"optimiser: the checkpoint holds the state of {state.get('kind')}, expected {kind}")
+    if not isinstance(saved, list) or [len(group) for group in saved] != [len(group) for group in live]:
+        counts = [len(group) for group in saved] if isinstance(saved, list) else "no"
+        raise CheckpointError(
+            f"optimiser: the checkpoint has {counts} parameters by group, expected {[len(group) for group in live]}"
+        )
+    for g, (live_group, saved_group) in enumerate(zip(live, saved, strict=True)):
+        for p, (expected, found) in enumerate(zip(live_group, saved_group, strict=True)):
+            if expected != found:
+                raise CheckpointError(
+                    f"optimiser: parameter {p} of group {g} is {found} in the checkpoint, expected {expected}"
+                )
+
+
+def _pack(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
+    """`value` as JSON; a tensor goes to `tensors` and leaves its name."""
+    if isinstance(value, Tensor):
+        tensors[name] = value
+        return {"tensor": name}
+    if isinstance(value, tuple | list):
+        items = [_pack(item, f"{name}.{index}", tensors) for index, item in enumerate(value)]
+        return {"tuple": items} if isinstance(value, tuple) else items
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise CheckpointError(f"optimiser: {name} is a {type(value).__name__}, which cannot be saved")
+
+
+def _unpack(value: Any, tensors: dict[str, Tensor]) -> Any:
+    """What `_pack` packed; each tensor is taken out of `tensors`, and copied, as an optimiser works in place."""
+    if isinstance(value, list):
+        return [_unpack(item, tensors) for item in value]
+    if isinstance(value, dict):
+        return tensors.pop(value["tensor"]).clone() if "tensor" in value else tuple(_unpack(value["tuple"], tensors))
+    return value
+
+
+def _like(parameter: Tensor, value: Any) -> Any:
+    """State in the memory layout of its parameter, which fused and multi-tensor steps require."""
+    if not isinstance(value, Tensor) or value.ndim == 0:
+        return value
+    if value.shape != parameter.shape:
+        raise ValueError(f"state of shape {tuple(value.shape)} for a parameter of shape {tuple(parameter.shape)}")
+    return torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value)
+
+
+def random_states() -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The states of the global generators of Python, numpy and torch (CPU and every CUDA device)."""
+    version, words, next_gauss = random.getstate()
+    numpy_state: Any = np.random.get_state(legacy=False)
+    tensors = {
+        "python": torch.tensor(words, dtype=torch.int64),
+        "numpy": torch.from_numpy(numpy_state["state"]["key"].astype(np.int64)),
+        "torch": torch.get_rng_state(),
+    }
+    if torch.cuda.is_available():
+        tensors |= {f"cuda.{index}": state for index, state in enumerate(torch.cuda.get_rng_state_all())}
+    return tensors, {
+        "python": {"version": version, "next_gauss": next_gauss},
+        "numpy": {
+            "bit_generator": numpy_state["bit_generator"],
+            "pos": int(numpy_state["state"]["pos"]),
+            "has_gauss": int(numpy_state["has_gauss"]),
+            "gauss": float(numpy_state["gauss"]),
+        },
+    }
+
+
+def restore_random_states(*, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> list[str]:
+    """Set the generators to what `random_states` took.
+
+    Returns one line for each CUDA generator that is only here or only there; those go on from a state of their own.
+    """
+    try:
+        python, numpy_state = state["python"], dict(state["numpy"])
+        position = numpy_state.pop("pos")
+        random.setstate((python["version"], tuple(tensors["python"].tolist()), python["next_gauss"]))
+        key = tensors["numpy"].numpy().astype(np.uint32)
+        np.random.set_state({**numpy_state, "state": {"key": key, "pos": position}})
+        torch.set_rng_state(tensors["torch"])
+        saved = {name for name in tensors if name.startswith("cuda.")}
+        live = {f"cuda.{index}" for index in range(torch.cuda.device_count())} if torch.cuda.is_available() else set()
+        for name in saved & live:
+            torch.cuda.set_rng_state(tensors[name], device=int(name.removeprefix("cuda.")))
+    except (LookupError, TypeError, ValueError, OverflowError, RuntimeError) as error:
+        raise CheckpointError(f"random states: not as this hpunet writes them ({error!r})") from error
+    only_saved = [f"{name} is only in the checkpoint: its random generator was not restored" for name in saved - live]
+    only_live = [f"{name} is not in the checkpoint: its random generator was left as it is" for name in live - saved]
+    return sorted(only_saved) + sorted(only_live)
+
+
+def describe_run() -> dict[str, Any]:
+    """Versions, source commit, device and threads, as JSON: what one needs to know to repeat a run. No paths."""
+    on_gpu = torch.cuda.is_available()
+    return {
+        "hpunet": __version__,
+        "torch": str(torch.__version__),
+        "cuda": torch.version.cuda,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "device": torch.cuda.get_device_name() if on_gpu else platform.processor() or platform.machine(),
+        "num_devices": torch.cuda.device_count() if on_gpu else 0,
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "num_threads": torch.get_num_threads(),
+        **_source_commit(Path(__file__).parents[2]),
+    }
+
+
+def _source_commit(root: Path) -> dict[str, Any]:
+    """Commit of the checkout at `root` and whether tracked files differ from it; None twice if it is none."""
+    unknown = {"commit": None, "dirty": None}
+    if not (root / ".git").exists():  # an installed copy; a repository further up is not ours
+        return unknown
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(root), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True, env=environment)
+        return done.stdout.strip()
+
+    try:
+        changes = git("status", "--porcelain", "--untracked-files=no")
+        return {"commit": git("rev-parse", "HEAD"), "dirty": bool(changes)}
+    except (OSError, subprocess.SubprocessError):
+        return unknown

@@ -1,0 +1,117 @@
+"""Files that are whole or not there: durable writes, bounded reads, strict JSON.
+
+Every failure is a `CheckpointError` that names the file, the reason and what to do.
+"""
+
+import errno
+import json
+import math
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+
+from hpunet.errors import CheckpointError
+
+_ADVICE = {
+    errno.ENOSPC: "the disk is full; free some space or save elsewhere",
+    errno.EDQUOT: "the disk quota is used up; free some space or save elsewhere",
+    errno.EFBIG: "the file is larger than this system allows; raise the limit or save elsewhere",
+    errno.EROFS: "the file system is read-only; choose another folder",
+    errno.EACCES: "permission denied; change its permissions or choose another folder",
+    errno.EPERM: "not permitted; change its permissions or choose another folder",
+    errno.ENOENT: "it does not exist",
+}
+
+
+@contextmanager
+def naming_errors(path: Path, *, action: str) -> Iterator[None]:
+    """Turn an `OSError` inside into a `CheckpointError`: `path`, what could not be done, why, what to do."""
+    try:
+        yield
+    except OSError as error:
+        reason = _ADVICE.get(error.errno or 0, error.strerror or str(error))
+        raise CheckpointError(f"{path}: cannot be {action}: {reason}") from error
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Write a new file and wait until the disk has it."""
+    with open(path, "xb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_folder(path: Path) -> None:
+    """Wait until the disk has the folder's entries (renames among them), where the system can do that."""
+    if os.name == "nt":  # folders cannot be opened there
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network file systems offer no such thing
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def read_file(path: Path, *, max_bytes: int) -> bytes:
+    """The content of a plain file of at most `max_bytes`; a larger one is refused unread."""
+    with naming_errors(path, action="read"):
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):  # a pipe would wait for ever
+            raise CheckpointError(f"{path}: not a plain file")
+        if status.st_size > max_bytes:
+            raise CheckpointError(f"{path}: {status.st_size} bytes, expected at most {max_bytes}")
+        with open(path, "rb") as file:
+            content = file.read(status.st_size + 1)
+    if len(content) != status.st_size:
+        raise CheckpointError(f"{path}: changed while it was read")
+    return content
+
+
+def dump_json(value: Any, *, name: str) -> bytes:
+    """JSON that comes back equal: only None, bool, int, finite float, str, and lists and dicts (keys str) of them."""
+    _check_json(value, where=name)
+    return (json.dumps(value, indent=1, allow_nan=False) + "\n").encode()
+
+
+def _check_json(value: Any, *, where: str) -> None:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise CheckpointError(f"{where}: the key {key!r} is not a string, which JSON cannot keep")
+            _check_json(item, where=f"{where}.{key}")
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            _check_json(item, where=f"{where}[{index}]")
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise CheckpointError(f"{where}: {value} has no place in JSON; store None or a string instead")
+    elif not (value is None or isinstance(value, bool | int | float | str)):
+        raise CheckpointError(
+            f"{where}: a {type(value).__name__} does not survive JSON; use None, bool, int, float, str, list or dict"
+        )
+
+
+def parse_json(content: bytes, *, name: str) -> Any:
+    """JSON as the standard has it: no NaN or infinity, no key twice, UTF-8. `name` is for the error."""
+
+    def refuse(token: str) -> NoReturn:
+        raise ValueError(f"{token} is not JSON")
+
+    def number(text: str) -> float:
+        return float(text) if math.isfinite(float(text)) else refuse(text)
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) != len(pairs):
+            raise ValueError("a key occurs twice")
+        return found
+
+    try:
+        return json.loads(content.decode(), parse_constant=refuse, parse_float=number, object_pairs_hook=unique)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{name}: not valid JSON ({error})") from None
