@@ -27,6 +27,8 @@ ALLOWED = {
     "sampling": {"errors", "batch", "models"},
     "models": {"errors", "batch", "models"},
     "data": {"errors", "batch", "data"},
+    "metrics": {"errors", "metrics"},
+    "instances": {"errors"},
 }
 
 
