@@ -56,7 +56,7 @@ def match_instances(
     scores: Float64[np.ndarray, " ids"],
     truth: Integer[np.ndarray, "h w"],
     valid: Bool[np.ndarray, "h w"] | None = None,
-    min_region: float | None = None,
+    min_region: int | float | None = None,
 ) -> InstanceMatches:
     """Overlaps of the predicted and the true instances of one image.
 

@@ -116,6 +116,7 @@ def iou(
 ) -> PerImage:
     """Intersection over union of two maps of each image: |A∩B| / |A∪B|, the mean over classes."""
     one, other = (label_maps(m, name=name, dims="b h w")[:, None] for m, name in ((a, "a"), (b, "b")))
+    same_size(one, other, names="a and b")
     result = _iou_one_to_one(one, other, num_classes=num_classes, classes=classes, valid=valid, absent=absent)
     return in_kind(result[:, 0], like=a)
 
@@ -133,6 +134,7 @@ def iou_rec(
     """Reconstruction IoU (App. B): IoU(Y, Y') with Y' = S(X, μ_post(X, Y)), the mean over the graders' maps Y."""
     truths = label_maps(labels, name="labels", dims="b r h w")
     drawn = label_maps(reconstructions, name="reconstructions", dims="b r h w").to(truths.device)
+    same_size(truths.flatten(0, 1), drawn.flatten(0, 1), names="labels and reconstructions")
     exist = existing_graders(graders, labels=truths)
     # Missing graders' maps hold nothing that counts: both sides are made alike, then given no weight.
     truths, drawn = (m.masked_fill(~exist[:, :, None, None], 0) for m in (truths, drawn))
@@ -151,7 +153,6 @@ def _iou_one_to_one(
 ) -> Tensor:
     """IoU (b, n) of maps (b, n, h, w) and their counterparts."""
     other = other.to(one.device)
-    same_size(one.flatten(0, 1), other.flatten(0, 1), names="the two maps")
     where = flags(valid, name="valid", shape=(one.shape[0], *one.shape[2:]), device=one.device)[:, None]
     for maps in (one, other):
         check_values(maps, name="maps", num_classes=num_classes, counted=where)

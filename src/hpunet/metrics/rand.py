@@ -16,9 +16,9 @@ def rand_error(*, prediction: Maps, truth: Maps, valid: Valid | None = None) -> 
         A = Σ_i (Σ_j p_ij)²      B = Σ_{j>0} (Σ_i p_ij)² + c/n      AB = Σ_{i, j>0} p_ij² + c/n
         precision AB/B, recall AB/A, error 1 − 2·precision·recall/(precision + recall)
 
-    as in the challenge and gala's `adapted_rand_error`: each pixel predicted as background is a segment of its own.
-    scikit-image counts predicted background as one more segment, so the two agree only where c is 0. Where n is 0 the
-    error is undefined: NaN.
+    as in the challenge and gala's `adapted_rand_error`: each pixel predicted as background is a segment of its own,
+    and a pixel makes a pair with itself. scikit-image counts predicted background as one more segment and leaves out
+    pairs of a pixel with itself, so its values differ. Where n is 0 the error is undefined: NaN.
     """
     predicted = label_maps(prediction, name="prediction", dims="b h w")
     true = label_maps(truth, name="truth", dims="b h w")
