@@ -35,6 +35,8 @@ ALLOWED = {
     "run_state": {"errors", "__init__"},
     "models": {"errors", "batch", "models"},
     "data": {"errors", "batch", "noise", "pictures", "data"},
+    "metrics": {"errors", "metrics"},
+    "instances": {"errors"},
 }
 
 

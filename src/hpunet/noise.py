@@ -25,6 +25,11 @@ class Stream(IntEnum):
 
     WARP = 0
     ELASTIC = 1
+    GRADER = 2
+    IDS = 3
+    HIDE = 4
+    POSTERIOR = 5
+    GUMBEL = 6
 
 
 def _signed(word: int) -> int:

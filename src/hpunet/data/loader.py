@@ -43,9 +43,13 @@ class TrainingSteps(Dataset[Batch]):
         share = batch_size // world_size
         self.positions = slice(rank * share, (rank + 1) * share)
 
-    def __getitem__(self, step: int) -> Batch:
+    def images(self, step: int) -> Int[Tensor, " b"]:
+        """This process's images of a step."""
         images = images_at(seed=self.seed, step=step, batch_size=self.batch_size, num_images=len(self.pack))
-        return self.pack.batch(images[self.positions])
+        return images[self.positions]
+
+    def __getitem__(self, step: int) -> Batch:
+        return self.pack.batch(self.images(step))
 
     def iterate(self, first: int, end: int, *, num_workers: int = 0) -> Iterator[Batch]:
         """Steps `first` to `end`, the end not included, read ahead by so many worker processes.

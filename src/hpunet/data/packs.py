@@ -112,6 +112,7 @@ class Pack:
         index = json.loads(read_bytes(folder / "index.json"))
         self.identities = [Identity(patient=p, key=k) for p, k in zip(index["patients"], index["keys"], strict=True)]
         self.sizes = [(int(h), int(w)) for h, w in index["sizes"]]
+        self._all_sizes = set(self.sizes)
         n, r = len(self.identities), info.num_graders
         pixels = np.array([h * w for h, w in self.sizes])
         per_map = _map_bytes(info, pixels)
@@ -168,9 +169,9 @@ class Pack:
         Images of different sizes are padded to the largest of the batch at the bottom and right, and the padding is
         invalid.
         """
-        sizes = {self.sizes[i] for i in indices.tolist()} if len(set(self.sizes)) > 1 else {self.sizes[0]}
+        sizes = self._all_sizes if len(self._all_sizes) == 1 else {self.sizes[i] for i in indices.tolist()}
         if len(sizes) == 1:
-            return self._uniform(indices.to(self.device), *sizes.pop())
+            return self._uniform(indices.to(self.device), *next(iter(sizes)))
         singles = [self._uniform(indices[i : i + 1].to(self.device), *self.sizes[j]) for i, j in enumerate(indices)]
         height, width = (max(size[axis] for size in sizes) for axis in (0, 1))
         return Batch(

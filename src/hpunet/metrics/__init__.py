@@ -1,0 +1,38 @@
+"""Metrics as pure functions (App. B): docs/metrics.md gathers formulas, sources and the rules for empty maps."""
+
+from hpunet.metrics.average_precision import AveragePrecision, InstanceMatches, average_precision, match_instances
+from hpunet.metrics.bootstrap import Bootstrap, bootstrap
+from hpunet.metrics.distributions import (
+    PairIoUs,
+    best_match_dice,
+    ged2,
+    ged2_unbiased,
+    hungarian_iou,
+    pair_ious,
+    sample_diversity,
+)
+from hpunet.metrics.overlap import iou, iou_rec, subset_b
+from hpunet.metrics.pixels import calibration_error, uncertainty_error_ncc
+from hpunet.metrics.rand import rand_error
+
+__all__ = [
+    "AveragePrecision",
+    "Bootstrap",
+    "InstanceMatches",
+    "PairIoUs",
+    "average_precision",
+    "best_match_dice",
+    "bootstrap",
+    "calibration_error",
+    "ged2",
+    "ged2_unbiased",
+    "hungarian_iou",
+    "iou",
+    "iou_rec",
+    "match_instances",
+    "pair_ious",
+    "rand_error",
+    "sample_diversity",
+    "subset_b",
+    "uncertainty_error_ncc",
+]

@@ -1,0 +1,132 @@
+"""Average precision of instances by the official Cityscapes protocol, for one class (App. B: cars).
+
+What that protocol does, overlap by overlap (0.50, 0.55 ... 0.95), over all images together:
+
+* true instances below the minimum region (100 pixels of 1024×2048; at other sizes scaled by area, ours) are ignored;
+* a prediction matches a true instance when their IoU, all pixels of the prediction counted, is *above* the overlap;
+* of several predictions that match one true instance, the one of the highest score is true, the others are false
+  (with label maps, whose instances are disjoint, there can only be one at overlaps from 0.5 on);
+* a prediction that matches none is false, unless more than that share (the overlap) of its pixels lies on ignored
+  ones: void, groups, and true instances that are too small. Then it is left out;
+* true instances without a match are missed;
+* precision and recall are taken at each distinct score, a point of recall 0 and precision 1 is added, and the area
+  under the curve is that of straight lines between the points.
+
+The protocol also leaves out predictions whose IoU with a group or a too small instance is above the overlap. That
+needs no rule here: their share of ignored pixels is at least that IoU. One quirk is not followed: groups below the
+minimum region count twice there.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Float64, Integer
+
+from hpunet.errors import DataError
+
+OVERLAPS = tuple(round(0.5 + 0.05 * i, 2) for i in range(10))
+MIN_REGION = 100
+"""Smallest true instance that counts, in pixels of the official size."""
+OFFICIAL_SIZE = (1024, 2048)
+
+
+@dataclass(frozen=True)
+class InstanceMatches:
+    """How the instances of one image overlap: all that average precision needs of it."""
+
+    iou: Float64[np.ndarray, "predicted true"]
+    scores: Float64[np.ndarray, " predicted"]
+    ignored_share: Float64[np.ndarray, " predicted"]
+    """Share of a prediction's pixels on void, groups and too small instances."""
+
+
+@dataclass(frozen=True)
+class AveragePrecision:
+    """AP is the mean over the overlaps, AP50 the one at 0.50. None where no image has a true instance."""
+
+    ap: float | None
+    ap50: float | None
+    by_overlap: tuple[float, ...] | None
+
+
+def match_instances(
+    *,
+    prediction: Integer[np.ndarray, "h w"],
+    scores: Float64[np.ndarray, " ids"],
+    truth: Integer[np.ndarray, "h w"],
+    valid: Bool[np.ndarray, "h w"] | None = None,
+    min_region: int | float | None = None,
+) -> InstanceMatches:
+    """Overlaps of the predicted and the true instances of one image.
+
+    In both maps 0 is not an instance and every other number is one. `scores[i]` is the confidence in prediction i
+    (`scores[0]` is not used). `valid` is false on void pixels and on groups. `min_region` is in pixels of this image
+    and defaults to the official one, scaled by area.
+    """
+    h, w = truth.shape
+    valid = np.ones((h, w), dtype=np.bool_) if valid is None else valid
+    if prediction.shape != (h, w) or valid.shape != (h, w):
+        raise DataError(f"prediction {prediction.shape} and valid {valid.shape} do not go with truth {(h, w)}")
+    if min(prediction.min(), truth.min()) < 0 or prediction.max() >= len(scores):
+        raise DataError(
+            f"instances must be 0 or more and each prediction needs its score: found {prediction.min()}..."
+            f"{prediction.max()}, {len(scores)} scores (that of the background included)"
+        )
+    if min_region is None:
+        min_region = MIN_REGION * (h * w) / (OFFICIAL_SIZE[0] * OFFICIAL_SIZE[1])
+    true_ids, true_of_pixel, true_areas = np.unique(
+        np.where(valid, truth, 0), return_inverse=True, return_counts=True
+    )
+    ids, of_pixel, areas = np.unique(prediction, return_inverse=True, return_counts=True)
+    pairs = of_pixel.astype(np.int64).ravel() * len(true_ids) + true_of_pixel.ravel()
+    shared = np.bincount(pairs, minlength=len(ids) * len(true_ids)).reshape(len(ids), len(true_ids))
+    on_void = np.bincount(of_pixel[~valid].ravel(), minlength=len(ids))
+
+    counts = (true_ids > 0) & (true_areas >= min_region)
+    too_small = (true_ids > 0) & ~counts
+    is_instance = ids > 0
+    iou = shared / (areas[:, None] + true_areas[None, :] - shared)
+    ignored = (on_void + shared[:, too_small].sum(axis=1)) / areas
+    return InstanceMatches(
+        iou=iou[is_instance][:, counts],
+        scores=np.asarray(scores, dtype=np.float64)[ids[is_instance]],
+        ignored_share=ignored[is_instance],
+    )
+
+
+def average_precision(images: Sequence[InstanceMatches]) -> AveragePrecision:
+    """AP and AP50 over all images together, by the protocol above."""
+    if not any(image.iou.shape[1] for image in images):
+        return AveragePrecision(ap=None, ap50=None, by_overlap=None)
+    if not all(np.isfinite(image.scores).all() for image in images):
+        raise DataError("scores: expected finite numbers")
+    by_overlap = tuple(_area_under_curve(*_sort_out(images, overlap=overlap)) for overlap in OVERLAPS)
+    return AveragePrecision(ap=float(np.mean(by_overlap)), ap50=by_overlap[0], by_overlap=by_overlap)
+
+
+def _sort_out(images: Sequence[InstanceMatches], *, overlap: float) -> tuple[np.ndarray, np.ndarray, int]:
+    """Scores of the true and of the false predictions, and the number of true instances."""
+    true: list[float] = []
+    false: list[float] = []
+    for image in images:
+        matches = image.iou > overlap
+        for column in matches.T:
+            scores = np.sort(image.scores[column])
+            true.extend(scores[-1:])
+            false.extend(scores[:-1])
+        left = ~matches.any(axis=1) & (image.ignored_share <= overlap)
+        false.extend(image.scores[left])
+    return np.array(true), np.array(false), sum(image.iou.shape[1] for image in images)
+
+
+def _area_under_curve(true: np.ndarray, false: np.ndarray, num_instances: int) -> float:
+    """Area under precision over recall, from the highest score down."""
+    scores = np.concatenate([true, false])
+    thresholds, which = np.unique(-scores, return_inverse=True)
+    is_true = np.repeat([1.0, 0.0], [len(true), len(false)])
+    num_true = np.bincount(which, weights=is_true, minlength=len(thresholds)).cumsum()
+    num_predicted = np.bincount(which, minlength=len(thresholds)).cumsum()
+    precision = np.concatenate([[1.0], num_true / num_predicted])
+    recall = np.concatenate([[0.0], num_true / num_instances])
+    return float(np.trapezoid(precision, recall))

@@ -1,0 +1,56 @@
+"""Rand error of instance segmentations."""
+
+import numpy as np
+import torch
+
+from hpunet.errors import DataError
+from hpunet.metrics.arrays import Maps, PerImage, Valid, flags, in_kind, label_maps, same_size
+
+
+def rand_error(*, prediction: Maps, truth: Maps, valid: Valid | None = None) -> PerImage:
+    """Adapted Rand error of the SNEMI3D challenge (App. B): 1 − F-score over pairs of pixels, 0 is perfect.
+
+    Labels are any numbers from 0 on, 0 is background. Only the n valid pixels with a true label above 0 count. With
+    p_ij of them of true label i and predicted label j, and c = Σ_i p_i0 predicted as background:
+
+        A = Σ_i (Σ_j p_ij)²      B = Σ_{j>0} (Σ_i p_ij)² + c/n      AB = Σ_{i, j>0} p_ij² + c/n
+        precision AB/B, recall AB/A, error 1 − 2·precision·recall/(precision + recall)
+
+    as in the challenge and gala's `adapted_rand_error`: each pixel predicted as background is a segment of its own,
+    and a pixel makes a pair with itself. scikit-image counts predicted background as one more segment and leaves out
+    pairs of a pixel with itself, so its values differ. Where n is 0 the error is undefined: NaN.
+    """
+    predicted = label_maps(prediction, name="prediction", dims="b h w")
+    true = label_maps(truth, name="truth", dims="b h w")
+    same_size(predicted, true, names="prediction and truth")
+    where = flags(valid, name="valid", shape=tuple(true.shape), device=true.device)
+    columns = zip(*(maps.flatten(1).cpu().numpy() for maps in (predicted, true, where)), strict=True)
+    errors = [_rand_error(j[counts], i[counts]) for j, i, counts in columns]
+    return in_kind(torch.tensor(errors, dtype=torch.float64, device=predicted.device), like=prediction)
+
+
+def _rand_error(predicted: np.ndarray, true: np.ndarray) -> float:
+    """The error of the pixels (n,) of one image."""
+    if predicted.size and min(predicted.min(), true.min()) < 0:
+        raise DataError("prediction and truth: labels must be 0 or more, found negative ones")
+    foreground = true > 0
+    n = int(foreground.sum())
+    if n == 0:
+        return float("nan")
+    row, num_rows = _numbered(true[foreground])
+    column, num_columns = _numbered(np.append(predicted[foreground], 0))  # so that number 0 is the background
+    pairs, p = np.unique(row * num_columns + column[:-1], return_counts=True)
+    i, j, p = pairs // num_columns, pairs % num_columns, p.astype(np.float64)
+    c_over_n = p[j == 0].sum() / n
+    in_columns = np.bincount(j, weights=p, minlength=num_columns)[1:]
+    A = (np.bincount(i, weights=p, minlength=num_rows) ** 2).sum()
+    B = (in_columns**2).sum() + c_over_n
+    AB = (p[j > 0] ** 2).sum() + c_over_n
+    precision, recall = AB / B, AB / A
+    return float(1 - 2 * precision * recall / (precision + recall))
+
+
+def _numbered(labels: np.ndarray) -> tuple[np.ndarray, int]:
+    """Labels renumbered 0, 1, ... in their order, and how many there are."""
+    values, numbers = np.unique(labels, return_inverse=True)
+    return numbers.astype(np.int64), len(values)
