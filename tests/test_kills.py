@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from hpunet import storage
-from hpunet.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
+from hpunet.checkpoint import Checkpoint, latest_checkpoint, load_checkpoint, save_checkpoint
 from hpunet.errors import CheckpointError
 
 NUM_KILLS = int(os.environ.get("HPUNET_KILLS", "20"))
@@ -73,8 +73,7 @@ def save(folder: Path, *, step: int, version: int, name: str | None) -> Path:
     return save_checkpoint(folder, step=step, tensors=tensors, state={"version": version}, name=name)
 
 
-def version_of(found: Any) -> int:
-    assert found is not None
+def version_of(found: Checkpoint) -> int:
     version = found.state["version"]
     assert found.tensors["model"]["w"].tolist() == [version] * 3
     assert found.tensors["optimiser"]["m"].item() == version
@@ -103,9 +102,11 @@ def test_save_cut_off_at_any_call_leaves_the_old_or_the_new(
                 message = str(caught)
         finished, struck = message == "finished", faults.struck
         found = load_checkpoint(folder / name) if name else latest_checkpoint(folder)
+        assert found is not None
         assert version_of(found) in ([2] if finished else [1, 2])
         if kind == "error" and not finished:
             assert "the disk is full" in message
+            assert found.skipped == []  # not only recoverable: back in its place
             assert not [entry for entry in folder.iterdir() if entry.name.startswith(".tmp")]
         save(folder, step=3, version=3, name=None)
         wanted = {name or "step-00000001", "step-00000003"}

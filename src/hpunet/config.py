@@ -1,10 +1,209 @@
-"""Settings from the command line: `a.b=value` assignments, their values written as in TOML."""
+"""The typed tree of settings of a run, its presets, and `a.b=value` assignments from the command line.
+
+A preset is a TOML file in `presets/`; `--set a.b=c` changes single settings. Unknown keys, wrong types and impossible
+combinations are errors that name the key. Modules never see this tree: they are given plain arguments.
+"""
 
 import tomllib
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from hpunet.errors import ConfigError
+
+Positive = Annotated[int, Field(ge=1)]
+Fraction = Annotated[float, Field(gt=0, le=1)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class ModelSettings(_Section):
+    """Which network. The image's channels and the classes come from the data."""
+
+    kind: Literal["hpu", "punet"] = "hpu"
+    channels: list[Positive]
+    latent_dims: list[Annotated[int, Field(ge=0)]]
+    """Latent channels a scale, coarsest first; the Probabilistic U-Net has one entry."""
+    blocks_per_scale: Positive = 3
+    """Residual blocks (hpu)."""
+    activation_checkpointing: bool = False
+
+    @model_validator(mode="after")
+    def _check(self) -> "ModelSettings":
+        if self.kind == "punet" and len(self.latent_dims) != 1:
+            raise ValueError("latent_dims: the Probabilistic U-Net has exactly one latent scale")
+        return self
+
+
+class DataSettings(_Section):
+    """What is trained on. Where it lies is said by --data."""
+
+    crop: tuple[Positive, Positive]
+    """Height and width that the network sees."""
+    options: dict[str, Any] = {}
+    """Options of the data's kind, as for `hpunet data`."""
+    extrapolate: bool = False
+    """Hide a part of every image; the prior sees the rest and its labels."""
+    num_workers: Annotated[int, Field(ge=0)] = 0
+    """Processes that read ahead when the data do not fit on the GPU."""
+
+
+class AugmentationSettings(_Section):
+    """Ranges of the random warps; see `data/augment.py`."""
+
+    elastic: float = 0.04
+    rotation: float = 180.0
+    mirror_up_down: bool = True
+    mirror_left_right: bool = True
+    shear: float = 0.1
+    scale: tuple[float, float] = (0.8, 1.25)
+    random_crop: bool = True
+    translate: float = 0.0
+    gamma: tuple[float, float] = (1.0, 1.0)
+
+
+class ObjectiveSettings(_Section):
+    """What is minimised."""
+
+    kind: Literal["geco", "elbo"] = "geco"
+    kappa: Annotated[float, Field(gt=0)] = 0.05
+    """GECO: cross-entropy that a kept pixel may have."""
+    decay: Annotated[float, Field(ge=0, lt=1)] = 0.99
+    rate: Annotated[float, Field(gt=0)] = 0.01
+    beta: Annotated[float, Field(ge=0)] = 1.0
+    """ELBO: weight of the KL."""
+    top_k: Fraction | Literal["all"] = 0.02
+    """Share of the pixels that count, the hardest ones; "all" for every valid pixel."""
+    stochastic: bool = True
+    """Draw the hardest pixels (Gumbel) rather than take them strictly."""
+
+
+class OptimiserSettings(_Section):
+    """Adam, and how long."""
+
+    iterations: Positive
+    batch_size: Positive
+    learning_rates: Annotated[list[Annotated[float, Field(gt=0)]], Field(min_length=1)]
+    """One after the other, each for an equal share of the iterations, or from `boundaries` on."""
+    boundaries: list[Positive] | None = None
+    """Iterations at which the next learning rate starts, one fewer than learning rates."""
+    penalty: Annotated[float, Field(ge=0)] = 1e-5
+    """Weight of Σ w² in the loss."""
+    clip_norm: Annotated[float, Field(gt=0)] | None = None
+    """Gradients are scaled down to this norm; by default they are not."""
+    accumulate: Positive = 1
+    """Pieces that a batch is worked off in, for small memories; top-k is then taken in each piece."""
+    precision: Literal["fp32", "tf32", "bf16"] = "fp32"
+    """On a GPU; latents and objective are fp32 always."""
+    compile: bool = False
+    cuda_graph: bool = False
+    average: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Decay of the averaged weights that evaluation then uses."""
+    max_skipped: Positive = 20
+    """Steps with non-finite loss or gradients are skipped; after so many in a row training stops."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "OptimiserSettings":
+        if self.boundaries is not None:
+            ordered = sorted(set(self.boundaries))
+            if ordered != self.boundaries or len(ordered) != len(self.learning_rates) - 1:
+                raise ValueError("boundaries: expected rising numbers, one fewer than learning_rates")
+        if self.batch_size % self.accumulate:
+            raise ValueError(f"accumulate: {self.accumulate} pieces do not divide a batch of {self.batch_size}")
+        return self
+
+
+class WatchSettings(_Section):
+    """What a run says and keeps while it goes on; all numbers are iterations unless said otherwise."""
+
+    log_every: Positive = 50
+    validate_every: Positive = 2000
+    validate_images: Positive = 100
+    """A fixed subset of the validation images, spread over it."""
+    validate_samples: Positive = 16
+    best: Literal["ged2", "hm_iou", "iou_rec"] = "ged2"
+    """The metric that decides which checkpoint is kept as the best."""
+    checkpoint_every: Positive = 1000
+    keep: Positive = 2
+    """Checkpoints kept, the newest ones; the best one is kept besides."""
+
+
+class Settings(_Section):
+    """All of a run."""
+
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    model: ModelSettings
+    data: DataSettings
+    augmentation: AugmentationSettings = AugmentationSettings()
+    objective: ObjectiveSettings = ObjectiveSettings()
+    optimiser: OptimiserSettings
+    watch: WatchSettings = WatchSettings()
+
+
+def preset_names() -> list[str]:
+    """The presets that come with the package."""
+    return sorted(
+        entry.name.removesuffix(".toml")
+        for entry in (resources.files("hpunet") / "presets").iterdir()
+        if entry.name.endswith(".toml")
+    )
+
+
+def read_preset(name_or_path: str) -> dict[str, Any]:
+    """A preset by name, or a TOML file by path, as plain data."""
+    if name_or_path in preset_names():
+        text = (resources.files("hpunet") / "presets" / f"{name_or_path}.toml").read_text(encoding="utf-8")
+    elif name_or_path.endswith(".toml"):
+        try:
+            text = Path(name_or_path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{name_or_path}: cannot be read ({error})") from None
+    else:
+        raise ConfigError(
+            f"preset {name_or_path!r} is unknown; expected a .toml file or one of {', '.join(preset_names())}"
+        )
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{name_or_path}: not TOML ({error})") from None
+
+
+def load_settings(name_or_path: str, assignments: Iterable[str] = ()) -> Settings:
+    """A preset or TOML file with the `a.b=value` assignments on top."""
+    return check_settings(merged(read_preset(name_or_path), parse_assignments(assignments)), where=name_or_path)
+
+
+def check_settings(values: Mapping[str, Any], *, where: str) -> Settings:
+    """Plain data as settings, or a `ConfigError` that names the key, what was found and what is allowed."""
+    try:
+        return Settings.model_validate(_tuples(values))
+    except ValidationError as error:
+        problems = []
+        for problem in error.errors():
+            key = ".".join(str(part) for part in problem["loc"])
+            if problem["type"] == "extra_forbidden":
+                known = ", ".join(_known_keys(problem["loc"][:-1]))
+                problems.append(f"{key}: unknown setting, expected one of {known}")
+            elif problem["type"] == "missing":
+                problems.append(f"{key}: is missing")
+            else:
+                problems.append(f"{key}: {problem['msg']} (got {problem['input']!r})"[:300])
+        raise ConfigError(f"{where}: " + "; ".join(problems)) from None
+
+
+def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """`base` with `changes` put over it, group by group."""
+    result = dict(base)
+    for key, value in changes.items():
+        below = result.get(key)
+        both = isinstance(below, Mapping) and isinstance(value, Mapping)
+        result[key] = merged(below, value) if both else value  # type: ignore[arg-type]
+    return result
 
 
 def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
@@ -32,3 +231,27 @@ def _value(text: str) -> Any:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
+
+
+def _known_keys(place: tuple[int | str, ...]) -> list[str]:
+    """Names of the settings at a place of the tree."""
+    section: type[BaseModel] = Settings
+    for part in place:
+        found = section.model_fields[str(part)].annotation
+        assert isinstance(found, type)
+        assert issubclass(found, BaseModel)
+        section = found
+    return list(section.model_fields)
+
+
+_TUPLES = {("data", "crop"), ("augmentation", "scale"), ("augmentation", "gamma")}
+
+
+def _tuples(values: Mapping[str, Any]) -> dict[str, Any]:
+    """TOML has lists only; the settings that are pairs become tuples, whole numbers become floats where meant."""
+    result = merged(values, {})
+    for group, key in _TUPLES:
+        section = result.get(group)
+        if isinstance(section, Mapping) and isinstance(section.get(key), list):
+            result[group] = {**section, key: tuple(section[key])}
+    return result

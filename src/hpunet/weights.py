@@ -49,8 +49,7 @@ def _plain_copy(tensor: Tensor, *, name: str) -> Tensor:
     if tensor.dtype not in _STORED_TYPES or tensor.layout != torch.strided or tensor.is_meta:
         kind = "without values" if tensor.is_meta else f"of {tensor.dtype} ({tensor.layout})"
         raise CheckpointError(f"{name}: a tensor {kind} cannot be stored; convert it to a dense float or integer one")
-    plain = tensor.detach().resolve_neg()
-    return plain.to("cpu", copy=True, memory_format=torch.contiguous_format)
+    return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
 
 
 def decode(content: bytes, *, name: str) -> dict[str, Tensor]:

@@ -1,0 +1,93 @@
+"""From settings to the things they describe: the one place where the settings tree meets the modules."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+
+import torch
+from torch import nn
+
+from hpunet.config import ModelSettings, ObjectiveSettings, OptimiserSettings, Settings
+from hpunet.data.augment import AugmentSettings
+from hpunet.data.base import SetInfo
+from hpunet.errors import ConfigError
+from hpunet.models.hpunet import HPUNet
+from hpunet.models.punet import ProbUNet
+from hpunet.objectives import ELBO, GECO, parameter_groups
+from hpunet.training_step import Recipe
+
+
+def build_model(settings: ModelSettings, *, info: SetInfo, extrapolate: bool = False) -> HPUNet | ProbUNet:
+    """The network for data of this kind."""
+    if settings.kind == "punet":
+        if extrapolate:
+            raise ConfigError("data.extrapolate: the Probabilistic U-Net cannot be told what is visible; use hpu")
+        return ProbUNet(
+            in_channels=info.in_channels,
+            num_classes=info.num_classes,
+            channels=settings.channels,
+            latent_dim=settings.latent_dims[0],
+        )
+    return HPUNet(
+        in_channels=info.in_channels,
+        num_classes=info.num_classes,
+        channels=settings.channels,
+        latent_dims=settings.latent_dims,
+        blocks_per_scale=settings.blocks_per_scale,
+        cond_channels=1 + info.num_classes if extrapolate else 0,
+        activation_checkpointing=settings.activation_checkpointing,
+    )
+
+
+def build_objective(settings: ObjectiveSettings, *, num_pieces: int) -> ELBO | GECO:
+    """The objective. A batch in pieces moves GECO's average piece by piece, at the same speed altogether."""
+    top_k = None if settings.top_k == "all" else settings.top_k
+    if settings.kind == "elbo":
+        return ELBO(beta=settings.beta, top_k=top_k, stochastic=settings.stochastic)
+    return GECO(
+        kappa=settings.kappa,
+        decay=settings.decay ** (1 / num_pieces),
+        rate=settings.rate,
+        top_k=top_k,
+        stochastic=settings.stochastic,
+    )
+
+
+def build_optimiser(
+    settings: OptimiserSettings, *, model: nn.Module, objective: nn.Module, device: torch.device
+) -> torch.optim.Adam:
+    """Adam with the paper's penalty; on a GPU its learning rate is a tensor there, for CUDA graphs."""
+    first = settings.learning_rates[0]
+    on_gpu = device.type == "cuda"
+    return torch.optim.Adam(
+        parameter_groups(model, objective, penalty=settings.penalty),
+        lr=torch.tensor(first, device=device) if on_gpu else first,
+        fused=True,
+        capturable=on_gpu,
+    )
+
+
+def build_recipe(settings: Settings, *, info: SetInfo) -> Recipe:
+    """How batches become examples."""
+    return Recipe(
+        info=info,
+        crop=settings.data.crop,
+        augmentation=AugmentSettings(**settings.augmentation.model_dump()),
+        extrapolate=settings.data.extrapolate,
+        seed=settings.seed,
+    )
+
+
+def learning_rate_at(settings: OptimiserSettings, step: int) -> float:
+    """The learning rate of a step: piecewise constant."""
+    rates = settings.learning_rates
+    boundaries = settings.boundaries or [settings.iterations * i // len(rates) for i in range(1, len(rates))]
+    return rates[sum(step >= boundary for boundary in boundaries)]
+
+
+def autocast_for(precision: str, device: torch.device) -> Callable[[], AbstractContextManager[object]]:
+    """What to run the network in; sets TF32 for the process as asked."""
+    if device.type != "cuda":
+        return nullcontext
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision != "fp32"
+    return partial(torch.autocast, "cuda", dtype=torch.bfloat16) if precision == "bf16" else nullcontext

@@ -1,0 +1,384 @@
+"""The training loop, all of it in sight: data, step, log, validate, save, stop.
+
+A run is a folder: `settings.json` and `run.json` say what it is, `log.jsonl` and `tensorboard/` how it went,
+`pictures/` what it showed, `checkpoints/` where it stands. With `resume` it goes on from the newest whole checkpoint,
+bit for bit as if it had never stopped (on a CPU; GPUs add in an order of their own).
+"""
+
+import json
+import math
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from hpunet.batch import Batch
+from hpunet.build import (
+    autocast_for,
+    build_model,
+    build_objective,
+    build_optimiser,
+    build_recipe,
+    learning_rate_at,
+)
+from hpunet.checkpoint import latest_checkpoint, prune, save_checkpoint
+from hpunet.config import Settings
+from hpunet.data.loader import TrainingSteps
+from hpunet.data.packs import Pack, is_pack, open_pack, write_pack
+from hpunet.data.sources import open_splits
+from hpunet.distributed import rank, summed, world_size
+from hpunet.errors import CheckpointError, ConfigError, DivergenceError
+from hpunet.logs import Logger, open_loggers
+from hpunet.objectives import Terms
+from hpunet.run_state import describe_run, optimiser_tensors, restore_optimiser
+from hpunet.training_step import TrainingStep
+from hpunet.validation import Validation
+from hpunet.weights import check_fits
+
+SETTINGS_FILE, RUN_FILE = "settings.json", "run.json"
+Watcher = Callable[[int, dict[str, float]], None]
+"""Told the step and the newest numbers whenever there are any: the progress line."""
+
+
+class Interrupted(BaseException):
+    """The run was asked to stop (SIGTERM or Ctrl-C), saved, and did."""
+
+    def __init__(self, signal_number: int, step: int) -> None:
+        super().__init__(f"stopped by signal {signal_number} after saving at iteration {step}")
+        self.signal_number, self.step = signal_number, step
+
+
+def prepare_data(where: str, *, options: dict[str, Any], run: Path, progress: Any = None) -> Path:
+    """The data as a pack: the pack at `where` itself, or one made of it in the run's folder."""
+    if not where.startswith("synthetic:") and is_pack(Path(where)):
+        return Path(where)
+    packed = run / "data"
+    if not is_pack(packed) and rank() == 0:
+        write_pack(open_splits(where, options=options), packed, progress=progress)
+    if world_size() > 1:
+        torch.distributed.barrier()
+    return packed
+
+
+class Training:
+    """A run in memory; `train` drives it."""
+
+    def __init__(self, settings: Settings, *, pack_path: Path, run: Path, device: torch.device) -> None:
+        self.settings, self.run, self.device = settings, run, device
+        torch.manual_seed(settings.seed)  # initial weights; everything later is keyed by step
+        self.pack = _on_device(open_pack(pack_path, split="train"), device)
+        info = self.pack.info
+        model = build_model(settings.model, info=info, extrapolate=settings.data.extrapolate)
+        _check_crop(settings.data.crop, model.size_multiple)
+        self.model = model.to(device)
+        self.model.check_values = False  # the data were checked when they were packed
+        self.objective = build_objective(settings.objective, num_pieces=settings.optimiser.accumulate).to(device)
+        self.optimiser = build_optimiser(
+            settings.optimiser, model=self.model, objective=self.objective, device=device
+        )
+        network: nn.Module = self.model
+        if settings.optimiser.compile:
+            network = torch.compile(network)  # type: ignore[assignment]
+        if world_size() > 1:
+            network = DistributedDataParallel(network)
+        self.autocast = autocast_for(settings.optimiser.precision, device)
+        self.train_step = TrainingStep(
+            model=self.model,
+            objective=self.objective,
+            optimiser=self.optimiser,
+            recipe=build_recipe(settings, info=info),
+            num_pieces=settings.optimiser.accumulate,
+            autocast=self.autocast,
+            clip_norm=settings.optimiser.clip_norm,
+            average=settings.optimiser.average,
+            network=network,
+        )
+        share = settings.optimiser.batch_size // world_size()
+        if share % settings.optimiser.accumulate:
+            raise ConfigError(
+                f"optimiser.accumulate: {settings.optimiser.accumulate} pieces do not divide the {share} images "
+                f"of each of {world_size()} processes"
+            )
+        self.steps = TrainingSteps(
+            self.pack,
+            batch_size=settings.optimiser.batch_size,
+            seed=settings.seed,
+            rank=rank(),
+            world_size=world_size(),
+        )
+        self.positions = torch.arange(rank() * share, (rank() + 1) * share, device=device)
+        self.train_step.create_moments()
+        self.step = 0
+        self.best: float | None = None
+
+    def state_tensors(self) -> dict[str, dict[str, Tensor]]:
+        """Everything that makes a resume exact, besides `state`."""
+        averaged = zip((name for name, _ in self.model.named_parameters()), self.train_step.averaged, strict=False)
+        return {
+            "model": dict(self.model.state_dict()),
+            "objective": dict(self.objective.state_dict()),
+            "optimiser": optimiser_tensors(self.optimiser)[0],
+            "averaged": dict(averaged),
+        }
+
+    def save(self, *, name: str | None = None) -> Path | None:
+        """Write a checkpoint (one process does) and forget old ones."""
+        if rank() != 0:
+            return None
+        folder = self.run / "checkpoints"
+        state = {
+            "optimiser": optimiser_tensors(self.optimiser)[1],
+            "settings": self.settings.model_dump(mode="json"),
+            "data": self.pack.fingerprint,
+            "best": self.best,
+            "skipped": int(self.train_step.skipped),
+            "skipped_in_a_row": int(self.train_step.skipped_in_a_row),
+        }
+        saved = save_checkpoint(folder, step=self.step, tensors=self.state_tensors(), state=state, name=name)
+        if name is None:
+            prune(folder, keep=self.settings.watch.keep)
+        return saved
+
+    def restore(self, say: Callable[[str], None]) -> bool:
+        """Go on from the newest whole checkpoint; False if there is none."""
+        found = latest_checkpoint(self.run / "checkpoints")
+        if found is None:
+            return False
+        for reason in found.skipped:
+            say(f"fell back to an older checkpoint: {reason}")
+        _check_same_run(found.state, self.settings, self.pack, where=str(found.path))
+        check_fits(live=self.model.state_dict(), saved=found.tensors["model"], name=str(found.path))
+        self.model.load_state_dict(found.tensors["model"])
+        check_fits(live=self.objective.state_dict(), saved=found.tensors["objective"], name=str(found.path))
+        self.objective.load_state_dict(found.tensors["objective"])
+        restore_optimiser(self.optimiser, tensors=found.tensors["optimiser"], state=found.state["optimiser"])
+        for live, saved in zip(self.train_step.averaged, found.tensors["averaged"].values(), strict=True):
+            live.copy_(saved)
+        self.train_step.skipped.fill_(found.state["skipped"])
+        self.train_step.skipped_in_a_row.fill_(found.state["skipped_in_a_row"])
+        self.step, self.best = found.step, found.state["best"]
+        say(f"going on from {found.path} at iteration {self.step}")
+        return True
+
+    def run_steps(self) -> Iterator[tuple[Terms, Tensor]]:
+        """Train from the current step to the last: terms and gradient norm of each step."""
+        end = self.settings.optimiser.iterations
+        resident = self.device.type == "cuda" and self.pack.device.type == "cuda"
+        if self.settings.optimiser.cuda_graph and resident:
+            yield from self._graph_steps(end)
+            return
+        for batch in self.steps.iterate(self.step, end, num_workers=self.settings.data.num_workers):
+            on_device = Batch(**{name: value.to(self.device) for name, value in vars(batch).items()})
+            self._set_learning_rate()
+            yield self.train_step(on_device, step=self.step, positions=self.positions)
+
+    def _graph_steps(self, end: int) -> Iterator[tuple[Terms, Tensor]]:
+        """The same with one CUDA graph a step: only the images' numbers, the step and the learning rate change."""
+        step = torch.tensor(self.step, device=self.device)
+        indices = self.steps.images(self.step).to(self.device)
+
+        def run() -> tuple[Terms, Tensor]:
+            return self.train_step(self.pack.batch(indices), step=step, positions=self.positions)
+
+        # Warm-up steps must not count: the state is put back after the capture, in place.
+        live = [t for group in self.state_tensors().values() for t in group.values()]
+        live += [self.train_step.skipped, self.train_step.skipped_in_a_row]
+        kept = [t.clone() for t in live]
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                run()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            terms, norm = run()
+        for t, saved in zip(live, kept, strict=True):
+            t.copy_(saved)
+        while self.step < end:
+            step.fill_(self.step)
+            indices.copy_(self.steps.images(self.step))
+            self._set_learning_rate()
+            graph.replay()
+            yield terms, norm
+
+    def _set_learning_rate(self) -> None:
+        rate = learning_rate_at(self.settings.optimiser, self.step)
+        for group in self.optimiser.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+
+    def numbers(self, terms: Terms, norm: Tensor) -> dict[str, float]:
+        """What to log of a step; reads from the device, over all processes."""
+        kl = summed(terms.kl) / world_size()
+        values = {
+            "rec": float(terms.rec_per_pixel),
+            "kl": float(kl.sum()),
+            **{f"kl_{i}": float(value) for i, value in enumerate(kl)},
+            "lr": learning_rate_at(self.settings.optimiser, self.step),
+            "gradient_norm": float(norm),
+            "skipped": float(self.train_step.skipped),
+        }
+        if terms.multiplier is not None and terms.constraint is not None:
+            values |= {"lambda": float(terms.multiplier), "constraint": float(terms.constraint)}
+        if int(self.train_step.skipped_in_a_row) >= self.settings.optimiser.max_skipped:
+            what = [name for name, value in values.items() if not math.isfinite(value)]
+            raise DivergenceError(
+                f"{self.settings.optimiser.max_skipped} steps in a row were not finite "
+                f"({', '.join(what) or 'gradients'}), the last at iteration {self.step}; the weights are as before "
+                "them. Try a lower learning rate, optimiser.clip_norm, or precision fp32"
+            )
+        return values
+
+
+def train(
+    settings: Settings,
+    *,
+    data: str,
+    run: Path,
+    resume: bool = False,
+    device: torch.device | None = None,
+    say: Callable[[str], None] = print,
+    watch: Watcher | None = None,
+    progress: Any = None,
+    loggers: Sequence[Logger] = (),
+) -> dict[str, float]:
+    """Train to the last iteration; returns the last validation's numbers.
+
+    SIGTERM and Ctrl-C save and raise `Interrupted`; a run that has checkpoints goes on only with `resume`.
+    """
+    device = device or pick_device()
+    has_checkpoints = (run / "checkpoints").is_dir() and any((run / "checkpoints").iterdir())
+    if has_checkpoints and not resume:
+        raise ConfigError(f"{run}: holds a run already; go on with --resume, or choose another --out")
+    pack_path = prepare_data(data, options=settings.data.options, run=run, progress=progress)
+    training = Training(settings, pack_path=pack_path, run=run, device=device)
+    if resume and not training.restore(say):
+        say(f"{run}: no checkpoint yet, starting from the beginning")
+    validation = Validation(
+        training.model, pack=open_pack(pack_path, split="val"), settings=settings, device=device, run=run
+    )
+    open_logs: list[Logger] = []
+    if rank() == 0:
+        _write_json(run / SETTINGS_FILE, settings.model_dump(mode="json"))
+        _write_json(run / RUN_FILE, {**describe_run(), "data": training.pack.fingerprint, "processes": world_size()})
+        open_logs = open_loggers(run, last_step=training.step, more=loggers)
+    try:
+        with _stop_on_signals() as stop:
+            return _loop(training, validation, open_logs, stop=stop, watch=watch or (lambda _step, _numbers: None))
+    finally:
+        for logger in open_logs:
+            logger.close()
+
+
+def _loop(
+    training: Training, validation: Validation, loggers: list[Logger], *, stop: "_Stop", watch: Watcher
+) -> dict[str, float]:
+    watching, end = training.settings.watch, training.settings.optimiser.iterations
+    newest: dict[str, float] = {}
+    last_time, last_step = time.perf_counter(), training.step
+    for terms, norm in training.run_steps():
+        training.step += 1
+        step = training.step
+        log_now = step % watching.log_every == 0 or step == end
+        if log_now or training.device.type == "cpu":
+            numbers = training.numbers(terms, norm)
+        if log_now:
+            now = time.perf_counter()
+            rate = (step - last_step) / (now - last_time)
+            last_time, last_step = now, step
+            for logger in loggers:
+                logger.numbers(step, numbers)
+            watch(step, {**numbers, "its": rate})
+        if step % watching.validate_every == 0 or step == end:
+            newest = validation.run_at(step, loggers, averaged=training.train_step.averaged)
+            watch(step, newest)
+            if training.best is None or validation.is_better(newest, than=training.best):
+                training.best = newest[watching.best]
+                training.save(name="best")
+        asked = stop.asked() if world_size() == 1 or log_now else None
+        if asked is not None or step % watching.checkpoint_every == 0 or step == end:
+            training.save()
+        if asked is not None and step < end:
+            raise Interrupted(asked, step)
+    return newest
+
+
+def pick_device() -> torch.device:
+    """This process's GPU where there is one, else the CPU."""
+    if torch.cuda.is_available():
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    return torch.device("cpu")
+
+
+class _Stop:
+    """Whether a signal asked to stop; with several processes, any one of them."""
+
+    def __init__(self) -> None:
+        self.signal_number = 0
+
+    def note(self, signal_number: int, _frame: FrameType | None) -> None:
+        self.signal_number = signal_number
+
+    def asked(self) -> int | None:
+        number = self.signal_number
+        if world_size() > 1:
+            number = int(summed(torch.tensor(number)) > 0) * signal.SIGTERM
+        return number or None
+
+
+@contextmanager
+def _stop_on_signals() -> Iterator[_Stop]:
+    """Note SIGTERM and SIGINT instead of dying of them; a second Ctrl-C is the usual one."""
+    stop = _Stop()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    before = {number: signal.signal(number, stop.note) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _on_device(pack: Pack, device: torch.device) -> Pack:
+    """On the GPU whole if it takes at most half of the memory that is free there."""
+    if device.type == "cuda" and pack.nbytes < torch.cuda.mem_get_info(device)[0] // 2:
+        return pack.to(device)
+    return pack
+
+
+def _check_crop(crop: tuple[int, int], multiple: int) -> None:
+    if crop[0] % multiple or crop[1] % multiple:
+        raise ConfigError(f"data.crop: {crop[0]}x{crop[1]} must be multiples of {multiple}, by the number of scales")
+
+
+def _check_same_run(state: dict[str, Any], settings: Settings, pack: Pack, *, where: str) -> None:
+    """A resume goes on with the same run: what decides the weights must not have changed."""
+    now, then = settings.model_dump(mode="json"), state["settings"]
+    for free in ("watch",):
+        now.pop(free), then.pop(free)
+    for tree in (now, then):
+        tree["optimiser"].pop("iterations")
+    changed = [key for key in now if now[key] != then.get(key)]
+    if changed:
+        raise CheckpointError(f"{where}: has other settings ({', '.join(changed)}); use them, or another --out")
+    if state["data"] != pack.fingerprint:
+        raise CheckpointError(f"{where}: was made with other data than {pack.path}; use them, or another --out")
+
+
+def _write_json(path: Path, value: object) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value, indent=1), encoding="utf-8")

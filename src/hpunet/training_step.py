@@ -1,0 +1,192 @@
+"""One optimisation step, from stored pixels to new weights, all of it on the device.
+
+Every random number is keyed by (seed, step, position in the batch), so that a step is a pure function of the weights
+and its number: the same after a resume, and the same when several processes share the batch. Nothing is read back
+from the device, so on a GPU the whole step can be one CUDA graph.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from hpunet.batch import Batch
+from hpunet.data.augment import AugmentSettings, augment
+from hpunet.data.base import SetInfo
+from hpunet.data.extrapolation import NUM_UNIFORMS, hide
+from hpunet.data.instance_ids import assign_ids, draw_id_table
+from hpunet.noise import Stream, keyed_normal, keyed_uniform
+from hpunet.objectives import Terms
+
+NUM_TABLE_IDS = 512
+"""Instances of an image that get an id of their own draw; further ones share."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """What the network is shown: one grader's map an image."""
+
+    image: Float[Tensor, "b c h w"]
+    labels: Int[Tensor, "b h w"]
+    valid: Bool[Tensor, "b h w"]
+    cond: Float[Tensor, "b e h w"] | None
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a batch becomes examples: augmentation, choice of a grader, random ids, hidden parts."""
+
+    info: SetInfo
+    crop: tuple[int, int]
+    augmentation: AugmentSettings
+    extrapolate: bool
+    seed: int
+
+    def __call__(self, batch: Batch, *, step: int | Int[Tensor, ""], positions: Int[Tensor, " b"]) -> Example:
+        """The examples of a batch at a step; `positions` are the images' places in the whole batch."""
+
+        def uniform(stream: Stream, count: int) -> Tensor:
+            return keyed_uniform(seed=self.seed, step=step, index=positions, stream=stream, count=count)
+
+        batch = augment(
+            batch,
+            settings=self.augmentation,
+            crop_size=self.crop,
+            seed=self.seed,
+            step=step,
+            index=positions,
+        )
+        labels = one_grader(batch, uniform(Stream.GRADER, 1)[:, 0])
+        if self.info.has_instances:
+            table = draw_id_table(uniform(Stream.IDS, NUM_TABLE_IDS), self.info.num_random_ids)
+            labels = assign_ids(
+                labels.unsqueeze(1),
+                num_fixed_classes=self.info.num_fixed_classes,
+                num_random_ids=self.info.num_random_ids,
+                table=table,
+            ).squeeze(1)
+        if not self.extrapolate:
+            return Example(image=batch.image, labels=labels, valid=batch.valid, cond=None)
+        hidden = hide(
+            image=batch.image,
+            labels=labels,
+            uniform=uniform(Stream.HIDE, NUM_UNIFORMS),
+            num_classes=self.info.num_classes,
+        )
+        return Example(image=hidden.image, labels=labels, valid=batch.valid, cond=hidden.cond)
+
+
+def one_grader(batch: Batch, uniform: Float[Tensor, " b"]) -> Int[Tensor, "b h w"]:
+    """The labels of one of the graders that exist, each as likely as the others."""
+    number = (uniform * batch.graders.sum(dim=1)).long()  # which of the existing ones
+    reached = batch.graders.cumsum(dim=1) > number.unsqueeze(1)
+    chosen = reached.int().argmax(dim=1)
+    return batch.labels[torch.arange(len(chosen), device=chosen.device), chosen]
+
+
+class TrainingStep:
+    """Forward, backward, guard, Adam, averaging; its counters live on the device.
+
+    A step whose loss or gradient is not finite leaves weights, moments and averages as they are (`found_inf` of the
+    fused Adam), and is counted.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: Any,
+        objective: nn.Module,
+        optimiser: torch.optim.Optimizer,
+        recipe: Recipe,
+        num_pieces: int = 1,
+        autocast: Callable[[], AbstractContextManager[object]] = nullcontext,
+        clip_norm: float | None = None,
+        average: float | None = None,
+        network: Any = None,
+    ) -> None:
+        self.model, self.objective, self.optimiser, self.recipe = model, objective, optimiser, recipe
+        self.network = network or model
+        """What is called: the model itself, compiled, or wrapped for several processes."""
+        self.num_pieces, self.autocast, self.clip_norm, self.decay = num_pieces, autocast, clip_norm, average
+        self.parameters = [p for group in optimiser.param_groups for p in group["params"]]
+        device = self.parameters[0].device
+        self.averaged = [p.detach().clone() for p in model.parameters()] if average else []
+        self.skipped = torch.zeros((), dtype=torch.int64, device=device)
+        self.skipped_in_a_row = torch.zeros((), dtype=torch.int64, device=device)
+
+    def __call__(
+        self, batch: Batch, *, step: int | Int[Tensor, ""], positions: Int[Tensor, " b"]
+    ) -> tuple[Terms, Float[Tensor, ""]]:
+        """Train on a batch; returns the terms of its last piece and the norm of the gradient."""
+        example = self.recipe(batch, step=step, positions=positions)
+        self.optimiser.zero_grad(set_to_none=True)
+        finite = torch.ones((), dtype=torch.bool, device=positions.device)
+        pieces = [
+            slice(i * len(positions) // self.num_pieces, (i + 1) * len(positions) // self.num_pieces)
+            for i in range(self.num_pieces)
+        ]
+        for piece in pieces:
+            # Processes exchange gradients once a step, with the last piece.
+            wait = isinstance(self.network, DistributedDataParallel) and piece is not pieces[-1]
+            with self.network.no_sync() if wait else nullcontext():
+                terms = self._backward(example, piece, step=step, places=positions[piece])
+            finite &= terms.loss.detach().isfinite()
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        norm = torch.stack(torch._foreach_norm(gradients)).norm()
+        if self.clip_norm is not None:
+            torch._foreach_mul_(gradients, (self.clip_norm / (norm + 1e-6)).clamp(max=1))
+        finite &= norm.isfinite()
+        self.optimiser.found_inf = (~finite).to(torch.float32)  # type: ignore[attr-defined]
+        self.optimiser.step()
+        self.skipped += ~finite
+        self.skipped_in_a_row.copy_(torch.where(finite, 0, self.skipped_in_a_row + 1))
+        if self.decay is not None:
+            live = [p.detach() for p in self.model.parameters()]
+            torch._foreach_lerp_(self.averaged, live, 1 - self.decay)
+        return terms, norm
+
+    def create_moments(self) -> None:
+        """Have Adam create its moments, as zeros, by a step that is skipped: then there is a state to save."""
+        for parameter in self.parameters:
+            parameter.grad = torch.zeros_like(parameter)
+        self.optimiser.found_inf = torch.ones((), device=self.skipped.device)  # type: ignore[attr-defined]
+        self.optimiser.step()
+        self.optimiser.zero_grad(set_to_none=True)
+
+    def _backward(
+        self, example: Example, piece: slice, *, step: int | Int[Tensor, ""], places: Int[Tensor, " b"]
+    ) -> Terms:
+        """Gradients of a piece of the batch, added to those that are there."""
+        labels = example.labels[piece].long()
+        key: dict[str, Any] = {"seed": self.recipe.seed, "step": step, "index": places}
+        h, w = labels.shape[1:]
+        uniform = keyed_uniform(**key, stream=Stream.GUMBEL, count=h * w)
+        with self.autocast():
+            output = self.network(
+                image=example.image[piece],
+                labels=labels,
+                cond=None if example.cond is None else example.cond[piece],
+                noise=self._posterior_noise(key, h, w),
+            )
+        terms: Terms = self.objective(
+            output, labels=labels, valid=example.valid[piece], gumbel=gumbel_from_uniform(uniform).view(-1, h, w)
+        )
+        (terms.loss / self.num_pieces).backward()
+        return terms
+
+    def _posterior_noise(self, key: dict[str, Any], h: int, w: int) -> list[Tensor]:
+        shapes = self.model.latent_shapes(h, w)
+        sizes = [prod(shape) for shape in shapes]
+        drawn = keyed_normal(**key, stream=Stream.POSTERIOR, count=sum(sizes))
+        return [part.unflatten(1, shape) for part, shape in zip(drawn.split(sizes, dim=1), shapes, strict=True)]
+
+
+def gumbel_from_uniform(uniform: Float[Tensor, "b n"]) -> Float[Tensor, "b n"]:
+    """Standard Gumbel noise from multiples of 2^-24 in [0, 1); half a step is added, so that it is finite."""
+    return -(-(uniform + 2.0**-25).log()).log()
