@@ -13,6 +13,7 @@ A class that one of the maps shows and the other does not has IoU 0. Everything 
 """
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Literal
 
 import numpy as np
@@ -81,10 +82,12 @@ def pair_scores(*maps: np.ndarray, classes: list[int], valid: np.ndarray, absent
     """
     num_images, num_maps = len(valid), sum(m.shape[1] for m in maps)
     mean = _MeanOverClasses(score, absent, shape=(num_images, num_maps, num_maps))
-    pairs = np.triu_indices(num_maps)
+    pairs = _pairs(num_maps)
+    everywhere = [bool(where.all()) for where in valid]
     shared = np.empty((num_images, num_maps, num_maps))
     for c in classes:
-        for image, where in enumerate(valid):
+        for image in range(num_images):
+            where = None if everywhere[image] else valid[image]
             rows = np.concatenate([_bits(m[image] == c, where=where) for m in maps])
             shared[image][pairs] = shared[image].T[pairs] = _shared_bits(rows, pairs=pairs)
         areas = shared.diagonal(axis1=1, axis2=2)
@@ -92,9 +95,16 @@ def pair_scores(*maps: np.ndarray, classes: list[int], valid: np.ndarray, absent
     return mean.result()
 
 
-def _bits(planes: np.ndarray, *, where: np.ndarray) -> np.ndarray:
+@cache
+def _pairs(n: int) -> tuple[np.ndarray, np.ndarray]:
+    """All pairs of n things, each with itself too."""
+    return np.triu_indices(n)
+
+
+def _bits(planes: np.ndarray, *, where: np.ndarray | None) -> np.ndarray:
     """Bool planes (n, h, w), false outside `where`, as (n, words) of 64 bits."""
-    planes &= where
+    if where is not None:
+        planes &= where
     packed = np.packbits(planes.reshape(len(planes), -1), axis=1)
     missing = -packed.shape[1] % 8
     packed = np.pad(packed, ((0, 0), (0, missing))) if missing else packed
