@@ -41,6 +41,7 @@ lint: .venv/.dev
 
 bench: .venv/.base
 	@$(BIN)/python benchmarks/train_step.py
+	@$(BIN)/python benchmarks/metrics.py
 
 clean:
 	rm -rf .venv runs

@@ -40,8 +40,8 @@ def cluster(
     num_samples, h, w = samples.shape
     labels = samples.reshape(num_samples, h * w).astype(np.min_scalar_type(num_classes - 1), copy=False)
     num_bits = max(1, (num_classes - 1).bit_length())
-    example, vector_of_pixel = _distinct_vectors(labels, num_bits=num_bits)
-    num_pixels = np.bincount(vector_of_pixel)
+    example, vector_of_run, lengths = _distinct_vectors(labels, num_bits=num_bits)
+    num_pixels = np.bincount(vector_of_run, weights=lengths)
     turns = (np.random.default_rng(seed).standard_exponential(len(example)) / num_pixels).argsort()
     background_vector = np.full((num_samples, 1), background, dtype=labels.dtype)
     clusters = np.empty(len(example), dtype=np.int32)
@@ -50,13 +50,14 @@ def cluster(
         background=_bit_planes(background_vector, num_bits=num_bits),
         max_differing=threshold // 2,
     )
-    return clusters.take(vector_of_pixel).reshape(h, w)
+    return clusters.take(vector_of_run).repeat(lengths).reshape(h, w)
 
 
-def _distinct_vectors(labels: np.ndarray, *, num_bits: int) -> tuple[np.ndarray, np.ndarray]:
-    """Where each distinct column of `labels` (s, n) stands first, in that order, and which of them each column is.
+def _distinct_vectors(labels: np.ndarray, *, num_bits: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Where each distinct column of `labels` (s, n) stands first; column and length of each run of equal ones.
 
-    Most pixels are like their left neighbour, so only the first of each run of equal columns is looked at.
+    Distinct columns are numbered by where they stand first. Most pixels are like their left neighbour, so there are
+    far fewer runs than pixels.
     """
     starts_run = np.ones(labels.shape[1], dtype=np.bool_)
     starts_run[1:] = (labels[:, 1:] != labels[:, :-1]).any(axis=0)
@@ -71,7 +72,7 @@ def _distinct_vectors(labels: np.ndarray, *, num_bits: int) -> tuple[np.ndarray,
     number[by_place] = np.arange(len(first))
     of_run = np.empty_like(order)
     of_run[order] = number[is_new.cumsum() - 1]
-    return starts[first[by_place]], of_run.repeat(np.diff(starts, append=labels.shape[1]))
+    return starts[first[by_place]], of_run, np.diff(starts, append=labels.shape[1])
 
 
 def _packed(labels: np.ndarray, *, num_bits: int) -> np.ndarray:
@@ -111,15 +112,13 @@ def _cluster_in_order(planes: np.ndarray, *, background: np.ndarray, max_differi
 
 def _num_differing(planes: np.ndarray, prototype: np.ndarray) -> np.ndarray:
     """In how many samples the labels of vectors (words, bits, n) differ from the prototype's (words, bits, 1)."""
-    total: np.ndarray | None = None
+    counts = []
     for word, target in zip(planes, prototype, strict=True):
         differing = word[0] ^ target[0]
         for plane, bit in zip(word[1:], target[1:], strict=True):
             differing |= plane ^ bit
-        count = np.bitwise_count(differing)
-        total = count if total is None else total.astype(np.int32) + count
-    assert total is not None
-    return total
+        counts.append(np.bitwise_count(differing))
+    return counts[0] if len(counts) == 1 else np.asarray(np.sum(counts, axis=0, dtype=np.int32))
 
 
 def postprocess(

@@ -1,6 +1,7 @@
-"""The door of the metrics: arrays or tensors in, checked tensors inside, the caller's kind out."""
+"""The door of the metrics: arrays or tensors in, checked numpy arrays inside, the caller's kind out."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,68 +20,67 @@ Graders = Bool[Array, "b r"]
 PerImage = Float64[Array, " b"]
 
 
-def as_tensor(array: Array) -> Tensor:
-    """The array as a tensor, sharing memory where torch can; types torch hardly knows become int64."""
-    if isinstance(array, Tensor):
-        tensor = array.detach()
-    else:
-        if array.dtype.kind == "u" and array.dtype.itemsize > 1:
-            array = array.astype(np.int64)
-        array = np.ascontiguousarray(array)
-        tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
-    return tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor
+def as_numpy(array: Array) -> np.ndarray:
+    """The array in numpy, with the memory it has where that is possible."""
+    return array.detach().cpu().numpy() if isinstance(array, Tensor) else array
 
 
-def in_kind(result: Tensor, *, like: Array) -> Array:
+def in_kind(result: np.ndarray, *, like: Array) -> Array:
     """`result` as what `like` is."""
-    return result if isinstance(like, Tensor) else result.cpu().numpy()
+    return torch.from_numpy(result).to(like.device) if isinstance(like, Tensor) else result
 
 
-def label_maps(array: Array, *, name: str, dims: str) -> Tensor:
+def label_maps(array: Array, *, name: str, dims: str) -> np.ndarray:
     """Integer maps, with as many dimensions as `dims` has words, or a `DataError`."""
-    maps = as_tensor(array)
-    if maps.is_floating_point() or maps.is_complex() or maps.ndim != len(dims.split()) or 0 in maps.shape:
+    maps = as_numpy(array)
+    if maps.dtype.kind not in "iub" or maps.ndim != len(dims.split()) or 0 in maps.shape:
         raise DataError(f"{name}: expected integer maps ({dims}), got {array.dtype} of shape {tuple(array.shape)}")
-    return maps
+    return maps.view(np.uint8) if maps.dtype == np.bool_ else maps
 
 
-def flags(array: Array | None, *, name: str, shape: tuple[int, ...], device: torch.device) -> Tensor:
-    """A bool tensor of this shape; all true where the caller gave none."""
+def flags(array: Array | None, *, name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Bools of this shape; all true where the caller gave none."""
     if array is None:
-        return torch.ones(shape, dtype=torch.bool, device=device)
-    if tuple(array.shape) != shape or str(array.dtype).removeprefix("torch.") != "bool":
+        return np.ones(shape, dtype=np.bool_)
+    checked = as_numpy(array)
+    if checked.shape != shape or checked.dtype != np.bool_:
         raise DataError(f"{name}: expected bools of shape {shape}, got {array.dtype} of shape {tuple(array.shape)}")
-    return as_tensor(array).bool().to(device)
+    return checked
 
 
-def existing_graders(graders: Array | None, *, labels: Tensor) -> Tensor:
+def valid_pixels(valid: Array | None, *, maps: np.ndarray) -> np.ndarray:
+    """Where the pixels of maps (b, ..., h, w) count (b, h, w)."""
+    return flags(valid, name="valid", shape=(maps.shape[0], *maps.shape[-2:]))
+
+
+def existing_graders(graders: Array | None, *, labels: np.ndarray) -> np.ndarray:
     """Which graders exist (b, r); an image without any is a `DataError`."""
-    checked = flags(graders, name="graders", shape=tuple(labels.shape[:2]), device=labels.device)
-    if not bool(checked.any(dim=1).all()):
-        missing = (~checked.any(dim=1)).nonzero().flatten().tolist()
+    checked = flags(graders, name="graders", shape=labels.shape[:2])
+    if not checked.any(axis=1).all():
+        missing = np.flatnonzero(~checked.any(axis=1)).tolist()
         raise DataError(f"graders: images {missing} of the batch have none, expected at least one each")
     return checked
 
 
-def same_size(one: Tensor, other: Tensor, *, names: str) -> None:
+def same_size(one: np.ndarray, other: np.ndarray, *, names: str) -> None:
     """Raise a `DataError` unless both are maps of the same images: batch, height and width agree."""
     if (one.shape[0], *one.shape[-2:]) != (other.shape[0], *other.shape[-2:]):
-        raise DataError(f"{names}: images and sizes differ, {tuple(one.shape)} against {tuple(other.shape)}")
+        raise DataError(f"{names}: images and sizes differ, {one.shape} against {other.shape}")
 
 
-def check_values(maps: Tensor, *, name: str, num_classes: int, counted: Tensor) -> None:
-    """Raise a `DataError` for a value outside the classes where it counts.
+def check_values(
+    maps: np.ndarray, *, name: str, num_classes: int, valid: np.ndarray, graders: np.ndarray | None = None
+) -> None:
+    """Raise a `DataError` for a value outside the classes in a map (b, n, h, w), where it counts.
 
-    Where nothing counts any value may stand, 255 for instance.
+    At invalid pixels (b, h, w) and for missing graders (b, n) any value may stand, 255 for instance.
     """
-    low, high = (int(value) for value in maps.aminmax())
-    if low >= 0 and high < num_classes:
+    if maps.min() >= 0 and maps.max() < num_classes:
         return
-    found = maps[counted.expand_as(maps)]
-    if found.numel() and (int(found.min()) < 0 or int(found.max()) >= num_classes):
-        raise DataError(
-            f"{name}: values must lie in 0...{num_classes - 1}, found {int(found.min())}...{int(found.max())}"
-        )
+    counts = valid[:, None] if graders is None else valid[:, None] & graders[:, :, None, None]
+    found = maps[np.broadcast_to(counts, maps.shape)]
+    if found.size and (found.min() < 0 or found.max() >= num_classes):
+        raise DataError(f"{name}: values must lie in 0...{num_classes - 1}, found {found.min()}...{found.max()}")
 
 
 def looked_at(classes: Sequence[int] | None, *, num_classes: int) -> list[int]:
@@ -93,16 +93,28 @@ def looked_at(classes: Sequence[int] | None, *, num_classes: int) -> list[int]:
     return chosen
 
 
+class Sets(NamedTuple):
+    """The maps that a metric compares, checked."""
+
+    samples: np.ndarray
+    """(b, s, h, w)"""
+    labels: np.ndarray
+    """(b, r, h, w)"""
+    valid: np.ndarray
+    """(b, h, w)"""
+    graders: np.ndarray
+    """(b, r)"""
+
+
 def checked_sets(
     *, samples: Array, labels: Array, num_classes: int, valid: Array | None, graders: Array | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Samples (b, s, h, w), labels (b, r, h, w), validity (b, h, w) and graders (b, r) as tensors on one device."""
+) -> Sets:
+    """Everything that comes with a set of samples and one of graders' maps."""
     hypotheses = label_maps(samples, name="samples", dims="b s h w")
-    truths = label_maps(labels, name="labels", dims="b r h w").to(hypotheses.device)
+    truths = label_maps(labels, name="labels", dims="b r h w")
     same_size(hypotheses, truths, names="samples and labels")
-    b, _, h, w = hypotheses.shape
-    where = flags(valid, name="valid", shape=(b, h, w), device=hypotheses.device)
+    where = valid_pixels(valid, maps=hypotheses)
     exist = existing_graders(graders, labels=truths)
-    check_values(hypotheses, name="samples", num_classes=num_classes, counted=where[:, None])
-    check_values(truths, name="labels", num_classes=num_classes, counted=where[:, None] & exist[:, :, None, None])
-    return hypotheses, truths, where, exist
+    check_values(hypotheses, name="samples", num_classes=num_classes, valid=where)
+    check_values(truths, name="labels", num_classes=num_classes, valid=where, graders=exist)
+    return Sets(samples=hypotheses, labels=truths, valid=where, graders=exist)

@@ -5,10 +5,9 @@ from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
-from torch import Tensor
 
 from hpunet.errors import ConfigError, DataError
-from hpunet.metrics.arrays import Array
+from hpunet.metrics.arrays import Array, as_numpy
 
 
 class Bootstrap(NamedTuple):
@@ -31,7 +30,7 @@ def bootstrap(
     each image, whole groups are drawn instead: slices of one patient are not independent. As many groups are drawn as
     there are, and each image of a drawn group counts once for every time that the group was drawn.
     """
-    rows = np.atleast_2d((values.detach().cpu().numpy() if isinstance(values, Tensor) else values).astype(np.float64))
+    rows = np.atleast_2d(as_numpy(values).astype(np.float64))
     num_images = rows.shape[1]
     if rows.ndim != 2 or rows.size == 0:
         raise DataError(f"values: expected one value an image, or (models, images), got shape {tuple(values.shape)}")

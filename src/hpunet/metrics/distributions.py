@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from math import lcm
 
 import numpy as np
-import torch
 from jaxtyping import Bool, Float64
 from scipy.optimize import linear_sum_assignment
-from torch import Tensor
 
 from hpunet.metrics.arrays import (
     GraderMaps,
@@ -21,10 +19,10 @@ from hpunet.metrics.arrays import (
     Valid,
     check_values,
     checked_sets,
-    flags,
     in_kind,
     label_maps,
     looked_at,
+    valid_pixels,
 )
 from hpunet.metrics.overlap import Absent, dice_from_counts, iou_from_counts, pair_scores
 
@@ -33,45 +31,43 @@ from hpunet.metrics.overlap import Absent, dice_from_counts, iou_from_counts, pa
 class PairIoUs:
     """The IoU of every pair of maps of an image: what GED² and matched IoU are made of, worked out once."""
 
-    samples: Float64[Tensor, "b s s"]
-    cross: Float64[Tensor, "b s r"]
-    labels: Float64[Tensor, "b r r"]
-    graders: Bool[Tensor, "b r"]
+    samples: Float64[np.ndarray, "b s s"]
+    cross: Float64[np.ndarray, "b s r"]
+    labels: Float64[np.ndarray, "b r r"]
+    graders: Bool[np.ndarray, "b r"]
 
-    def _grader_weights(self) -> Tensor:
-        return self.graders.double() / self.graders.sum(dim=1, keepdim=True)
+    def _distances(self) -> tuple[np.ndarray, np.ndarray]:
+        """Mean 1 − IoU (b,) of samples and graders, and of graders among themselves, self-pairs included."""
+        weights = self.graders / self.graders.sum(axis=1, keepdims=True)
+        between = ((1 - self.cross).mean(axis=1) * weights).sum(axis=1)
+        return between, np.einsum("bi,bij,bj->b", weights, 1 - self.labels, weights)
 
-    def ged2(self) -> Float64[Tensor, " b"]:
+    def ged2(self) -> Float64[np.ndarray, " b"]:
         """See `ged2`."""
-        weights = self._grader_weights()
-        between = ((1 - self.cross).mean(dim=1) * weights).sum(dim=1)
-        among_labels = torch.einsum("bi,bij,bj->b", weights, 1 - self.labels, weights)
-        return 2 * between - (1 - self.samples).mean(dim=(1, 2)) - among_labels
+        between, among_labels = self._distances()
+        return np.asarray(2 * between - (1 - self.samples).mean(axis=(1, 2)) - among_labels)
 
-    def ged2_unbiased(self) -> Float64[Tensor, " b"]:
+    def ged2_unbiased(self) -> Float64[np.ndarray, " b"]:
         """See `ged2_unbiased`."""
-        weights, r = self._grader_weights(), self.graders.sum(dim=1).double()
-        between = ((1 - self.cross).mean(dim=1) * weights).sum(dim=1)
+        between, among_labels = self._distances()
         # Self-pairs have distance 0: leaving them out changes only the number of pairs that is divided by.
-        among_labels = torch.einsum("bi,bij,bj->b", weights, 1 - self.labels, weights) * r / (r - 1).clamp(min=1)
-        among_labels[r < 2] = torch.nan
-        return 2 * between - self.sample_diversity() - among_labels
+        r = self.graders.sum(axis=1)
+        apart = np.where(r > 1, among_labels * r / np.maximum(r - 1, 1), np.nan)
+        return np.asarray(2 * between - self.sample_diversity() - apart)
 
-    def sample_diversity(self) -> Float64[Tensor, " b"]:
+    def sample_diversity(self) -> Float64[np.ndarray, " b"]:
         """See `sample_diversity`."""
         return _mean_distance(self.samples)
 
-    def hungarian_iou(self) -> Float64[Tensor, " b"]:
+    def hungarian_iou(self) -> Float64[np.ndarray, " b"]:
         """See `hungarian_iou`."""
-        graders = self.graders.cpu().numpy()
-        matched = [_matched_mean(iou[:, mine]) for iou, mine in zip(self.cross.cpu().numpy(), graders, strict=True)]
-        return torch.tensor(matched, dtype=torch.float64, device=self.cross.device)
+        return np.array([_matched_mean(iou[:, mine]) for iou, mine in zip(self.cross, self.graders, strict=True)])
 
 
-def _mean_distance(iou: Tensor) -> Tensor:
+def _mean_distance(iou: np.ndarray) -> np.ndarray:
     """Mean 1 − IoU (b,) over the pairs of different members, from (b, n, n); NaN where there is no pair."""
     n = iou.shape[1]
-    return (1 - iou).sum(dim=(1, 2)) / (n * (n - 1)) if n > 1 else torch.full_like(iou[:, 0, 0], torch.nan)
+    return np.asarray((1 - iou).sum(axis=(1, 2)) / (n * (n - 1)) if n > 1 else np.full(len(iou), np.nan))
 
 
 def _matched_mean(iou: np.ndarray) -> float:
@@ -92,14 +88,13 @@ def pair_ious(
     graders: Graders | None = None,
     absent: Absent = "skip",
 ) -> PairIoUs:
-    """IoUs among samples, among labels and between them: for several metrics of the same maps. Always tensors."""
-    hypotheses, truths, where, exist = checked_sets(
-        samples=samples, labels=labels, num_classes=num_classes, valid=valid, graders=graders
-    )
+    """IoUs among samples, among labels and between them: for several metrics of the same maps. Always numpy."""
+    sets = checked_sets(samples=samples, labels=labels, num_classes=num_classes, valid=valid, graders=graders)
     chosen = looked_at(classes, num_classes=num_classes)
-    iou = pair_scores([hypotheses, truths], classes=chosen, valid=where, absent=absent, score=iou_from_counts)
-    s = hypotheses.shape[1]
-    return PairIoUs(samples=iou[:, :s, :s], cross=iou[:, :s, s:], labels=iou[:, s:, s:], graders=exist)
+    both = (sets.samples, sets.labels)
+    iou = pair_scores(*both, classes=chosen, valid=sets.valid, absent=absent, score=iou_from_counts)
+    s = sets.samples.shape[1]
+    return PairIoUs(samples=iou[:, :s, :s], cross=iou[:, :s, s:], labels=iou[:, s:, s:], graders=sets.graders)
 
 
 def ged2(
@@ -194,10 +189,10 @@ def sample_diversity(
 ) -> PerImage:
     """Mean distance 1 − IoU of two different samples of an image; NaN (undefined) for a single sample."""
     maps = label_maps(samples, name="samples", dims="b s h w")
-    where = flags(valid, name="valid", shape=(maps.shape[0], *maps.shape[2:]), device=maps.device)
-    check_values(maps, name="samples", num_classes=num_classes, counted=where[:, None])
+    where = valid_pixels(valid, maps=maps)
+    check_values(maps, name="samples", num_classes=num_classes, valid=where)
     chosen = looked_at(classes, num_classes=num_classes)
-    iou = pair_scores([maps], classes=chosen, valid=where, absent=absent, score=iou_from_counts)
+    iou = pair_scores(maps, classes=chosen, valid=where, absent=absent, score=iou_from_counts)
     return in_kind(_mean_distance(iou), like=samples)
 
 
@@ -216,11 +211,10 @@ def best_match_dice(
     Dice is 2·|A∩B| / (|A| + |B|), with the rules of IoU for absent classes: empty against empty is 1. Several
     graders may share a best sample, so it never falls when samples are added.
     """
-    hypotheses, truths, where, exist = checked_sets(
-        samples=samples, labels=labels, num_classes=num_classes, valid=valid, graders=graders
-    )
+    sets = checked_sets(samples=samples, labels=labels, num_classes=num_classes, valid=valid, graders=graders)
     chosen = looked_at(classes, num_classes=num_classes)
-    dice = pair_scores([hypotheses, truths], classes=chosen, valid=where, absent=absent, score=dice_from_counts)
-    s = hypotheses.shape[1]
-    best = dice[:, :s, s:].amax(dim=1)
-    return in_kind((best * exist).sum(dim=1) / exist.sum(dim=1), like=samples)
+    both = (sets.samples, sets.labels)
+    dice = pair_scores(*both, classes=chosen, valid=sets.valid, absent=absent, score=dice_from_counts)
+    s = sets.samples.shape[1]
+    best = dice[:, :s, s:].max(axis=1)
+    return in_kind((best * sets.graders).sum(axis=1) / sets.graders.sum(axis=1), like=samples)

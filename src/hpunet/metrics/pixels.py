@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from hpunet.errors import ConfigError
 from hpunet.metrics.arrays import GraderMaps, Graders, PerImage, SampleMaps, Valid, checked_sets, in_kind, looked_at
@@ -28,26 +27,17 @@ def calibration_error(
     """
     if num_bins < 1:
         raise ConfigError(f"num_bins must be at least 1, got {num_bins}")
-    hypotheses, truths, where, exist = checked_sets(
-        samples=samples, labels=labels, num_classes=num_classes, valid=valid, graders=graders
-    )
+    sets = checked_sets(samples=samples, labels=labels, num_classes=num_classes, valid=valid, graders=graders)
     chosen = looked_at(classes, num_classes=num_classes)
-    b, s = hypotheses.shape[:2]
-    showing = _shows(hypotheses, chosen).sum(dim=1)
-    y = (_shows(truths, chosen) & exist[:, :, None, None]).sum(dim=1) / exist.sum(dim=1).double()[:, None, None]
-    gap = torch.where(where, showing.double() / s - y, 0.0)
-    in_bin = (showing * num_bins // s).clamp(max=num_bins - 1)
-    sums = torch.zeros(b, num_bins, dtype=torch.float64, device=gap.device)
-    sums.scatter_add_(1, in_bin.flatten(1), gap.flatten(1))
-    return in_kind(sums.abs().sum(dim=1) / where.sum(dim=(1, 2)), like=samples)
-
-
-def _shows(maps: Tensor, classes: list[int]) -> Tensor:
-    """Where maps show any of the classes."""
-    shown = maps == classes[0]
-    for c in classes[1:]:
-        shown |= maps == c
-    return shown
+    b, s = sets.samples.shape[:2]
+    showing = np.isin(sets.samples, chosen).sum(axis=1)
+    marking = (np.isin(sets.labels, chosen) & sets.graders[:, :, None, None]).sum(axis=1)
+    gap = showing / s - marking / sets.graders.sum(axis=1)[:, None, None]
+    in_bin = np.minimum(showing * num_bins // s, num_bins - 1) + num_bins * np.arange(b)[:, None, None]
+    sums = np.bincount(in_bin.ravel(), weights=(gap * sets.valid).ravel(), minlength=b * num_bins)
+    num_pixels = sets.valid.sum(axis=(1, 2))
+    error = np.abs(sums).reshape(b, num_bins).sum(axis=1) / np.maximum(num_pixels, 1)
+    return in_kind(np.where(num_pixels > 0, error, np.nan), like=samples)
 
 
 def uncertainty_error_ncc(
@@ -69,33 +59,20 @@ def uncertainty_error_ncc(
     grader where u or e is the same at every pixel, as when all samples agree; such graders are left out of the mean,
     and an image where none is left is NaN.
     """
-    hypotheses, truths, where, exist = checked_sets(
-        samples=samples, labels=labels, num_classes=num_classes, valid=valid, graders=graders
-    )
-    s = hypotheses.shape[1]
-    agreeing_pairs = torch.zeros_like(where, dtype=torch.int64)
-    agreeing = torch.zeros_like(truths, dtype=torch.int64)
+    sets = checked_sets(samples=samples, labels=labels, num_classes=num_classes, valid=valid, graders=graders)
+    s = sets.samples.shape[1]
+    agreeing_pairs = np.zeros(sets.valid.shape, dtype=np.int64)
+    agreeing = np.zeros(sets.labels.shape, dtype=np.int64)
     for c in range(num_classes):
-        votes = (hypotheses == c).sum(dim=1)
+        votes = (sets.samples == c).sum(axis=1)
         agreeing_pairs += votes**2
-        agreeing += torch.where(truths == c, votes[:, None], 0)
-    # Integers, so that a map which is the same everywhere is known to be.
-    uncertainty, error = (s**2 - agreeing_pairs)[:, None], s - agreeing
-    ncc = _correlation(uncertainty.expand_as(error), error, where=where[:, None].expand_as(error))
-    defined = exist & ~ncc.isnan()
-    result = torch.where(defined, ncc, 0.0).sum(dim=1) / defined.sum(dim=1)
+        agreeing += np.where(sets.labels == c, votes[:, None], 0)
+    result = np.full(len(sets.samples), np.nan)
+    for image, where in enumerate(sets.valid):
+        uncertainty = s**2 - agreeing_pairs[image][where]
+        errors = [s - agreeing[image, grader][where] for grader in np.flatnonzero(sets.graders[image])]
+        # Integers, so that a map which is the same everywhere is known to be.
+        if uncertainty.size and np.ptp(uncertainty):
+            defined = [np.corrcoef(uncertainty, error)[0, 1] for error in errors if np.ptp(error)]
+            result[image] = np.mean(defined) if defined else np.nan
     return in_kind(result, like=samples)
-
-
-def _correlation(a: Tensor, b: Tensor, *, where: Tensor) -> Tensor:
-    """Correlation coefficient of integer maps (..., h, w) over the pixels `where`; NaN where one is constant."""
-    num = where.sum(dim=(-2, -1), keepdim=True).clamp(min=1)
-    centred, constant = [], []
-    for values in (a, b):
-        first = torch.where(where, values, values.amax(dim=(-2, -1), keepdim=True)).amin(dim=(-2, -1), keepdim=True)
-        above = torch.where(where, values - first, 0)
-        constant.append((above == 0).flatten(-2).all(dim=-1))
-        centred.append(torch.where(where, above - above.sum(dim=(-2, -1), keepdim=True) / num.double(), 0.0))
-    product, *squares = ((x * y).sum(dim=(-2, -1)) for x, y in (centred, centred[:1] * 2, centred[1:] * 2))
-    ncc = product / (squares[0] * squares[1]).sqrt()
-    return torch.where(constant[0] | constant[1], torch.nan, ncc)

@@ -1,10 +1,9 @@
 """Rand error of instance segmentations."""
 
 import numpy as np
-import torch
 
 from hpunet.errors import DataError
-from hpunet.metrics.arrays import Maps, PerImage, Valid, flags, in_kind, label_maps, same_size
+from hpunet.metrics.arrays import Maps, PerImage, Valid, in_kind, label_maps, same_size, valid_pixels
 
 
 def rand_error(*, prediction: Maps, truth: Maps, valid: Valid | None = None) -> PerImage:
@@ -23,10 +22,9 @@ def rand_error(*, prediction: Maps, truth: Maps, valid: Valid | None = None) -> 
     predicted = label_maps(prediction, name="prediction", dims="b h w")
     true = label_maps(truth, name="truth", dims="b h w")
     same_size(predicted, true, names="prediction and truth")
-    where = flags(valid, name="valid", shape=tuple(true.shape), device=true.device)
-    columns = zip(*(maps.flatten(1).cpu().numpy() for maps in (predicted, true, where)), strict=True)
-    errors = [_rand_error(j[counts], i[counts]) for j, i, counts in columns]
-    return in_kind(torch.tensor(errors, dtype=torch.float64, device=predicted.device), like=prediction)
+    where = valid_pixels(valid, maps=true)
+    images = zip(predicted, true, where, strict=True)
+    return in_kind(np.array([_rand_error(j[counts], i[counts]) for j, i, counts in images]), like=prediction)
 
 
 def _rand_error(predicted: np.ndarray, true: np.ndarray) -> float:
