@@ -98,7 +98,7 @@ def open_folder(
     chosen = [item for item in items if splits[item.stem] == split]
     if not chosen:
         raise DataError(f"{path}: none of {len(items)} images is in the split {split!r}")
-    return FolderSource(tree, chosen, split=split, info=info, entries=entries, window=window)
+    return FolderSource(tree, chosen, split=split, info=info, first=items[0].image, entries=entries, window=window)
 
 
 class FolderSource:
@@ -111,6 +111,7 @@ class FolderSource:
         *,
         split: str,
         info: SetInfo,
+        first: str,
         entries: dict[str, Entry],
         window: tuple[float, float] | None,
     ) -> None:
@@ -125,6 +126,7 @@ class FolderSource:
                 self.identities.append(Identity(patient=entries[item.stem].patient, key=key))
                 self._slices.append((item, z))
         self._tree = tree
+        self._first = first
         self._window = window
         self._last: tuple[_Item, _Content] | None = None
 
@@ -164,8 +166,8 @@ class FolderSource:
         images, affine = _load_images(self._tree, item.image, self._window)
         if images.shape[1] != self.info.in_channels or 8 * images.itemsize != self.info.image_bits:
             raise DataError(
-                f"{where}: {images.shape[1]} channels of {8 * images.itemsize} bits, the first image of the set has "
-                f"{self.info.in_channels} of {self.info.image_bits}; save all images alike"
+                f"{where}: {images.shape[1]} channels of {8 * images.itemsize} bits, the first image of the set, "
+                f"{self._first}, has {self.info.in_channels} of {self.info.image_bits}; save all images alike"
             )
         shape = (images.shape[0], *images.shape[2:])
         masks = [name if name is None else self._load_mask(name, shape, affine) for name in item.masks]
@@ -173,7 +175,7 @@ class FolderSource:
 
     def _load_mask(self, name: str, shape: tuple[int, ...], affine: np.ndarray | None) -> np.ndarray:
         where = self._tree.where(name)
-        mask, mask_affine = _read(self._tree, name, labels=True)
+        mask, mask_affine = _read(self._tree, name, labels=True, shape=shape)
         if mask.shape != shape:
             raise DataError(f"{where}: shape {mask.shape}, the image has {shape}")
         if affine is not None and mask_affine is not None and not np.allclose(mask_affine, affine, atol=1e-3):
@@ -245,15 +247,18 @@ def _depth(tree: FileTree, name: str) -> int | None:
     """Number of slices of a volume; None for a picture."""
     if _ending(name) not in _NIFTI_ENDINGS:
         return None
-    return nifti_depth(tree.head(name, NIFTI_HEAD_BYTES), name=tree.where(name))
+    return nifti_depth(tree.head(name, NIFTI_HEAD_BYTES), packed=tree.size(name), name=tree.where(name))
 
 
-def _read(tree: FileTree, name: str, *, labels: bool) -> tuple[np.ndarray, np.ndarray | None]:
-    """A file as slices (z, h, w) or (z, h, w, c), and a volume's affine."""
+def _read(
+    tree: FileTree, name: str, *, labels: bool, shape: tuple[int, ...] | None = None
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """A file as slices (z, h, w) or (z, h, w, c), and a volume's affine; `shape` is the (z, h, w) that is needed."""
     where = tree.where(name)
     if _ending(name) in _NIFTI_ENDINGS:
-        return decode_nifti(tree.read(name), name=where)
-    return decode_image(tree.read(name), name=where, labels=labels)[None], None
+        return decode_nifti(tree.read(name), name=where, slices_needed=shape)
+    size = None if shape is None else (shape[1], shape[2])
+    return decode_image(tree.read(name), name=where, labels=labels, size=size)[None], None
 
 
 def _load_images(
@@ -289,5 +294,7 @@ def _scaled(values: np.ndarray, *, window: tuple[float, float] | None, name: str
     if not np.isfinite(values).all():
         raise DataError(f"{name}: {int((~np.isfinite(values)).sum())} pixels are NaN or infinite")
     low, high = window or (float(values.min()), float(values.max()))
-    scaled = (values.astype(np.float64) - low) / ((high - low) or 1.0)
-    return np.clip(scaled, 0, 1).astype(np.float32)
+    scaled = np.empty(values.shape, dtype=np.float32)
+    for z, stored in enumerate(values):  # one by one: in double precision a volume takes much memory
+        scaled[z] = np.clip((stored.astype(np.float64) - low) / ((high - low) or 1.0), 0, 1)
+    return scaled

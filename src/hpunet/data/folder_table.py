@@ -8,8 +8,8 @@ from typing import NamedTuple
 from hpunet.data.base import SPLITS, split_by_patient
 from hpunet.errors import ConfigError, DataError
 
-MAX_TABLE_BYTES = 2**26
-"""Largest table that is read (64 MiB)."""
+MAX_TABLE_BYTES = 2**23
+"""Largest table that is read (8 MiB)."""
 FRACTIONS = {"train": 0.8, "val": 0.1, "test": 0.1}
 """Shares of the patients where nothing else is said."""
 

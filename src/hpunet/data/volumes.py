@@ -16,13 +16,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float64, Shaped
 
-from hpunet.data.files import check_tiff_page, need, open_tiff
+from hpunet.data.bounds import check_unpacked, need
+from hpunet.data.tiff import check_tiff_series, open_tiff
 from hpunet.errors import DataError
 
 MAX_VOLUME_BYTES = 2**32
 """Largest stack or volume that is read, unpacked (4 GiB)."""
 NIFTI_HEAD_BYTES = 4096
 """So many bytes from the start of a NIfTI file, packed or not, hold its header."""
+MAX_SLICES = 2**15
+"""Largest number of slices of a NIfTI volume."""
 _NIFTI1_HEADER, _NIFTI2_HEADER = 348, 540
 _GZIP_MAGIC = b"\x1f\x8b"
 
@@ -56,7 +59,6 @@ def _open_stack(path: Path) -> Iterator[tuple[StackHeader, Any]]:
                     found = [series.shape for series in tiff.series]
                     raise DataError(f"{path}: expected one stack of grey slices of one size, found {found}")
                 series = tiff.series[0]
-                check_tiff_page(series.keyframe, name=str(path))
                 yield _checked(series.shape, series.dtype, name=str(path)), series
         elif suffix in (".h5", ".hdf5"):
             with need("h5py").File(path, "r") as file:
@@ -91,13 +93,31 @@ def stack_header(path: Path) -> StackHeader:
 def read_stack(path: Path) -> Shaped[np.ndarray, "z h w"]:
     """A TIFF or HDF5 stack as it is stored; mapped from disk rather than read where a TIFF is not compressed."""
     with _open_stack(path) as (header, voxels):
-        if hasattr(voxels, "asarray"):
-            mappable = voxels.dataoffset is not None and voxels.dtype != np.bool_
-            array = need("tifffile").memmap(path, mode="r") if mappable else voxels.asarray()
-        else:
+        if not hasattr(voxels, "asarray"):
+            _check_stored(voxels, name=str(path))
             array = voxels[:]
+        else:
+            check_tiff_series(voxels, name=str(path), size=header.shape[1:])
+            if voxels.dataoffset is not None and voxels.dtype != np.bool_:
+                stored = voxels.dtype.newbyteorder(voxels.parent.byteorder)
+                array = np.memmap(path, dtype=stored, mode="r", offset=voxels.dataoffset, shape=header.shape)
+            else:
+                array = voxels.asarray()
         stack: np.ndarray = np.asanyarray(array).reshape(header.shape)
         return stack
+
+
+def _check_stored(dataset: Any, *, name: str) -> None:
+    """HDF5 gives zeros for what was never written, and unpacks chunks as large as they claim to be."""
+    if dataset.chunks is None:
+        whole = dataset.id.get_storage_size() >= dataset.nbytes
+    else:
+        sides = zip(dataset.shape, dataset.chunks, strict=True)
+        whole = dataset.id.get_num_chunks() == math.prod(-(-side // chunk) for side, chunk in sides)
+        if math.prod(dataset.chunks) > 2 * dataset.size:
+            raise DataError(f"{name}: chunks {dataset.chunks} are larger than dataset {dataset.name} itself")
+    if not whole:
+        raise DataError(f"{name}: dataset {dataset.name} is not whole, some of its voxels are missing")
 
 
 def _unpacked_head(head: bytes) -> bytes:
@@ -115,8 +135,10 @@ def _nifti_class(head: bytes, *, name: str) -> Any:
     raise DataError(f"{name}: not a readable NIfTI (no header)")
 
 
-def _nifti_header(head: bytes, *, name: str) -> tuple[tuple[int, int, int], int]:
-    """The volume's shape, and the bytes that the file has to have unpacked."""
+def _nifti_header(
+    head: bytes, *, packed: int, name: str, slices_needed: tuple[int, ...] | None = None
+) -> tuple[tuple[int, int, int], int]:
+    """The volume's shape, and the bytes that its file, of `packed` bytes on disk, has to have unpacked."""
     image_class = _nifti_class(head, name=name)
     try:
         header = image_class.header_class.from_fileobj(io.BytesIO(head), check=True)
@@ -131,18 +153,22 @@ def _nifti_header(head: bytes, *, name: str) -> tuple[tuple[int, int, int], int]
         shape = (*shape, 1)
     if len(shape) < 3 or math.prod(shape[3:]) != 1 or min(shape) < 1:
         raise DataError(f"{name}: expected a volume of three dimensions, got shape {shape}")
-    if end > MAX_VOLUME_BYTES:
-        raise DataError(f"{name}: shape {shape} is more than {MAX_VOLUME_BYTES} bytes")
+    if end > MAX_VOLUME_BYTES or shape[2] > MAX_SLICES:
+        raise DataError(f"{name}: shape {shape} is more than {MAX_VOLUME_BYTES} bytes or {MAX_SLICES} slices")
+    if slices_needed is None:
+        check_unpacked(end, packed=packed, name=name)
+    elif (shape[2], shape[0], shape[1]) != slices_needed:
+        raise DataError(f"{name}: slices {(shape[2], shape[0], shape[1])}, but its image has {slices_needed}")
     return (shape[0], shape[1], shape[2]), end
 
 
-def nifti_depth(head: bytes, *, name: str) -> int:
-    """Number of slices along the last axis, from the first `NIFTI_HEAD_BYTES` of the file."""
+def nifti_depth(head: bytes, *, packed: int, name: str) -> int:
+    """Slices along the last axis, from the first `NIFTI_HEAD_BYTES` of a file that has `packed` bytes."""
     try:
         head = _unpacked_head(head)
     except zlib.error as error:
         raise DataError(f"{name}: not a readable NIfTI ({error})") from None
-    return _nifti_header(head, name=name)[0][2]
+    return _nifti_header(head, packed=packed, name=name)[0][2]
 
 
 class Volume(NamedTuple):
@@ -152,13 +178,18 @@ class Volume(NamedTuple):
     affine: Float64[np.ndarray, "4 4"]
 
 
-def decode_nifti(content: bytes, *, name: str) -> Volume:
-    """A .nii or .nii.gz volume, with its own scaling applied; slice z is the stored array's [:, :, z]."""
+def decode_nifti(content: bytes, *, name: str, slices_needed: tuple[int, ...] | None = None) -> Volume:
+    """A .nii or .nii.gz volume, with its own scaling applied; slice z is the stored array's [:, :, z].
+
+    `slices_needed` is the (z, h, w) that a label volume must have, its image's.
+    """
     try:
         head = _unpacked_head(content[:NIFTI_HEAD_BYTES])
-        shape, end = _nifti_header(head, name=name)
+        shape, end = _nifti_header(head, packed=len(content), name=name, slices_needed=slices_needed)
         if content[:2] == _GZIP_MAGIC:  # may be of several gzip members
-            content = gzip.GzipFile(fileobj=io.BytesIO(content)).read(end)
+            with gzip.GzipFile(fileobj=io.BytesIO(content)) as unpacked:
+                content = unpacked.read(end)
+                unpacked.read(1)  # at the end, where the checksum is
         if len(content) < end:
             raise DataError(f"{name}: truncated, {len(content)} bytes of {end}")
         image = _nifti_class(head, name=name).from_bytes(content)

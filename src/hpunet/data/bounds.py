@@ -1,0 +1,51 @@
+"""What a file may cost: bounds that its header is held against before anything is unpacked.
+
+A few bytes can claim to be gigabytes, truly (a packed run of zeros) or not. Label maps, which pack that well in
+earnest, are not judged by their size on disk but must have the size of their image, which is.
+"""
+
+import importlib
+from typing import Any
+
+from hpunet.errors import DataError
+
+MAX_PIXELS = 2**26
+"""Largest image that is opened, in pixels (64 megapixels)."""
+MAX_EXPANSION = 256
+"""So many times its size on disk may the content of a file have; images and scans are below 50."""
+_ALWAYS_TAKEN = 2**24
+"""Bytes that any file may unpack to, however small it is."""
+_BYTES_A_PIXEL = 4  # what Pillow needs for colour
+
+
+def need(module: str) -> Any:
+    """An optional module, or a `DataError` that says how to get it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise DataError(f"reading this needs {module}: pip install hpunet[data]") from None
+
+
+def max_unpacked_bytes(packed: int) -> int:
+    """So much may a file of `packed` bytes hold."""
+    return max(_ALWAYS_TAKEN, MAX_EXPANSION * packed)
+
+
+def check_unpacked(num_bytes: int, *, packed: int, name: str) -> None:
+    """Refuse content that is out of all proportion to its file."""
+    if num_bytes > max_unpacked_bytes(packed):
+        raise DataError(
+            f"{name}: {packed} bytes that claim to hold {num_bytes}, more than {MAX_EXPANSION} times as many; "
+            "damaged, or made to fill the memory"
+        )
+
+
+def check_picture(height: int, width: int, *, packed: int, size: tuple[int, int] | None, name: str) -> None:
+    """Refuse a picture that is too large, or not of the (height, width) `size` that it must have."""
+    if size is not None:
+        if (height, width) != size:
+            raise DataError(f"{name}: {height}x{width} pixels, but its image has {size[0]}x{size[1]}")
+        return
+    if height * width > MAX_PIXELS:
+        raise DataError(f"{name}: {height}x{width} is more than {MAX_PIXELS} pixels")
+    check_unpacked(height * width * _BYTES_A_PIXEL, packed=packed, name=name)
