@@ -330,7 +330,7 @@ def deflate(data: pydicom.Dataset) -> None:
         (set_value("Rows", 60000), "expected 2...4096 rows"),
         (set_value("PhotometricInterpretation", "RGB"), "MONOCHROME"),
         (set_value("BitsAllocated", 32), "8 or 16 bit"),
-        (set_value("PixelData", bytes(100)), "its pixels cannot be read"),
+        (set_value("PixelData", bytes(100)), "100 bytes of pixels, expected 8192"),
         (set_value("PatientID", "../P"), "cannot be the name of a folder"),
         (set_value("RescaleSlope", None), "has no RescaleSlope"),
         (deflate, "transfer syntax 1.2.840.10008.1.2.1.99"),

@@ -5,17 +5,26 @@ earnest, are not judged by their size on disk but must have the size of their im
 """
 
 import importlib
-from typing import Any
+from typing import Any, NamedTuple
 
 from hpunet.errors import DataError
 
 MAX_PIXELS = 2**26
 """Largest image that is opened, in pixels (64 megapixels)."""
-MAX_EXPANSION = 256
-"""So many times its size on disk may the content of a file have; images and scans are below 50."""
-_ALWAYS_TAKEN = 2**24
+MAX_EXPANSION = 64
+"""So many times its size on disk may the content of a file have; images and scans hardly reach a tenth of it."""
+_ALWAYS_TAKEN = 2**25
 """Bytes that any file may unpack to, however small it is."""
 _BYTES_A_PIXEL = 4  # what Pillow needs for colour
+
+
+class ImageSize(NamedTuple):
+    """The size that a label map must have, and the name of the image that has it; a picture is of depth 1."""
+
+    depth: int
+    height: int
+    width: int
+    name: str
 
 
 def need(module: str) -> Any:
@@ -40,11 +49,13 @@ def check_unpacked(num_bytes: int, *, packed: int, name: str) -> None:
         )
 
 
-def check_picture(height: int, width: int, *, packed: int, size: tuple[int, int] | None, name: str) -> None:
-    """Refuse a picture that is too large, or not of the (height, width) `size` that it must have."""
+def check_picture(height: int, width: int, *, packed: int, size: ImageSize | None, name: str) -> None:
+    """Refuse a picture that is too large, or not of the `size` that it must have."""
     if size is not None:
-        if (height, width) != size:
-            raise DataError(f"{name}: {height}x{width} pixels, but its image has {size[0]}x{size[1]}")
+        if (height, width) != (size.height, size.width):
+            raise DataError(
+                f"{name}: {height}x{width} pixels, but its image {size.name} has {size.height}x{size.width}"
+            )
         return
     if height * width > MAX_PIXELS:
         raise DataError(f"{name}: {height}x{width} is more than {MAX_PIXELS} pixels")

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from hpunet.data.bounds import MAX_PIXELS, check_picture, check_unpacked
+from hpunet.data.bounds import MAX_PIXELS, ImageSize, check_picture
 from hpunet.data.png import check_png_pixels, read_png_header
 from hpunet.data.tiff import check_tiff_series, open_tiff
 from hpunet.errors import DataError
@@ -48,11 +48,11 @@ def _named_errors(kind: str, *, name: str) -> Iterator[None]:
         raise DataError(f"{name}: not a readable {kind} ({error})") from None
 
 
-def decode_png(content: bytes, *, name: str, labels: bool = False, size: tuple[int, int] | None = None) -> np.ndarray:
+def decode_png(content: bytes, *, name: str, labels: bool = False, size: ImageSize | None = None) -> np.ndarray:
     """A PNG as (h, w) or (h, w, channels), uint8 or uint16 or, for 32 bit modes, int32.
 
     With `labels` the stored numbers come back: palette images give their indices, and grey ones of less than 8 bits
-    are not stretched to 0...255 as they are for display. `size` is the (h, w) that it must have.
+    are not stretched to 0...255 as they are for display. `size` is what it must have.
     """
     header = read_png_header(content, name=name)
     check_picture(header.height, header.width, packed=len(content), size=size, name=name)
@@ -88,13 +88,11 @@ def decode_jpeg(content: bytes, *, name: str) -> np.ndarray:
         return np.asarray(image)
 
 
-def decode_tiff(
-    content: bytes, *, name: str, labels: bool = False, size: tuple[int, int] | None = None
-) -> np.ndarray:
+def decode_tiff(content: bytes, *, name: str, labels: bool = False, size: ImageSize | None = None) -> np.ndarray:
     """A TIFF of a single image as (h, w) or (h, w, channels), in the type it is stored in.
 
     With `labels` palette images give their indices; otherwise they, and those where 0 is white, are errors. `size`
-    is the (h, w) that it must have.
+    is what it must have.
     """
     with _named_errors("TIFF", name=name), open_tiff(io.BytesIO(content), name=name) as tiff:
         if len(tiff.series) != 1:
@@ -104,8 +102,6 @@ def decode_tiff(
             raise DataError(f"{name}: expected one grey or colour image, got shape {series.shape}")
         if series.size > 4 * MAX_PIXELS:
             raise DataError(f"{name}: shape {series.shape} is more than {MAX_PIXELS} pixels of four channels")
-        if size is None:
-            check_unpacked(series.nbytes, packed=len(content), name=name)
         check_tiff_series(series, name=name, size=size)
         if not labels and series.keyframe.photometric.name not in _TIFF_COLOURS_TAKEN:
             found = series.keyframe.photometric.name
@@ -117,13 +113,11 @@ def decode_tiff(
     return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
-def decode_image(
-    content: bytes, *, name: str, labels: bool = False, size: tuple[int, int] | None = None
-) -> np.ndarray:
+def decode_image(content: bytes, *, name: str, labels: bool = False, size: ImageSize | None = None) -> np.ndarray:
     """A PNG, JPEG or TIFF, told apart by the ending of `name`, as (h, w) or (h, w, channels).
 
-    `labels` reads a label map: the stored numbers, and never a JPEG, whose compression changes them. `size` is the
-    (h, w) that a label map must have, its image's.
+    `labels` reads a label map: the stored numbers, and never a JPEG, whose compression changes them. `size` is its
+    image's, which a label map must have.
     """
     suffix = Path(name).suffix.lower()
     if suffix == ".png":

@@ -59,7 +59,7 @@ def assign_splits(entries: Mapping[str, Entry], *, val_every: int | None, seed: 
     patients = sorted({entry.patient for entry in entries.values()})
     if any(entry.split for entry in entries.values()):
         if val_every is not None:
-            raise ConfigError(f"val_every: {name} names splits in its table already")
+            raise ConfigError(f"val_every: {name} names splits already")
         _refuse_shared_patients(entries, name=name)
         return {file: str(entry.split) for file, entry in entries.items()}
     if val_every is not None:

@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from hpunet.data.base import SPLITS, Identity, Sample, SetInfo, Source, make_sample
+from hpunet.data.bounds import ImageSize
 from hpunet.data.file_tree import FileTree
 from hpunet.data.files import decode_png
 from hpunet.errors import ConfigError, DataError
@@ -73,8 +74,9 @@ class LidcCrops:
         image = self._picture(name)
         labels = np.zeros((NUM_GRADERS, *image.shape), dtype=np.int32)
         graders = np.zeros(NUM_GRADERS, dtype=np.bool_)
+        size = ImageSize(1, image.shape[0], image.shape[1], name)
         for slot, grading_name in self._gradings[index].items():
-            grading = self._picture(grading_name, size=(len(image), len(image)))
+            grading = self._picture(grading_name, size=size)
             values = np.flatnonzero(np.bincount(grading.ravel())).tolist()
             if values not in ([0], [1], [255], [0, 1], [0, 255]):
                 raise DataError(
@@ -92,7 +94,7 @@ class LidcCrops:
             graders=graders,
         )
 
-    def _picture(self, name: str, *, size: tuple[int, int] | None = None) -> np.ndarray:
+    def _picture(self, name: str, *, size: ImageSize | None = None) -> np.ndarray:
         where = self._tree.where(name)
         array = decode_png(self._tree.read(name), name=where, size=size)
         if array.ndim != 2 or array.dtype != np.uint8 or array.shape[0] != array.shape[1]:

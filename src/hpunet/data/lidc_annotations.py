@@ -29,7 +29,7 @@ MAX_XML_BYTES = 2**23
 """Largest annotation file that is read (8 MiB)."""
 MAX_SIDE = 4096
 """Largest height or width of a scan that is taken, in pixels."""
-_DECIMAL = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,2})?")
+_DECIMAL = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,2})?", flags=re.ASCII)
 
 
 @dataclass(frozen=True)

@@ -191,20 +191,30 @@ def _match(
     summary.dropped["series: no XML for it"] += len(series.keys() - readings.keys())
     scans: dict[str, list[_Scan]] = defaultdict(list)
     for uid in sorted(series.keys() & readings.keys()):
-        patients = sorted({header.patient for header in series[uid]})
+        patient, found = _of_one_patient(series[uid], summary=summary)
         path, read = readings[uid][0]
         others = [other for other, _ in readings[uid][1:]]
         different = [other for other in others if read_bytes(other) != read_bytes(path)]
-        if len(patients) > 1:
-            summary.failures.append(f"series {uid}: belongs to several patients, {', '.join(patients)}")
-        elif different:
+        if different:
             summary.failures.append(f"{different[0]}: readings of the same series as {path}, but different ones")
         elif not read.readings:
             summary.failures.append(f"{path}: no reading session")
         else:
             summary.dropped["XML: a copy"] += len(others)
-            scans[patients[0]].append(_Scan(series_uid=uid, headers=series[uid], annotations=read, xml=path))
+            scans[patient].append(_Scan(series_uid=uid, headers=found, annotations=read, xml=path))
     return scans
+
+
+def _of_one_patient(headers: list[SliceHeader], *, summary: ImportSummary) -> tuple[str, list[SliceHeader]]:
+    """The patient whom most slices of a series name, and these; the others are failures."""
+    counts = Counter(header.patient for header in headers)
+    patient = min(counts, key=lambda name: (-counts[name], name))
+    for header in headers:
+        if header.patient != patient:
+            summary.failures.append(
+                f"{header.path}: of patient {header.patient}, but most of series {header.series_uid} is of {patient}"
+            )
+    return patient, [header for header in headers if header.patient == patient]
 
 
 def _import_patient(out: Path, job: tuple[str, str, list[_Scan]]) -> _Record:

@@ -49,7 +49,7 @@ def open_snemi3d(
     if labels_header.dtype.kind not in "iu":
         raise DataError(f"{labels_path}: expected integer labels, got {labels_header.dtype}")
     if labels_header.shape != header.shape:
-        raise DataError(f"{labels_path}: shape {labels_header.shape}, the input has {header.shape}")
+        raise DataError(f"{labels_path}: shape {labels_header.shape}, but {input_path.name} has {header.shape}")
     depth, height, width = header.shape
     if (height % patch or width % patch) and not (allow_remainder and min(height, width) >= patch):
         raise DataError(

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from hpunet.data.bounds import check_picture, need
+from hpunet.data.bounds import ImageSize, check_picture, check_unpacked, need
 from hpunet.errors import DataError
 
 _DECODERS = {"NONE": "", "LZW": "lzw", "ADOBE_DEFLATE": "zlib", "DEFLATE": "zlib", "PACKBITS": "packbits"}
@@ -43,26 +43,28 @@ def open_tiff(file: Path | io.BytesIO, *, name: str) -> Iterator[Any]:
         raise DataError(f"{name}: damaged ({complaints[0]})")
 
 
-def check_tiff_series(series: Any, *, name: str, size: tuple[int, int] | None = None) -> None:
+def check_tiff_series(series: Any, *, name: str, size: ImageSize | None = None) -> None:
     """Refuse what is too large, has holes, ends too early or unpacks to something else than it should.
 
-    `size` is the (height, width) that label maps must have.
+    `size` is what label maps must have; without it the size of the file on disk sets a bound.
     """
     tiff, first = series.parent, series.keyframe
     packed = tiff.filehandle.size
     check_picture(first.imagelength, first.imagewidth, packed=packed, size=size, name=name)
+    if size is None:
+        check_unpacked(series.nbytes, packed=packed, name=name)
     if first.is_tiled:  # a small image may have tiles larger than itself
         check_picture(first.tilelength, first.tilewidth, packed=packed, size=None, name=name)
     if first.compression.name not in _DECODERS:
         raise DataError(f"{name}: is packed by {first.compression.name}; save it with LZW, deflate or unpacked")
-    if series.dataoffset is not None:
-        if series.dataoffset + series.nbytes > packed:
-            raise DataError(f"{name}: truncated, {packed} bytes of {series.dataoffset + series.nbytes}")
-        return
+    in_one_piece = series.dataoffset is not None
+    if in_one_piece and series.dataoffset + series.nbytes > packed:
+        raise DataError(f"{name}: truncated, {packed} bytes of {series.dataoffset + series.nbytes}")
     for number, page in enumerate(series.pages):
-        if page is None:
+        if page is not None:
+            _check_segments(page, name=f"{name}, image {number}")
+        elif not in_one_piece:
             raise DataError(f"{name}: image {number} is missing")
-        _check_segments(page, name=f"{name}, image {number}")
 
 
 def _check_segments(page: Any, *, name: str) -> None:

@@ -6,7 +6,9 @@ set is quick.
 
 import gzip
 import io
+import logging
 import math
+import warnings
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float64, Shaped
 
-from hpunet.data.bounds import check_unpacked, need
+from hpunet.data.bounds import ImageSize, check_unpacked, need
 from hpunet.data.tiff import check_tiff_series, open_tiff
 from hpunet.errors import DataError
 
@@ -28,6 +30,7 @@ MAX_SLICES = 2**15
 """Largest number of slices of a NIfTI volume."""
 _NIFTI1_HEADER, _NIFTI2_HEADER = 348, 540
 _GZIP_MAGIC = b"\x1f\x8b"
+_SILENT = logging.Logger("hpunet.nifti", level=logging.CRITICAL)
 
 
 class StackHeader(NamedTuple):
@@ -97,7 +100,7 @@ def read_stack(path: Path) -> Shaped[np.ndarray, "z h w"]:
             _check_stored(voxels, name=str(path))
             array = voxels[:]
         else:
-            check_tiff_series(voxels, name=str(path), size=header.shape[1:])
+            check_tiff_series(voxels, name=str(path), size=ImageSize(*header.shape, str(path)))
             if voxels.dataoffset is not None and voxels.dtype != np.bool_:
                 stored = voxels.dtype.newbyteorder(voxels.parent.byteorder)
                 array = np.memmap(path, dtype=stored, mode="r", offset=voxels.dataoffset, shape=header.shape)
@@ -125,41 +128,50 @@ def _unpacked_head(head: bytes) -> bytes:
     return zlib.decompressobj(31).decompress(head, NIFTI_HEAD_BYTES) if head[:2] == _GZIP_MAGIC else head
 
 
-def _nifti_class(head: bytes, *, name: str) -> Any:
+def _nifti_header(head: bytes, *, packed: int, name: str, size: ImageSize | None = None) -> Any:
+    """The checked header of a file that has `packed` bytes on disk; with `size` its volume must have that."""
     nibabel = need("nibabel")
     sizes = {int.from_bytes(head[:4], "little"), int.from_bytes(head[:4], "big")}
     if _NIFTI1_HEADER in sizes and len(head) >= _NIFTI1_HEADER:
-        return nibabel.Nifti1Image
-    if _NIFTI2_HEADER in sizes and len(head) >= _NIFTI2_HEADER:
-        return nibabel.Nifti2Image
-    raise DataError(f"{name}: not a readable NIfTI (no header)")
-
-
-def _nifti_header(
-    head: bytes, *, packed: int, name: str, slices_needed: tuple[int, ...] | None = None
-) -> tuple[tuple[int, int, int], int]:
-    """The volume's shape, and the bytes that its file, of `packed` bytes on disk, has to have unpacked."""
-    image_class = _nifti_class(head, name=name)
+        header_class = nibabel.Nifti1Header
+    elif _NIFTI2_HEADER in sizes and len(head) >= _NIFTI2_HEADER:
+        header_class = nibabel.Nifti2Header
+    else:
+        raise DataError(f"{name}: not a readable NIfTI (no header)")
     try:
-        header = image_class.header_class.from_fileobj(io.BytesIO(head), check=True)
-        shape = tuple(int(size) for size in header.get_data_shape())
-        end = int(header.get_data_offset()) + math.prod(shape) * header.get_data_dtype().itemsize
-        kind = header.get_data_dtype().kind
+        with warnings.catch_warnings(action="ignore"):
+            header = header_class.from_fileobj(io.BytesIO(head), check=False)
+        header.check_fix(logger=_SILENT)  # by itself nibabel prints what it puts right
+        shape, end = _nifti_shape(header, name=name), _nifti_end(header)
+    except DataError:
+        raise
     except Exception as error:  # nibabel raises HeaderDataError, ValueError, KeyError and others
         raise DataError(f"{name}: not a readable NIfTI ({error})") from None
-    if kind not in "iuf":
+    if end > MAX_VOLUME_BYTES or shape[2] > MAX_SLICES:
+        raise DataError(f"{name}: shape {shape} is more than {MAX_VOLUME_BYTES} bytes or {MAX_SLICES} slices")
+    if size is None:
+        check_unpacked(end, packed=packed, name=name)
+    elif (shape[2], shape[0], shape[1]) != size[:3]:
+        needed = (size.height, size.width, size.depth)
+        raise DataError(f"{name}: shape {shape}, but its image {size.name} has {needed}")
+    return header
+
+
+def _nifti_shape(header: Any, *, name: str) -> tuple[int, int, int]:
+    shape = tuple(int(side) for side in header.get_data_shape())
+    if header.get_data_dtype().kind not in "iuf":
         raise DataError(f"{name}: expected numbers as voxels, got {header.get_data_dtype()}")
     if len(shape) == 2:
         shape = (*shape, 1)
     if len(shape) < 3 or math.prod(shape[3:]) != 1 or min(shape) < 1:
         raise DataError(f"{name}: expected a volume of three dimensions, got shape {shape}")
-    if end > MAX_VOLUME_BYTES or shape[2] > MAX_SLICES:
-        raise DataError(f"{name}: shape {shape} is more than {MAX_VOLUME_BYTES} bytes or {MAX_SLICES} slices")
-    if slices_needed is None:
-        check_unpacked(end, packed=packed, name=name)
-    elif (shape[2], shape[0], shape[1]) != slices_needed:
-        raise DataError(f"{name}: slices {(shape[2], shape[0], shape[1])}, but its image has {slices_needed}")
-    return (shape[0], shape[1], shape[2]), end
+    return shape[0], shape[1], shape[2]
+
+
+def _nifti_end(header: Any) -> int:
+    """The bytes that the file must have, unpacked."""
+    voxels = math.prod(int(side) for side in header.get_data_shape())
+    return int(header.get_data_offset()) + voxels * int(header.get_data_dtype().itemsize)
 
 
 def nifti_depth(head: bytes, *, packed: int, name: str) -> int:
@@ -168,7 +180,7 @@ def nifti_depth(head: bytes, *, packed: int, name: str) -> int:
         head = _unpacked_head(head)
     except zlib.error as error:
         raise DataError(f"{name}: not a readable NIfTI ({error})") from None
-    return _nifti_header(head, packed=packed, name=name)[0][2]
+    return _nifti_shape(_nifti_header(head, packed=packed, name=name), name=name)[2]
 
 
 class Volume(NamedTuple):
@@ -178,25 +190,28 @@ class Volume(NamedTuple):
     affine: Float64[np.ndarray, "4 4"]
 
 
-def decode_nifti(content: bytes, *, name: str, slices_needed: tuple[int, ...] | None = None) -> Volume:
+def decode_nifti(content: bytes, *, name: str, size: ImageSize | None = None) -> Volume:
     """A .nii or .nii.gz volume, with its own scaling applied; slice z is the stored array's [:, :, z].
 
-    `slices_needed` is the (z, h, w) that a label volume must have, its image's.
+    `size` is its image's, which a label volume must have.
     """
     try:
         head = _unpacked_head(content[:NIFTI_HEAD_BYTES])
-        shape, end = _nifti_header(head, packed=len(content), name=name, slices_needed=slices_needed)
+        header = _nifti_header(head, packed=len(content), name=name, size=size)
+        end = _nifti_end(header)
         if content[:2] == _GZIP_MAGIC:  # may be of several gzip members
             with gzip.GzipFile(fileobj=io.BytesIO(content)) as unpacked:
                 content = unpacked.read(end)
                 unpacked.read(1)  # at the end, where the checksum is
         if len(content) < end:
             raise DataError(f"{name}: truncated, {len(content)} bytes of {end}")
-        image = _nifti_class(head, name=name).from_bytes(content)
-        array = np.asanyarray(image.dataobj).reshape(shape)
+        with np.errstate(all="ignore"):  # a scaling may lead to infinity; who takes the voxels looks at them
+            array = np.asarray(header.data_from_fileobj(io.BytesIO(content)))
+        array = array.reshape(_nifti_shape(header, name=name))
+        affine = np.asarray(header.get_best_affine(), dtype=np.float64)
     except DataError:
         raise
     except Exception as error:  # what gzip, zlib and nibabel raise
         raise DataError(f"{name}: not a readable NIfTI ({error})") from None
     array = array.astype(array.dtype.newbyteorder("="), copy=False)
-    return Volume(np.moveaxis(array, 2, 0), np.asarray(image.affine, dtype=np.float64))
+    return Volume(np.moveaxis(array, 2, 0), affine)
