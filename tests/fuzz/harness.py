@@ -101,7 +101,8 @@ def _work(connection: Connection) -> None:
     with tempfile.TemporaryFile() as printed:
         os.dup2(printed.fileno(), 1)
         os.dup2(printed.fileno(), 2)
-        resource.setrlimit(resource.RLIMIT_AS, (_WORKER_LIMIT, _WORKER_LIMIT))
+        with contextlib.suppress(ValueError, OSError):  # not every system knows this limit
+            resource.setrlimit(resource.RLIMIT_AS, (_WORKER_LIMIT, _WORKER_LIMIT))
         while (number := connection.recv()) is not None:
             try:
                 answer = (run_case(number), False)

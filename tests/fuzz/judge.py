@@ -127,6 +127,8 @@ def _judge_import(valid: Import, change: Change, root: Path) -> str:
     touched = {name.split("/")[0] for name in change.culprits}
     for failure in found.summary.failures:
         _check_named(failure, change.culprits)
+    for unused in found.summary.unused:
+        _check_named(unused, [*change.culprits, *touched])
     for name, picture in valid.pictures.items():
         if name.split("/")[1] not in touched and not np.array_equal(found.pictures.get(name), picture):
             raise FaultError(f"{name} of another patient is missing or another one")

@@ -106,5 +106,6 @@ def swap_files(files: Files, rng: Random) -> Change:
 
 
 def copy_over(files: Files, rng: Random) -> Change:
+    """One file has the content of another; either may be taken for the wrong one."""
     first, second = rng.sample(sorted(files), 2)
-    return Change(files | {first: files[second]}, (first,))
+    return Change(files | {first: files[second]}, (first, second))

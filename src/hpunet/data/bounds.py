@@ -11,11 +11,10 @@ from hpunet.errors import DataError
 
 MAX_PIXELS = 2**26
 """Largest image that is opened, in pixels (64 megapixels)."""
-MAX_EXPANSION = 64
+MAX_EXPANSION = 100
 """So many times its size on disk may the content of a file have; images and scans hardly reach a tenth of it."""
 _ALWAYS_TAKEN = 2**25
 """Bytes that any file may unpack to, however small it is."""
-_BYTES_A_PIXEL = 4  # what Pillow needs for colour
 
 
 class ImageSize(NamedTuple):
@@ -49,8 +48,8 @@ def check_unpacked(num_bytes: int, *, packed: int, name: str) -> None:
         )
 
 
-def check_picture(height: int, width: int, *, packed: int, size: ImageSize | None, name: str) -> None:
-    """Refuse a picture that is too large, or not of the `size` that it must have."""
+def check_picture(height: int, width: int, *, num_bytes: int, packed: int, size: ImageSize | None, name: str) -> None:
+    """Refuse a picture that is too large, unpacked or for its file, or not of the `size` that it must have."""
     if size is not None:
         if (height, width) != (size.height, size.width):
             raise DataError(
@@ -59,4 +58,4 @@ def check_picture(height: int, width: int, *, packed: int, size: ImageSize | Non
         return
     if height * width > MAX_PIXELS:
         raise DataError(f"{name}: {height}x{width} is more than {MAX_PIXELS} pixels")
-    check_unpacked(height * width * _BYTES_A_PIXEL, packed=packed, name=name)
+    check_unpacked(max(num_bytes, height * width), packed=packed, name=name)

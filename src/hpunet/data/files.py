@@ -5,6 +5,7 @@ its colours is an error that says so. Stacks and volumes have their own file, `v
 """
 
 import io
+import stat
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ import numpy as np
 from PIL import Image
 
 from hpunet.data.bounds import MAX_PIXELS, ImageSize, check_picture
-from hpunet.data.png import check_png_pixels, read_png_header
+from hpunet.data.png import check_png_pixels, num_pixel_bytes, read_png_header
 from hpunet.data.tiff import check_tiff_series, open_tiff
 from hpunet.errors import DataError
 
@@ -28,12 +29,19 @@ _TIFF_COLOURS_TAKEN = ("MINISBLACK", "RGB")
 def read_bytes(path: Path) -> bytes:
     """A file's content, or a `DataError` that says why not."""
     try:
-        size = path.stat().st_size
-        if size > MAX_FILE_BYTES:
-            raise DataError(f"{path}: {size} bytes, more than the {MAX_FILE_BYTES} this reader takes")
+        check_file(path, max_bytes=MAX_FILE_BYTES)
         return path.read_bytes()
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror or error})") from None
+
+
+def check_file(path: Path, *, max_bytes: int) -> None:
+    """Refuse what is too large, or no file: reading from a pipe or a device may never end."""
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise DataError(f"{path}: not a plain file")
+    if status.st_size > max_bytes:
+        raise DataError(f"{path}: {status.st_size} bytes, more than the {max_bytes} this reader takes")
 
 
 @contextmanager
@@ -55,7 +63,8 @@ def decode_png(content: bytes, *, name: str, labels: bool = False, size: ImageSi
     are not stretched to 0...255 as they are for display. `size` is what it must have.
     """
     header = read_png_header(content, name=name)
-    check_picture(header.height, header.width, packed=len(content), size=size, name=name)
+    num_bytes = num_pixel_bytes(header)
+    check_picture(header.height, header.width, num_bytes=num_bytes, packed=len(content), size=size, name=name)
     check_png_pixels(content, header, name=name)
     with _named_errors("PNG", name=name), Image.open(io.BytesIO(content), formats=["PNG"]) as image:
         if getattr(image, "n_frames", 1) != 1:
@@ -80,7 +89,8 @@ def _colours(image: Image.Image) -> Image.Image:
 def decode_jpeg(content: bytes, *, name: str) -> np.ndarray:
     """A JPEG as (h, w) or (h, w, 3), uint8. One that asks to be turned for display is an error."""
     with _named_errors("JPEG", name=name), Image.open(io.BytesIO(content), formats=["JPEG"]) as image:
-        check_picture(image.height, image.width, packed=len(content), size=None, name=name)
+        num_bytes = image.height * image.width * len(image.getbands())
+        check_picture(image.height, image.width, num_bytes=num_bytes, packed=len(content), size=None, name=name)
         if image.mode not in ("L", "RGB"):
             raise DataError(f"{name}: expected a grey or RGB JPEG, got {image.mode}")
         if image.getexif().get(_EXIF_ORIENTATION, 1) != 1:
@@ -98,8 +108,9 @@ def decode_tiff(content: bytes, *, name: str, labels: bool = False, size: ImageS
         if len(tiff.series) != 1:
             raise DataError(f"{name}: holds {len(tiff.series)} images, expected one")
         series = tiff.series[0]
-        if series.axes not in ("YX", "YXS", "SYX"):
-            raise DataError(f"{name}: expected one grey or colour image, got shape {series.shape}")
+        if series.axes not in (("YX",) if labels else ("YX", "YXS", "SYX")):
+            what = "label map" if labels else "grey or colour image"
+            raise DataError(f"{name}: expected one {what}, got shape {series.shape}")
         if series.size > 4 * MAX_PIXELS:
             raise DataError(f"{name}: shape {series.shape} is more than {MAX_PIXELS} pixels of four channels")
         check_tiff_series(series, name=name, size=size)

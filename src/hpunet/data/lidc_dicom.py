@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32
 
+from hpunet.data.files import check_file
 from hpunet.data.lidc_annotations import MAX_SIDE, parse_decimal
 from hpunet.errors import DataError
 
@@ -100,9 +101,7 @@ def _read_dicom(path: Path, *, pixels: bool) -> Any:
     except ImportError:
         raise DataError(f"{path}: reading DICOM needs pydicom; pip install hpunet[data]") from None
     try:
-        size = path.stat().st_size
-        if size > MAX_DICOM_BYTES:
-            raise DataError(f"{path}: {size} bytes, more than the {MAX_DICOM_BYTES} of a CT slice")
+        check_file(path, max_bytes=MAX_DICOM_BYTES)
         with warnings.catch_warnings(action="ignore"):
             # Looked at first, because a deflated file would be inflated without bound by the next call.
             syntax = str(pydicom.filereader.read_file_meta_info(path).get("TransferSyntaxUID", "none"))

@@ -51,10 +51,17 @@ class ImportSummary:
     num_patients_done_before: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
     """How often a rule left something out, by reason."""
+    unused: list[str] = field(default_factory=list)
+    """Whole files and series that a rule left out, each with the reason."""
     noted: Counter[str] = field(default_factory=Counter)
     """What was used, but is worth knowing."""
     failures: list[str] = field(default_factory=list)
     """Files and scans that could not be used, each with the reason."""
+
+    def leave_out(self, path: Path, reason: str) -> None:
+        """Count and name what a rule left out."""
+        self.dropped[reason] += 1
+        self.unused.append(f"{path}: {reason}")
 
 
 @dataclass(frozen=True)
@@ -130,8 +137,12 @@ def _read_source(
     """All CT headers and all readings below `source`; what cannot be read becomes a failure."""
     if not source.is_dir():
         raise DataError(f"{source}: not a folder")
+
+    def name_unreadable(error: OSError) -> None:
+        summary.failures.append(f"{error.filename}: cannot be read ({error.strerror})")
+
     dicom, xml = [], []
-    for folder, folders, names in os.walk(source):
+    for folder, folders, names in os.walk(source, onerror=name_unreadable):
         folders.sort()
         paths = [Path(folder, name) for name in sorted(names) if not name.startswith(".")]
         dicom += [path for path in paths if path.suffix.lower() == ".dcm"]
@@ -139,11 +150,12 @@ def _read_source(
     if not dicom or not xml:
         raise DataError(f"{source}: found {len(dicom)} DICOM files (*.dcm) and {len(xml)} XML files below it")
     headers, annotations = [], []
-    for header, error in _shown(run(_read_patient_header, dicom), len(dicom), "DICOM headers", progress):
+    results = _shown(run(_read_patient_header, dicom), len(dicom), "DICOM headers", progress)
+    for path, (header, error) in zip(dicom, results, strict=True):
         if error:
             summary.failures.append(error)
         elif header is None:
-            summary.dropped["file: not a CT slice"] += 1
+            summary.leave_out(path, "file: not a CT slice")
         else:
             headers.append(header)
     results = _shown(run(_try_annotations, xml), len(xml), "annotations", progress)
@@ -151,7 +163,7 @@ def _read_source(
         if error:
             summary.failures.append(error)
         elif read is None:
-            summary.dropped["file: XML that is no CT reading"] += 1
+            summary.leave_out(path, "file: XML that is no CT reading")
         else:
             annotations.append((path, read))
     return headers, annotations
@@ -187,8 +199,11 @@ def _match(
     readings: dict[str, list[tuple[Path, Annotations]]] = defaultdict(list)
     for path, read in annotations:
         readings[read.series_uid].append((path, read))
-    summary.dropped["XML: its series is not there"] += len(readings.keys() - series.keys())
-    summary.dropped["series: no XML for it"] += len(series.keys() - readings.keys())
+    for uid in sorted(readings.keys() - series.keys()):
+        for path, _ in readings[uid]:
+            summary.leave_out(path, "XML: its series is not there")
+    for uid in sorted(series.keys() - readings.keys()):
+        summary.leave_out(series[uid][0].path.parent, "series: no XML for it")
     scans: dict[str, list[_Scan]] = defaultdict(list)
     for uid in sorted(series.keys() & readings.keys()):
         patient, found = _of_one_patient(series[uid], summary=summary)
@@ -200,7 +215,8 @@ def _match(
         elif not read.readings:
             summary.failures.append(f"{path}: no reading session")
         else:
-            summary.dropped["XML: a copy"] += len(others)
+            for other in others:
+                summary.leave_out(other, "XML: a copy")
             scans[patient].append(_Scan(series_uid=uid, headers=found, annotations=read, xml=path))
     return scans
 

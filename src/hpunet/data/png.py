@@ -42,7 +42,7 @@ def read_png_header(content: bytes, *, name: str) -> PngHeader:
 def check_png_pixels(content: bytes, header: PngHeader, *, name: str) -> None:
     """Refuse wrong checksums, a missing end, and fewer or more pixels than the header says."""
     unpacker = zlib.decompressobj()
-    expected, found = _num_bytes(header), 0
+    expected, found = num_pixel_bytes(header), 0
     try:
         for data in _pixel_chunks(content, name=name):
             for start in range(0, len(data), _PIECE):
@@ -73,7 +73,7 @@ def _pixel_chunks(content: bytes, *, name: str) -> Iterator[memoryview]:
     raise DataError(f"{name}: more than {_MAX_CHUNKS} parts")
 
 
-def _num_bytes(header: PngHeader) -> int:
+def num_pixel_bytes(header: PngHeader) -> int:
     """Bytes of all rows, each with the byte that tells its filter."""
     bits = header.bits * _CHANNELS[header.colour_type]
 

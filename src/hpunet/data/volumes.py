@@ -30,7 +30,7 @@ MAX_SLICES = 2**15
 """Largest number of slices of a NIfTI volume."""
 _NIFTI1_HEADER, _NIFTI2_HEADER = 348, 540
 _GZIP_MAGIC = b"\x1f\x8b"
-_SILENT = logging.Logger("hpunet.nifti", level=logging.CRITICAL)
+_SILENT = logging.Logger("hpunet.nifti", level=logging.CRITICAL + 1)
 
 
 class StackHeader(NamedTuple):
