@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import os
 import struct
 import tarfile
 import zlib
@@ -15,9 +16,11 @@ import pytest
 import tifffile
 from PIL import Image
 
-from hpunet.data import file_tree, files, volumes
+from hpunet.data import bounds, file_tree, files, volumes
+from hpunet.data.bounds import need
 from hpunet.data.file_tree import FileTree, read_tar
-from hpunet.data.files import decode_png, need, read_image
+from hpunet.data.files import decode_image, decode_png, read_image
+from hpunet.data.png import num_pixel_bytes, read_png_header
 from hpunet.data.volumes import decode_nifti, nifti_depth, read_stack, stack_header
 from hpunet.errors import DataError
 
@@ -146,12 +149,88 @@ def test_read_image_refusals_name_the_file(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(DataError, match=r"tile\.tif: 32768x32768"):
         read_image(tmp_path / "tile.tif")
     saved(RAMP, tmp_path / "big.tif")
-    monkeypatch.setattr(files, "MAX_PIXELS", 20)
+    monkeypatch.setattr(bounds, "MAX_PIXELS", 20)
     with pytest.raises(DataError, match=r"big\.tif.*20 pixels"):
         read_image(tmp_path / "big.tif")
     monkeypatch.setattr(files, "MAX_FILE_BYTES", 20)
     with pytest.raises(DataError, match=r"big\.tif.*20"):
         read_image(tmp_path / "big.tif")
+
+
+def test_read_image_refuses_pipes(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.png")
+    with pytest.raises(DataError, match=r"pipe\.png: not a plain file"):
+        read_image(tmp_path / "pipe.png")
+
+
+def png_of_rows(num_rows: int, *, height: int = 4, spoil_checksum: bool = False) -> bytes:
+    """A PNG that says it has `height` rows of 6 pixels and holds another number of them."""
+    content = bytearray(grey_png(8, [bytes([200]) * 6] * num_rows, 6))
+    content[20:24] = struct.pack(">I", height)
+    content[29:33] = struct.pack(">I", zlib.crc32(content[12:29]) ^ spoil_checksum)
+    return bytes(content)
+
+
+def test_decode_png_wants_all_its_pixels_and_no_others() -> None:
+    assert (decode_png(png_of_rows(4), name="a.png") == 200).all()
+    with pytest.raises(DataError, match=r"a\.png: truncated, 21 bytes of pixels where 28 are expected"):
+        decode_png(png_of_rows(3), name="a.png")
+    with pytest.raises(DataError, match=r"a\.png: damaged, holds more pixels than its 4x6"):
+        decode_png(png_of_rows(5), name="a.png")
+    with pytest.raises(DataError, match=r"a\.png: damaged, the checksum of its part b'IHDR'"):
+        decode_png(png_of_rows(4, spoil_checksum=True), name="a.png")
+
+
+@pytest.mark.parametrize(("height", "width"), [(1, 1), (2, 3), (5, 4), (8, 8), (9, 17)])
+@pytest.mark.parametrize("mode", ["1", "L", "RGB", "RGBA", "I;16"])
+def test_num_pixel_bytes_of_interlaced_images(height: int, width: int, mode: str) -> None:
+    """Each pass is an image of its own, made of every 8th, 4th or 2nd pixel."""
+    header = read_png_header(interlaced_header(height, width, mode), name="a")
+    pixels = np.indices((height, width))
+    row, column = pixels[0] % 8, pixels[1] % 8
+    passes = [
+        (row == 0) & (column == 0),
+        (row == 0) & (column == 4),
+        (row == 4) & (column % 4 == 0),
+        (row % 4 == 0) & (column % 4 == 2),
+        (row % 4 == 2) & (column % 2 == 0),
+        (row % 2 == 0) & (column % 2 == 1),
+        row % 2 == 1,
+    ]
+    assert np.sum(passes, axis=0).tolist() == np.ones((height, width), int).tolist()
+    bits = {"1": 1, "L": 8, "RGB": 24, "RGBA": 32, "I;16": 16}[mode]
+    rows = [line.sum() for chosen in passes for line in chosen if line.any()]
+    assert num_pixel_bytes(header) == sum(1 + (int(count) * bits + 7) // 8 for count in rows)
+
+
+def interlaced_header(height: int, width: int, mode: str) -> bytes:
+    bits, colour = {"1": (1, 0), "L": (8, 0), "RGB": (8, 2), "RGBA": (8, 6), "I;16": (16, 0)}[mode]
+    header = struct.pack(">IIBBBBB", width, height, bits, colour, 0, 0, 1)
+    return b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + b"IHDR" + header + bytes(4)
+
+
+def test_read_image_refuses_files_that_grow_out_of_proportion(tmp_path: Path) -> None:
+    black = np.zeros((6000, 6000), np.uint8)
+    for path in (saved(black, tmp_path / "black.png"), tmp_path / "black.tif"):
+        if path.suffix == ".tif":
+            tifffile.imwrite(path, black, compression="zlib")
+        with pytest.raises(DataError, match=rf"{path.name}: \d+ bytes that claim to hold 36"):
+            read_image(path)
+        size = bounds.ImageSize(1, 6000, 6000, "image.png")
+        assert decode_image(path.read_bytes(), name=path.name, labels=True, size=size).shape == (6000, 6000)
+
+
+def test_read_image_refuses_holes_in_a_tiff(tmp_path: Path) -> None:
+    path = tmp_path / "hole.tif"
+    tifffile.imwrite(path, RAMP, compression="zlib", rowsperstrip=1)
+    with tifffile.TiffFile(path, mode="r+") as tiff:
+        counts = list(tiff.pages[0].databytecounts)
+        tiff.pages[0].tags["StripByteCounts"].overwrite([*counts[:-1], 0])
+    with pytest.raises(DataError, match=r"hole\.tif, image 0: part 3 is missing"):
+        read_image(path)
+    tifffile.imwrite(path, iter([zlib.compress(bytes(2**20))]), shape=(4, 6), dtype=np.uint8, compression="zlib")
+    with pytest.raises(DataError, match=r"hole\.tif"):
+        read_image(path)
 
 
 def test_need_names_the_extra() -> None:
@@ -244,7 +323,7 @@ def test_decode_nifti_slices_along_the_last_axis(version: type, pack: Callable[[
     array = np.arange(2 * 3 * 5, dtype=np.int16).reshape(2, 3, 5) - 7
     content = pack(nifti_bytes(array, version=version))
     volume = decode_nifti(content, name="v")
-    assert nifti_depth(content[: volumes.NIFTI_HEAD_BYTES], name="v") == 5
+    assert nifti_depth(content[: volumes.NIFTI_HEAD_BYTES], packed=len(content), name="v") == 5
     np.testing.assert_array_equal(volume.slices, array.transpose(2, 0, 1))
     np.testing.assert_array_equal(volume.affine, np.diag([2.0, 3.0, 4.0, 1.0]))
 
@@ -264,7 +343,7 @@ def test_decode_nifti_refusals_name_the_file(monkeypatch: pytest.MonkeyPatch) ->
             decode_nifti(damaged, name="cut.nii")
     negative = content[:42] + struct.pack("<h", -4) + content[44:]  # the first size
     with pytest.raises(DataError, match=r"minus\.nii"):
-        nifti_depth(negative, name="minus.nii")
+        nifti_depth(negative, packed=len(negative), name="minus.nii")
     with pytest.raises(DataError, match=r"four\.nii.*three dimensions"):
         decode_nifti(nifti_bytes(np.zeros((4, 4, 4, 2), np.float32)), name="four.nii")
     with pytest.raises(DataError, match=r"complex\.nii.*numbers"):
@@ -297,21 +376,49 @@ def test_file_tree_is_the_same_for_folder_and_archive(tmp_path: Path) -> None:
         assert tree.head("images/a.png", 2) == b"12"
 
 
-def test_file_tree_ends_on_a_loop_of_links(tmp_path: Path) -> None:
+def test_read_stack_refuses_what_was_never_written(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "part.h5", "w") as file:
+        file.create_dataset("voxels", STACK.shape, STACK.dtype, chunks=(1, 8, 10))[:2] = STACK[:2]
+    with pytest.raises(DataError, match=r"part\.h5: dataset /voxels is not whole"):
+        read_stack(tmp_path / "part.h5")
+
+
+def test_read_tar_refuses_an_archive_that_ends_too_early(tmp_path: Path) -> None:
+    """tarfile itself takes a damaged header for the end, and gives the files before it."""
+    path = tmp_path / "cut.tar"
+    with tarfile.open(path, "w") as archive:
+        for name in ("a", "b"):
+            member = tarfile.TarInfo(name)
+            member.size = 3
+            archive.addfile(member, io.BytesIO(b"123"))
+    content = path.read_bytes()
+    assert read_tar(path) == {"a": b"123", "b": b"123"}
+    for damaged in (content[:1024], content[:1200], content[:1024] + b"x" + content[1025:]):
+        path.write_bytes(damaged)
+        with pytest.raises(DataError, match=r"cut\.tar: damaged or cut off at byte 1024"):
+            read_tar(path)
+    path.write_bytes(content[:1024] + bytes(512) + content[1536:])
+    with pytest.raises(DataError, match=r"cut\.tar: damaged, there is something behind the end"):
+        read_tar(path)
+
+
+def test_file_tree_refuses_a_loop_of_links(tmp_path: Path) -> None:
     (tmp_path / "images").mkdir()
     (tmp_path / "images/a.png").write_bytes(b"1")
     (tmp_path / "images/loop").symlink_to(tmp_path / "images")
-    assert len(FileTree(tmp_path, tops=("images",)).names) == file_tree.MAX_DEPTH
+    with pytest.raises(DataError, match="loop: lies more than 4 folders deep, or is a loop of links"):
+        FileTree(tmp_path, tops=("images",))
 
 
 def test_read_tar_refusals_name_the_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "bad.tar.gz"
     for name in ("../a", "/etc/a", "x/../../a"):
-        with pytest.raises(DataError, match=r"bad\.tar\.gz.*outside"):
+        with pytest.raises(DataError, match=r"bad\.tar\.gz.*leads out of the archive"):
             read_tar(write_tar(path, [(name, b"")]))
-    for members, kind in (([("a", b"")], tarfile.SYMTYPE), ([("a", b"1"), ("a", b"2")], tarfile.REGTYPE)):
-        with pytest.raises(DataError, match=r"bad\.tar\.gz.*no plain file, or is there twice"):
-            read_tar(write_tar(path, members, kind=kind))
+    with pytest.raises(DataError, match=r"bad\.tar\.gz/a: links, devices and sparse files are refused"):
+        read_tar(write_tar(path, [("a", b"")], kind=tarfile.SYMTYPE))
+    with pytest.raises(DataError, match=r"bad\.tar\.gz/a: is in the archive twice"):
+        read_tar(write_tar(path, [("a", b"1"), ("a", b"2")]))
     content = write_tar(path, [("a", np.random.default_rng(0).bytes(5000))]).read_bytes()
     for damaged in (b"", b"nonsense", content[:3000]):
         path.write_bytes(damaged)

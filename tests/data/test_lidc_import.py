@@ -330,7 +330,7 @@ def deflate(data: pydicom.Dataset) -> None:
         (set_value("Rows", 60000), "expected 2...4096 rows"),
         (set_value("PhotometricInterpretation", "RGB"), "MONOCHROME"),
         (set_value("BitsAllocated", 32), "8 or 16 bit"),
-        (set_value("PixelData", bytes(100)), "its pixels cannot be read"),
+        (set_value("PixelData", bytes(100)), "100 bytes of pixels, expected 8192"),
         (set_value("PatientID", "../P"), "cannot be the name of a folder"),
         (set_value("RescaleSlope", None), "has no RescaleSlope"),
         (deflate, "transfer syntax 1.2.840.10008.1.2.1.99"),
@@ -491,7 +491,7 @@ def test_import_lidc_is_bounded(tmp_path, monkeypatch):
     summary, made = import_one(tmp_path, series, readers(series))
     assert made == {}
     assert len(summary.failures) == series.num_slices
-    assert "more than the 1000 of a CT slice" in summary.failures[0]
+    assert "more than the 1000 this reader takes" in summary.failures[0]
 
 
 def test_import_lidc_names_what_to_install(tmp_path, monkeypatch):
@@ -502,3 +502,34 @@ def test_import_lidc_names_what_to_install(tmp_path, monkeypatch):
 
 def test_import_lidc_has_the_shares_of_the_paper():
     assert [round(1010 * share) for share in FRACTIONS.values()] == [722, 144, 144]
+
+
+def test_import_lidc_names_a_slice_of_another_patient(tmp_path):
+    series = Series("P", "1.2")
+    series.write(tmp_path / "in", lambda number, data: setattr(data, "PatientID", "Q" if number == 3 else "P"))
+    write_xml(tmp_path / "in" / "scan.xml", series.uid, readers(series))
+    summary = run(tmp_path / "in", tmp_path / "out")
+    assert len(summary.failures) == 1
+    assert "1-003.dcm: of patient Q, but most of series 1.2 is of P" in summary.failures[0]
+    assert sum(summary.images.values()) == 1
+
+
+def test_import_lidc_refuses_two_slices_with_one_identifier(tmp_path):
+    series = Series("P", "1.2")
+    series.write(tmp_path / "in", lambda number, data: setattr(data, "SOPInstanceUID", f"1.2.{min(number, 2)}"))
+    write_xml(tmp_path / "in" / "scan.xml", series.uid, readers(series))
+    summary = run(tmp_path / "in", tmp_path / "out")
+    assert "1-003.dcm: another slice than" in summary.failures[0]
+    assert sum(summary.images.values()) == 0
+
+
+def test_import_lidc_names_files_that_a_rule_left_out(tmp_path):
+    series = Series("P", "1.2")
+    series.write(tmp_path / "in", lambda number, data: setattr(data, "Modality", "DX" if number == 3 else "CT"))
+    write_xml(tmp_path / "in" / "scan.xml", series.uid, readers(series))
+    write_xml(tmp_path / "in" / "alone.xml", "1.9", readers(series))
+    summary = run(tmp_path / "in", tmp_path / "out")
+    assert [line.split("/")[-1] for line in summary.unused] == [
+        "1-003.dcm: file: not a CT slice",
+        "alone.xml: XML: its series is not there",
+    ]

@@ -12,6 +12,7 @@ from jaxtyping import Bool, Int32, Shaped, UInt8
 from PIL import Image
 
 from hpunet.data.base import SPLITS, Identity, NoSuchSplitError, Sample, SetInfo, make_sample
+from hpunet.data.bounds import ImageSize
 from hpunet.data.cityscapes_polygons import read_polygons, render_instance_ids
 from hpunet.data.files import decode_png, read_bytes
 from hpunet.data.label_maps import as_integers, number_instances
@@ -125,9 +126,8 @@ class CityscapesSource:
         image = decode_png(read_bytes(image_path), name=str(image_path))
         if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
             raise DataError(f"{image_path}: expected RGB of 8 bits, got {image.dtype} of shape {image.shape}")
-        instance_ids = _read_instance_ids(annotation_path)
-        if instance_ids.shape != image.shape[:2]:
-            raise DataError(f"{annotation_path}: size {instance_ids.shape}, the image has {image.shape[:2]}")
+        size = ImageSize(1, image.shape[0], image.shape[1], str(image_path))
+        instance_ids = _read_instance_ids(annotation_path, size=size)
         instance_ids = pick_nearest(instance_ids, size=self._size)
         labels, valid = car_labels(instance_ids, name=str(annotation_path))
         return make_sample(
@@ -140,11 +140,11 @@ class CityscapesSource:
         )
 
 
-def _read_instance_ids(path: Path) -> np.ndarray:
+def _read_instance_ids(path: Path, *, size: ImageSize) -> np.ndarray:
     content = read_bytes(path)
     if path.suffix == ".json":
-        return render_instance_ids(read_polygons(content, name=str(path)))
-    instance_ids = decode_png(content, name=str(path), labels=True)
+        return render_instance_ids(read_polygons(content, name=str(path), size=size))
+    instance_ids = decode_png(content, name=str(path), labels=True, size=size)
     if instance_ids.ndim != 2:
         raise DataError(f"{path}: expected a map of instance ids, got shape {instance_ids.shape}")
     return instance_ids

@@ -5,18 +5,17 @@ scripts use (Pillow's). Deleted objects and licence plates are not drawn, and a 
 """
 
 import json
-import math
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Int32
 from PIL import Image, ImageDraw
 
-from hpunet.data.files import MAX_PIXELS
+from hpunet.data.bounds import ImageSize
 from hpunet.errors import DataError
 
-MAX_JSON_BYTES = 2**25
-"""Largest annotation that is read (32 MiB; the official ones have less than one)."""
+MAX_JSON_BYTES = 2**22
+"""Largest annotation that is read (4 MiB; the official ones have less than one)."""
 MAX_COORDINATE = 2**15
 """Vertices may lie outside of the image, but not without bounds."""
 LABEL_NAMES = (
@@ -77,8 +76,8 @@ class Annotation(NamedTuple):
     polygons: list[Polygon]
 
 
-def read_polygons(content: bytes, *, name: str) -> Annotation:
-    """A checked `*_gtFine_polygons.json`, without what is not drawn."""
+def read_polygons(content: bytes, *, size: ImageSize, name: str) -> Annotation:
+    """A checked `*_gtFine_polygons.json` of an image of this `size`, without what is not drawn."""
     if len(content) > MAX_JSON_BYTES:
         raise DataError(f"{name}: {len(content)} bytes, more than the {MAX_JSON_BYTES} of an annotation")
     try:
@@ -88,8 +87,8 @@ def read_polygons(content: bytes, *, name: str) -> Annotation:
     if not isinstance(tree, dict) or not isinstance(tree.get("objects"), list):
         raise DataError(f"{name}: expected imgHeight, imgWidth and a list of objects")
     height, width = tree.get("imgHeight"), tree.get("imgWidth")
-    if type(height) is not int or type(width) is not int or height < 1 or width < 1 or height * width > MAX_PIXELS:
-        raise DataError(f"{name}: image size {height}x{width} is not usable")
+    if type(height) is not int or type(width) is not int or (height, width) != (size.height, size.width):
+        raise DataError(f"{name}: size {height}x{width}, but its image {size.name} has {size.height}x{size.width}")
     polygons = [_polygon(item, name=f"{name}, object {i}") for i, item in enumerate(tree["objects"])]
     return Annotation(height, width, [polygon for polygon in polygons if polygon is not None])
 
@@ -115,8 +114,7 @@ def _is_vertex(vertex: Any) -> bool:
     return (
         isinstance(vertex, list)
         and len(vertex) == 2
-        and all(type(value) in (int, float) and math.isfinite(value) for value in vertex)
-        and max(map(abs, vertex)) <= MAX_COORDINATE
+        and all(type(value) in (int, float) and abs(value) <= MAX_COORDINATE for value in vertex)  # NaN is not
     )
 
 

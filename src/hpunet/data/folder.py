@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from hpunet.data.base import SPLITS, Identity, NoSuchSplitError, Sample, SetInfo, make_sample
+from hpunet.data.bounds import ImageSize
 from hpunet.data.file_tree import FileTree
 from hpunet.data.files import decode_image
 from hpunet.data.folder_table import Entry, assign_splits, read_table
@@ -80,7 +81,8 @@ def open_folder(
     items = _pair(tree, mask_folders)
     table = read_table(tree.read(_TABLE), name=tree.where(_TABLE)) if _TABLE in tree.names else None
     entries = _entries(tree, items, table)
-    splits = assign_splits(entries, val_every=val_every, seed=seed, name=str(path))
+    named = tree.where(_TABLE) if table is not None else str(path)
+    splits = assign_splits(entries, val_every=val_every, seed=seed, name=named)
 
     first, _ = _load_images(tree, items[0].image, window)
     has_instances = mask_folders == ["instances"]
@@ -98,7 +100,7 @@ def open_folder(
     chosen = [item for item in items if splits[item.stem] == split]
     if not chosen:
         raise NoSuchSplitError(f"{path}: none of {len(items)} images is in the split {split!r}")
-    return FolderSource(tree, chosen, split=split, info=info, entries=entries, window=window)
+    return FolderSource(tree, chosen, split=split, info=info, first=items[0].image, entries=entries, window=window)
 
 
 class FolderSource:
@@ -111,6 +113,7 @@ class FolderSource:
         *,
         split: str,
         info: SetInfo,
+        first: str,
         entries: dict[str, Entry],
         window: tuple[float, float] | None,
     ) -> None:
@@ -125,6 +128,7 @@ class FolderSource:
                 self.identities.append(Identity(patient=entries[item.stem].patient, key=key))
                 self._slices.append((item, z))
         self._tree = tree
+        self._first = first
         self._window = window
         self._last: tuple[_Item, _Content] | None = None
 
@@ -164,18 +168,18 @@ class FolderSource:
         images, affine = _load_images(self._tree, item.image, self._window)
         if images.shape[1] != self.info.in_channels or 8 * images.itemsize != self.info.image_bits:
             raise DataError(
-                f"{where}: {images.shape[1]} channels of {8 * images.itemsize} bits, the first image of the set has "
-                f"{self.info.in_channels} of {self.info.image_bits}; save all images alike"
+                f"{where}: {images.shape[1]} channels of {8 * images.itemsize} bits, the first image of the set, "
+                f"{self._first}, has {self.info.in_channels} of {self.info.image_bits}; save all images alike"
             )
-        shape = (images.shape[0], *images.shape[2:])
-        masks = [name if name is None else self._load_mask(name, shape, affine) for name in item.masks]
+        size = ImageSize(images.shape[0], images.shape[2], images.shape[3], item.image)
+        masks = [name if name is None else self._load_mask(name, size, affine) for name in item.masks]
         return _Content(images, masks)
 
-    def _load_mask(self, name: str, shape: tuple[int, ...], affine: np.ndarray | None) -> np.ndarray:
+    def _load_mask(self, name: str, size: ImageSize, affine: np.ndarray | None) -> np.ndarray:
         where = self._tree.where(name)
-        mask, mask_affine = _read(self._tree, name, labels=True)
-        if mask.shape != shape:
-            raise DataError(f"{where}: shape {mask.shape}, the image has {shape}")
+        mask, mask_affine = _read(self._tree, name, labels=True, size=size)
+        if mask.shape != size[:3]:
+            raise DataError(f"{where}: shape {mask.shape}, its image {size.name} has {size[:3]}")
         if affine is not None and mask_affine is not None and not np.allclose(mask_affine, affine, atol=1e-3):
             raise DataError(f"{where}: lies elsewhere, or turned, than its image (their affines differ)")
         if self.info.has_instances:
@@ -245,15 +249,17 @@ def _depth(tree: FileTree, name: str) -> int | None:
     """Number of slices of a volume; None for a picture."""
     if _ending(name) not in _NIFTI_ENDINGS:
         return None
-    return nifti_depth(tree.head(name, NIFTI_HEAD_BYTES), name=tree.where(name))
+    return nifti_depth(tree.head(name, NIFTI_HEAD_BYTES), packed=tree.size(name), name=tree.where(name))
 
 
-def _read(tree: FileTree, name: str, *, labels: bool) -> tuple[np.ndarray, np.ndarray | None]:
-    """A file as slices (z, h, w) or (z, h, w, c), and a volume's affine."""
+def _read(
+    tree: FileTree, name: str, *, labels: bool, size: ImageSize | None = None
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """A file as slices (z, h, w) or (z, h, w, c), and a volume's affine; `size` is what a label map must have."""
     where = tree.where(name)
     if _ending(name) in _NIFTI_ENDINGS:
-        return decode_nifti(tree.read(name), name=where)
-    return decode_image(tree.read(name), name=where, labels=labels)[None], None
+        return decode_nifti(tree.read(name), name=where, size=size)
+    return decode_image(tree.read(name), name=where, labels=labels, size=size)[None], None
 
 
 def _load_images(
@@ -289,5 +295,9 @@ def _scaled(values: np.ndarray, *, window: tuple[float, float] | None, name: str
     if not np.isfinite(values).all():
         raise DataError(f"{name}: {int((~np.isfinite(values)).sum())} pixels are NaN or infinite")
     low, high = window or (float(values.min()), float(values.max()))
-    scaled = (values.astype(np.float64) - low) / ((high - low) or 1.0)
-    return np.clip(scaled, 0, 1).astype(np.float32)
+    if not np.isfinite(high - low):
+        raise DataError(f"{name}: pixels from {low:g} to {high:g} cannot be scaled")
+    scaled = np.empty(values.shape, dtype=np.float32)
+    for z, stored in enumerate(values):  # one by one: in double precision a volume takes much memory
+        scaled[z] = np.clip((stored.astype(np.float64) - low) / ((high - low) or 1.0), 0, 1)
+    return scaled

@@ -8,8 +8,8 @@ from typing import NamedTuple
 from hpunet.data.base import SPLITS, split_by_patient
 from hpunet.errors import ConfigError, DataError
 
-MAX_TABLE_BYTES = 2**26
-"""Largest table that is read (64 MiB)."""
+MAX_TABLE_BYTES = 2**23
+"""Largest table that is read (8 MiB)."""
 FRACTIONS = {"train": 0.8, "val": 0.1, "test": 0.1}
 """Shares of the patients where nothing else is said."""
 
@@ -59,7 +59,7 @@ def assign_splits(entries: Mapping[str, Entry], *, val_every: int | None, seed: 
     patients = sorted({entry.patient for entry in entries.values()})
     if any(entry.split for entry in entries.values()):
         if val_every is not None:
-            raise ConfigError(f"val_every: {name} names splits in its table already")
+            raise ConfigError(f"val_every: {name} names splits already")
         _refuse_shared_patients(entries, name=name)
         return {file: str(entry.split) for file, entry in entries.items()}
     if val_every is not None:

@@ -10,10 +10,7 @@ Graders are numbered 0–3 or 1–4. A grader without a file is missing; an all-
 """
 
 import functools
-import gzip
 import re
-import tarfile
-import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -21,14 +18,12 @@ from pathlib import Path
 import numpy as np
 
 from hpunet.data.base import SPLITS, Identity, NoSuchSplitError, Sample, SetInfo, Source, make_sample
-from hpunet.data.files import decode_png, read_bytes
+from hpunet.data.bounds import ImageSize
+from hpunet.data.file_tree import FileTree
+from hpunet.data.files import decode_png
 from hpunet.errors import ConfigError, DataError
 
 NUM_GRADERS = 4
-MAX_PNG_BYTES = 2**24
-"""Largest picture taken from an archive."""
-MAX_ARCHIVE_BYTES = 2**32
-"""Largest archive, unpacked: it is held in memory."""
 
 INFO = SetInfo(
     kind="lidc",
@@ -56,16 +51,14 @@ class LidcCrops:
     def __init__(
         self,
         *,
-        where: str,
+        tree: FileTree,
         split: str,
         size: int | None,
-        names: Iterable[str],
-        read: Callable[[str], bytes],
         reopen: Callable[[], "LidcCrops"],
     ) -> None:
         self.split = split
-        self._where, self._size, self._read, self._reopen = where, size, read, reopen
-        images, gradings = _sort_names(names, where=where)
+        self._tree, self._size, self._reopen = tree, size, reopen
+        images, gradings = _sort_names(tree.names, where=str(tree.path))
         self._gradings = [gradings[identity] for identity in images]
         self._images = list(images.values())
         self.identities = list(images)
@@ -81,16 +74,13 @@ class LidcCrops:
         image = self._picture(name)
         labels = np.zeros((NUM_GRADERS, *image.shape), dtype=np.int32)
         graders = np.zeros(NUM_GRADERS, dtype=np.bool_)
+        size = ImageSize(1, image.shape[0], image.shape[1], name)
         for slot, grading_name in self._gradings[index].items():
-            grading = self._picture(grading_name)
-            if grading.shape != image.shape:
-                raise DataError(
-                    f"{self._where}/{grading_name}: shape {grading.shape}, but its image {name} has {image.shape}"
-                )
+            grading = self._picture(grading_name, size=size)
             values = np.flatnonzero(np.bincount(grading.ravel())).tolist()
             if values not in ([0], [1], [255], [0, 1], [0, 255]):
                 raise DataError(
-                    f"{self._where}/{grading_name}: expected 0 and one other value, 1 or 255; found {values[:8]}"
+                    f"{self._tree.where(grading_name)}: expected 0 and one other value, 1 or 255; found {values[:8]}"
                 )
             labels[slot] = grading > 0
             graders[slot] = True
@@ -100,13 +90,13 @@ class LidcCrops:
             labels=labels[:, *window],
             identity=self.identities[index],
             info=self.info,
-            where=f"{self._where}/{name}",
+            where=self._tree.where(name),
             graders=graders,
         )
 
-    def _picture(self, name: str) -> np.ndarray:
-        where = f"{self._where}/{name}"
-        array = decode_png(self._read(name), name=where)
+    def _picture(self, name: str, *, size: ImageSize | None = None) -> np.ndarray:
+        where = self._tree.where(name)
+        array = decode_png(self._tree.read(name), name=where, size=size)
         if array.ndim != 2 or array.dtype != np.uint8 or array.shape[0] != array.shape[1]:
             raise DataError(
                 f"{where}: expected a square 8 bit grey picture, got {array.dtype} of shape {array.shape}"
@@ -117,7 +107,7 @@ class LidcCrops:
         side = shape[0]
         size = side if self._size is None else self._size
         if size > side:
-            raise DataError(f"{self._where}/{name}: cannot crop {size} pixels from {side}")
+            raise DataError(f"{self._tree.where(name)}: cannot crop {size} pixels from {side}")
         start = (side - size) // 2
         return slice(start, start + size), slice(start, start + size)
 
@@ -135,18 +125,14 @@ def open_lidc_crops(path: Path, *, split: str, size: int | None = None) -> LidcC
     if size is not None and size < 1:
         raise ConfigError(f"size: expected a positive number of pixels, got {size}")
     folder, archive = path / split, path / f"{split}.tar.gz"
-    read: Callable[[str], bytes]
     if folder.is_dir():
-        where, names = folder, _list_folder(folder)
-        read = functools.partial(_read_from_folder, folder)
+        tree = FileTree(folder)
     elif archive.is_file():
-        contents = _read_archive(archive, split=split)
-        where, names = archive, list(contents)
-        read = contents.__getitem__
+        tree = FileTree(archive, root=split)
     else:
         raise NoSuchSplitError(f"{path}: holds neither the folder {split}/ nor the archive {split}.tar.gz")
     reopen = functools.partial(open_lidc_crops, path, split=split, size=size)
-    source = LidcCrops(where=str(where), split=split, size=size, names=names, read=read, reopen=reopen)
+    source = LidcCrops(tree=tree, split=split, size=size, reopen=reopen)
     patients = {identity.patient for identity in source.identities}
     for other in SPLITS:
         if other != split and (path / other / "images").is_dir():
@@ -201,57 +187,3 @@ def _sort_names(names: Iterable[str], *, where: str) -> tuple[dict[Identity, str
             raise DataError(f"{where}/{name}: an image without any grading")
     slots = {identity: {n - first: name for n, name in found.items()} for identity, found in by_number.items()}
     return images, slots
-
-
-def _list_folder(folder: Path) -> list[str]:
-    """Relative names of all files below `folder`, hidden ones left out."""
-    try:
-        files = [path.relative_to(folder) for path in folder.rglob("*") if not path.is_dir()]
-    except OSError as error:
-        raise DataError(f"{folder}: cannot be listed ({error.strerror or error})") from None
-    return [path.as_posix() for path in files if not path.name.startswith(".")]
-
-
-def _read_from_folder(folder: Path, name: str) -> bytes:
-    return read_bytes(folder / name)
-
-
-class _BoundedGzip(gzip.GzipFile):
-    """Refuses to unpack more than `MAX_ARCHIVE_BYTES`, whatever the archive's headers claim."""
-
-    def read(self, size: int | None = -1) -> bytes:
-        chunk = super().read(size)
-        if self.tell() > MAX_ARCHIVE_BYTES:
-            raise DataError(f"{self.name}: unpacks to more than {MAX_ARCHIVE_BYTES} bytes; unpack it into a folder")
-        return chunk
-
-
-def _read_archive(archive: Path, *, split: str) -> dict[str, bytes]:
-    """Every file of the archive by its name below `<split>/`, nothing written to disk."""
-    contents: dict[str, bytes] = {}
-    try:
-        with _BoundedGzip(archive) as unpacked, tarfile.open(fileobj=unpacked, mode="r|") as members:
-            for member in members:
-                parts = [part for part in member.name.split("/") if part != "."]
-                where = f"{archive}/{member.name}"
-                if ".." in parts or member.name.startswith("/"):
-                    raise DataError(f"{where}: a name that leads out of the archive is refused")
-                if member.isdir() or parts[-1].startswith("."):
-                    continue
-                if not member.isreg():
-                    raise DataError(f"{where}: links and devices are refused")
-                if parts[0] != split:
-                    raise DataError(f"{where}: expected names that begin with {split}/")
-                if member.size > MAX_PNG_BYTES:
-                    raise DataError(f"{where}: {member.size} bytes, more than the {MAX_PNG_BYTES} of a picture")
-                name = "/".join(parts[1:])
-                if name in contents:
-                    raise DataError(f"{where}: is in the archive twice")
-                file = members.extractfile(member)
-                assert file is not None  # true of every regular file
-                contents[name] = file.read()
-    except (OSError, EOFError, tarfile.TarError, zlib.error, ValueError) as error:
-        if isinstance(error, DataError):
-            raise
-        raise DataError(f"{archive}: not a readable tar.gz ({error})") from None
-    return contents

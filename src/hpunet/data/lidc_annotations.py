@@ -25,10 +25,11 @@ from jaxtyping import Bool, Int64
 from hpunet.data.files import read_bytes
 from hpunet.errors import DataError
 
-MAX_XML_BYTES = 2**26
+MAX_XML_BYTES = 2**23
+"""Largest annotation file that is read (8 MiB)."""
 MAX_SIDE = 4096
 """Largest height or width of a scan that is taken, in pixels."""
-_DECIMAL = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,2})?")
+_DECIMAL = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,2})?", flags=re.ASCII)
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """DICOM files of a CT series: bounded, uncompressed, every number checked, every failure a named `DataError`."""
 
+import math
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32
 
+from hpunet.data.files import check_file
 from hpunet.data.lidc_annotations import MAX_SIDE, parse_decimal
 from hpunet.errors import DataError
 
@@ -71,12 +73,17 @@ def read_hounsfield(header: SliceHeader) -> Float32[np.ndarray, "h w"]:
     dataset = _read_dicom(path, pixels=True)
     if _text(dataset, "PhotometricInterpretation", path=path) not in ("MONOCHROME1", "MONOCHROME2"):
         raise DataError(f"{path}: expected MONOCHROME1 or MONOCHROME2 pixels")
-    if _integer(dataset, "BitsAllocated", path=path) not in (8, 16) or "ModalityLUTSequence" in dataset:
+    bits = _integer(dataset, "BitsAllocated", path=path)
+    if bits not in (8, 16) or "ModalityLUTSequence" in dataset:
         raise DataError(f"{path}: expected 8 or 16 bit pixels with a RescaleSlope, not a lookup table")
     slope = _decimals(dataset, "RescaleSlope", count=1, limit=1e4, path=path)[0]
     intercept = _decimals(dataset, "RescaleIntercept", count=1, limit=1e6, path=path)[0]
     if slope == 0:
         raise DataError(f"{path}: RescaleSlope is 0")
+    expected = math.prod(header.shape) * bits // 8
+    found = len(_value(dataset, "PixelData", path=path))
+    if not expected <= found <= expected + expected % 2:  # pydicom would leave out what is too much
+        raise DataError(f"{path}: {found} bytes of pixels, expected {expected}")
     try:
         with warnings.catch_warnings(action="ignore"):
             stored: np.ndarray = dataset.pixel_array
@@ -94,9 +101,7 @@ def _read_dicom(path: Path, *, pixels: bool) -> Any:
     except ImportError:
         raise DataError(f"{path}: reading DICOM needs pydicom; pip install hpunet[data]") from None
     try:
-        size = path.stat().st_size
-        if size > MAX_DICOM_BYTES:
-            raise DataError(f"{path}: {size} bytes, more than the {MAX_DICOM_BYTES} of a CT slice")
+        check_file(path, max_bytes=MAX_DICOM_BYTES)
         with warnings.catch_warnings(action="ignore"):
             # Looked at first, because a deflated file would be inflated without bound by the next call.
             syntax = str(pydicom.filereader.read_file_meta_info(path).get("TransferSyntaxUID", "none"))

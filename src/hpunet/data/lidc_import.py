@@ -51,10 +51,17 @@ class ImportSummary:
     num_patients_done_before: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
     """How often a rule left something out, by reason."""
+    unused: list[str] = field(default_factory=list)
+    """Whole files and series that a rule left out, each with the reason."""
     noted: Counter[str] = field(default_factory=Counter)
     """What was used, but is worth knowing."""
     failures: list[str] = field(default_factory=list)
     """Files and scans that could not be used, each with the reason."""
+
+    def leave_out(self, path: Path, reason: str) -> None:
+        """Count and name what a rule left out."""
+        self.dropped[reason] += 1
+        self.unused.append(f"{path}: {reason}")
 
 
 @dataclass(frozen=True)
@@ -130,8 +137,12 @@ def _read_source(
     """All CT headers and all readings below `source`; what cannot be read becomes a failure."""
     if not source.is_dir():
         raise DataError(f"{source}: not a folder")
+
+    def name_unreadable(error: OSError) -> None:
+        summary.failures.append(f"{error.filename}: cannot be read ({error.strerror})")
+
     dicom, xml = [], []
-    for folder, folders, names in os.walk(source):
+    for folder, folders, names in os.walk(source, onerror=name_unreadable):
         folders.sort()
         paths = [Path(folder, name) for name in sorted(names) if not name.startswith(".")]
         dicom += [path for path in paths if path.suffix.lower() == ".dcm"]
@@ -139,11 +150,12 @@ def _read_source(
     if not dicom or not xml:
         raise DataError(f"{source}: found {len(dicom)} DICOM files (*.dcm) and {len(xml)} XML files below it")
     headers, annotations = [], []
-    for header, error in _shown(run(_read_patient_header, dicom), len(dicom), "DICOM headers", progress):
+    results = _shown(run(_read_patient_header, dicom), len(dicom), "DICOM headers", progress)
+    for path, (header, error) in zip(dicom, results, strict=True):
         if error:
             summary.failures.append(error)
         elif header is None:
-            summary.dropped["file: not a CT slice"] += 1
+            summary.leave_out(path, "file: not a CT slice")
         else:
             headers.append(header)
     results = _shown(run(_try_annotations, xml), len(xml), "annotations", progress)
@@ -151,7 +163,7 @@ def _read_source(
         if error:
             summary.failures.append(error)
         elif read is None:
-            summary.dropped["file: XML that is no CT reading"] += 1
+            summary.leave_out(path, "file: XML that is no CT reading")
         else:
             annotations.append((path, read))
     return headers, annotations
@@ -187,24 +199,38 @@ def _match(
     readings: dict[str, list[tuple[Path, Annotations]]] = defaultdict(list)
     for path, read in annotations:
         readings[read.series_uid].append((path, read))
-    summary.dropped["XML: its series is not there"] += len(readings.keys() - series.keys())
-    summary.dropped["series: no XML for it"] += len(series.keys() - readings.keys())
+    for uid in sorted(readings.keys() - series.keys()):
+        for path, _ in readings[uid]:
+            summary.leave_out(path, "XML: its series is not there")
+    for uid in sorted(series.keys() - readings.keys()):
+        summary.leave_out(series[uid][0].path.parent, "series: no XML for it")
     scans: dict[str, list[_Scan]] = defaultdict(list)
     for uid in sorted(series.keys() & readings.keys()):
-        patients = sorted({header.patient for header in series[uid]})
+        patient, found = _of_one_patient(series[uid], summary=summary)
         path, read = readings[uid][0]
         others = [other for other, _ in readings[uid][1:]]
         different = [other for other in others if read_bytes(other) != read_bytes(path)]
-        if len(patients) > 1:
-            summary.failures.append(f"series {uid}: belongs to several patients, {', '.join(patients)}")
-        elif different:
+        if different:
             summary.failures.append(f"{different[0]}: readings of the same series as {path}, but different ones")
         elif not read.readings:
             summary.failures.append(f"{path}: no reading session")
         else:
-            summary.dropped["XML: a copy"] += len(others)
-            scans[patients[0]].append(_Scan(series_uid=uid, headers=series[uid], annotations=read, xml=path))
+            for other in others:
+                summary.leave_out(other, "XML: a copy")
+            scans[patient].append(_Scan(series_uid=uid, headers=found, annotations=read, xml=path))
     return scans
+
+
+def _of_one_patient(headers: list[SliceHeader], *, summary: ImportSummary) -> tuple[str, list[SliceHeader]]:
+    """The patient whom most slices of a series name, and these; the others are failures."""
+    counts = Counter(header.patient for header in headers)
+    patient = min(counts, key=lambda name: (-counts[name], name))
+    for header in headers:
+        if header.patient != patient:
+            summary.failures.append(
+                f"{header.path}: of patient {header.patient}, but most of series {header.series_uid} is of {patient}"
+            )
+    return patient, [header for header in headers if header.patient == patient]
 
 
 def _import_patient(out: Path, job: tuple[str, str, list[_Scan]]) -> _Record:

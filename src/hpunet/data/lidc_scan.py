@@ -11,7 +11,7 @@ slices ordered by the z of their first pixel, as long as they are closer to axia
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Bool, Float32, UInt8
@@ -80,7 +80,10 @@ def order_slices(
     """
     unique: dict[str, SliceHeader] = {}
     for header in sorted(headers, key=lambda h: h.path):
-        if unique.setdefault(header.sop_uid, header) is not header:
+        first = unique.setdefault(header.sop_uid, header)
+        if first is not header:
+            if replace(header, path=first.path) != first:
+                raise DataError(f"{header.path}: another slice than {first.path}, but with the same SOP UID")
             dropped["slice: a copy with the same SOP UID"] += 1
     kept: list[SliceHeader] = []
     for header in sorted(unique.values(), key=lambda h: (h.z, h.sop_uid not in wanted, h.sop_uid)):

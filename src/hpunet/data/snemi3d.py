@@ -5,6 +5,7 @@ The paper splits by slice, not by animal (there is one volume), so here the `pat
 bootstraps over patients then draw whole slices, whose patches share neighbours and cells.
 """
 
+import math
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from hpunet.data.base import SPLITS, Identity, NoSuchSplitError, Sample, SetInfo, make_sample
+from hpunet.data.bounds import check_unpacked
 from hpunet.data.label_maps import number_instances
 from hpunet.data.volumes import read_stack, stack_header
 from hpunet.errors import ConfigError, DataError
@@ -41,12 +43,13 @@ def open_snemi3d(
         raise ConfigError(f"patch and num_random_ids must be positive, got {patch} and {num_random_ids}")
     input_path, labels_path = _find(path, "train-input"), _find(path, "train-labels")
     header, labels_header = stack_header(input_path), stack_header(labels_path)
+    check_unpacked(math.prod(header.shape), packed=input_path.stat().st_size, name=str(input_path))
     if header.dtype != np.uint8:
         raise DataError(f"{input_path}: expected slices of 8 bits (uint8), got {header.dtype}")
     if labels_header.dtype.kind not in "iu":
         raise DataError(f"{labels_path}: expected integer labels, got {labels_header.dtype}")
     if labels_header.shape != header.shape:
-        raise DataError(f"{labels_path}: shape {labels_header.shape}, the input has {header.shape}")
+        raise DataError(f"{labels_path}: shape {labels_header.shape}, but {input_path.name} has {header.shape}")
     depth, height, width = header.shape
     if (height % patch or width % patch) and not (allow_remainder and min(height, width) >= patch):
         raise DataError(

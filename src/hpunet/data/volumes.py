@@ -6,7 +6,9 @@ set is quick.
 
 import gzip
 import io
+import logging
 import math
+import warnings
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,15 +18,19 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float64, Shaped
 
-from hpunet.data.files import check_tiff_page, need, open_tiff
+from hpunet.data.bounds import ImageSize, check_unpacked, need
+from hpunet.data.tiff import check_tiff_series, open_tiff
 from hpunet.errors import DataError
 
 MAX_VOLUME_BYTES = 2**32
 """Largest stack or volume that is read, unpacked (4 GiB)."""
 NIFTI_HEAD_BYTES = 4096
 """So many bytes from the start of a NIfTI file, packed or not, hold its header."""
+MAX_SLICES = 2**15
+"""Largest number of slices of a NIfTI volume."""
 _NIFTI1_HEADER, _NIFTI2_HEADER = 348, 540
 _GZIP_MAGIC = b"\x1f\x8b"
+_SILENT = logging.Logger("hpunet.nifti", level=logging.CRITICAL + 1)
 
 
 class StackHeader(NamedTuple):
@@ -56,7 +62,6 @@ def _open_stack(path: Path) -> Iterator[tuple[StackHeader, Any]]:
                     found = [series.shape for series in tiff.series]
                     raise DataError(f"{path}: expected one stack of grey slices of one size, found {found}")
                 series = tiff.series[0]
-                check_tiff_page(series.keyframe, name=str(path))
                 yield _checked(series.shape, series.dtype, name=str(path)), series
         elif suffix in (".h5", ".hdf5"):
             with need("h5py").File(path, "r") as file:
@@ -91,13 +96,31 @@ def stack_header(path: Path) -> StackHeader:
 def read_stack(path: Path) -> Shaped[np.ndarray, "z h w"]:
     """A TIFF or HDF5 stack as it is stored; mapped from disk rather than read where a TIFF is not compressed."""
     with _open_stack(path) as (header, voxels):
-        if hasattr(voxels, "asarray"):
-            mappable = voxels.dataoffset is not None and voxels.dtype != np.bool_
-            array = need("tifffile").memmap(path, mode="r") if mappable else voxels.asarray()
-        else:
+        if not hasattr(voxels, "asarray"):
+            _check_stored(voxels, name=str(path))
             array = voxels[:]
+        else:
+            check_tiff_series(voxels, name=str(path), size=ImageSize(*header.shape, str(path)))
+            if voxels.dataoffset is not None and voxels.dtype != np.bool_:
+                stored = voxels.dtype.newbyteorder(voxels.parent.byteorder)
+                array = np.memmap(path, dtype=stored, mode="r", offset=voxels.dataoffset, shape=header.shape)
+            else:
+                array = voxels.asarray()
         stack: np.ndarray = np.asanyarray(array).reshape(header.shape)
         return stack
+
+
+def _check_stored(dataset: Any, *, name: str) -> None:
+    """HDF5 gives zeros for what was never written, and unpacks chunks as large as they claim to be."""
+    if dataset.chunks is None:
+        whole = dataset.id.get_storage_size() >= dataset.nbytes
+    else:
+        sides = zip(dataset.shape, dataset.chunks, strict=True)
+        whole = dataset.id.get_num_chunks() == math.prod(-(-side // chunk) for side, chunk in sides)
+        if math.prod(dataset.chunks) > 2 * dataset.size:
+            raise DataError(f"{name}: chunks {dataset.chunks} are larger than dataset {dataset.name} itself")
+    if not whole:
+        raise DataError(f"{name}: dataset {dataset.name} is not whole, some of its voxels are missing")
 
 
 def _unpacked_head(head: bytes) -> bytes:
@@ -105,44 +128,59 @@ def _unpacked_head(head: bytes) -> bytes:
     return zlib.decompressobj(31).decompress(head, NIFTI_HEAD_BYTES) if head[:2] == _GZIP_MAGIC else head
 
 
-def _nifti_class(head: bytes, *, name: str) -> Any:
+def _nifti_header(head: bytes, *, packed: int, name: str, size: ImageSize | None = None) -> Any:
+    """The checked header of a file that has `packed` bytes on disk; with `size` its volume must have that."""
     nibabel = need("nibabel")
     sizes = {int.from_bytes(head[:4], "little"), int.from_bytes(head[:4], "big")}
     if _NIFTI1_HEADER in sizes and len(head) >= _NIFTI1_HEADER:
-        return nibabel.Nifti1Image
-    if _NIFTI2_HEADER in sizes and len(head) >= _NIFTI2_HEADER:
-        return nibabel.Nifti2Image
-    raise DataError(f"{name}: not a readable NIfTI (no header)")
-
-
-def _nifti_header(head: bytes, *, name: str) -> tuple[tuple[int, int, int], int]:
-    """The volume's shape, and the bytes that the file has to have unpacked."""
-    image_class = _nifti_class(head, name=name)
+        header_class = nibabel.Nifti1Header
+    elif _NIFTI2_HEADER in sizes and len(head) >= _NIFTI2_HEADER:
+        header_class = nibabel.Nifti2Header
+    else:
+        raise DataError(f"{name}: not a readable NIfTI (no header)")
     try:
-        header = image_class.header_class.from_fileobj(io.BytesIO(head), check=True)
-        shape = tuple(int(size) for size in header.get_data_shape())
-        end = int(header.get_data_offset()) + math.prod(shape) * header.get_data_dtype().itemsize
-        kind = header.get_data_dtype().kind
+        with warnings.catch_warnings(action="ignore"):
+            header = header_class.from_fileobj(io.BytesIO(head), check=False)
+        header.check_fix(logger=_SILENT)  # by itself nibabel prints what it puts right
+        shape, end = _nifti_shape(header, name=name), _nifti_end(header)
+    except DataError:
+        raise
     except Exception as error:  # nibabel raises HeaderDataError, ValueError, KeyError and others
         raise DataError(f"{name}: not a readable NIfTI ({error})") from None
-    if kind not in "iuf":
+    if end > MAX_VOLUME_BYTES or shape[2] > MAX_SLICES:
+        raise DataError(f"{name}: shape {shape} is more than {MAX_VOLUME_BYTES} bytes or {MAX_SLICES} slices")
+    if size is None:
+        check_unpacked(end, packed=packed, name=name)
+    elif (shape[2], shape[0], shape[1]) != size[:3]:
+        needed = (size.height, size.width, size.depth)
+        raise DataError(f"{name}: shape {shape}, but its image {size.name} has {needed}")
+    return header
+
+
+def _nifti_shape(header: Any, *, name: str) -> tuple[int, int, int]:
+    shape = tuple(int(side) for side in header.get_data_shape())
+    if header.get_data_dtype().kind not in "iuf":
         raise DataError(f"{name}: expected numbers as voxels, got {header.get_data_dtype()}")
     if len(shape) == 2:
         shape = (*shape, 1)
     if len(shape) < 3 or math.prod(shape[3:]) != 1 or min(shape) < 1:
         raise DataError(f"{name}: expected a volume of three dimensions, got shape {shape}")
-    if end > MAX_VOLUME_BYTES:
-        raise DataError(f"{name}: shape {shape} is more than {MAX_VOLUME_BYTES} bytes")
-    return (shape[0], shape[1], shape[2]), end
+    return shape[0], shape[1], shape[2]
 
 
-def nifti_depth(head: bytes, *, name: str) -> int:
-    """Number of slices along the last axis, from the first `NIFTI_HEAD_BYTES` of the file."""
+def _nifti_end(header: Any) -> int:
+    """The bytes that the file must have, unpacked."""
+    voxels = math.prod(int(side) for side in header.get_data_shape())
+    return int(header.get_data_offset()) + voxels * int(header.get_data_dtype().itemsize)
+
+
+def nifti_depth(head: bytes, *, packed: int, name: str) -> int:
+    """Slices along the last axis, from the first `NIFTI_HEAD_BYTES` of a file that has `packed` bytes."""
     try:
         head = _unpacked_head(head)
     except zlib.error as error:
         raise DataError(f"{name}: not a readable NIfTI ({error})") from None
-    return _nifti_header(head, name=name)[0][2]
+    return _nifti_shape(_nifti_header(head, packed=packed, name=name), name=name)[2]
 
 
 class Volume(NamedTuple):
@@ -152,20 +190,28 @@ class Volume(NamedTuple):
     affine: Float64[np.ndarray, "4 4"]
 
 
-def decode_nifti(content: bytes, *, name: str) -> Volume:
-    """A .nii or .nii.gz volume, with its own scaling applied; slice z is the stored array's [:, :, z]."""
+def decode_nifti(content: bytes, *, name: str, size: ImageSize | None = None) -> Volume:
+    """A .nii or .nii.gz volume, with its own scaling applied; slice z is the stored array's [:, :, z].
+
+    `size` is its image's, which a label volume must have.
+    """
     try:
         head = _unpacked_head(content[:NIFTI_HEAD_BYTES])
-        shape, end = _nifti_header(head, name=name)
+        header = _nifti_header(head, packed=len(content), name=name, size=size)
+        end = _nifti_end(header)
         if content[:2] == _GZIP_MAGIC:  # may be of several gzip members
-            content = gzip.GzipFile(fileobj=io.BytesIO(content)).read(end)
+            with gzip.GzipFile(fileobj=io.BytesIO(content)) as unpacked:
+                content = unpacked.read(end)
+                unpacked.read(1)  # at the end, where the checksum is
         if len(content) < end:
             raise DataError(f"{name}: truncated, {len(content)} bytes of {end}")
-        image = _nifti_class(head, name=name).from_bytes(content)
-        array = np.asanyarray(image.dataobj).reshape(shape)
+        with np.errstate(all="ignore"):  # a scaling may lead to infinity; who takes the voxels looks at them
+            array = np.asarray(header.data_from_fileobj(io.BytesIO(content)))
+        array = array.reshape(_nifti_shape(header, name=name))
+        affine = np.asarray(header.get_best_affine(), dtype=np.float64)
     except DataError:
         raise
     except Exception as error:  # what gzip, zlib and nibabel raise
         raise DataError(f"{name}: not a readable NIfTI ({error})") from None
     array = array.astype(array.dtype.newbyteorder("="), copy=False)
-    return Volume(np.moveaxis(array, 2, 0), np.asarray(image.affine, dtype=np.float64))
+    return Volume(np.moveaxis(array, 2, 0), affine)

@@ -1,0 +1,88 @@
+"""Whether a PNG file is whole.
+
+Pillow shows what is missing as black, leaves out what is too much, and does not look at the checksums of pixels.
+"""
+
+import struct
+import zlib
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from hpunet.errors import DataError
+
+_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+_MAX_CHUNKS = 2**16
+_PIECE = 2**14
+"""Bytes that are unpacked at once: at most some 16 MiB come out of them."""
+_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
+_PASSES = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
+"""First column, first row and their steps of each pass of an interlaced image."""
+
+
+class PngHeader(NamedTuple):
+    """What the first chunk says."""
+
+    width: int
+    height: int
+    bits: int
+    colour_type: int
+    interlaced: bool
+
+
+def read_png_header(content: bytes, *, name: str) -> PngHeader:
+    """The header, whose checksum is verified with all others in `check_png_pixels`."""
+    if content[:8] != _SIGNATURE or content[8:16] != b"\0\0\0\x0dIHDR" or len(content) < 33:
+        raise DataError(f"{name}: not a readable PNG (no header)")
+    width, height, bits, colour_type, _, _, interlace = struct.unpack(">IIBBBBB", content[16:29])
+    if not width or not height or colour_type not in _CHANNELS or bits not in (1, 2, 4, 8, 16):
+        raise DataError(f"{name}: not a readable PNG ({width}x{height}, {bits} bits of colour type {colour_type})")
+    return PngHeader(width, height, bits, colour_type, bool(interlace))
+
+
+def check_png_pixels(content: bytes, header: PngHeader, *, name: str) -> None:
+    """Refuse wrong checksums, a missing end, and fewer or more pixels than the header says."""
+    unpacker = zlib.decompressobj()
+    expected, found = num_pixel_bytes(header), 0
+    try:
+        for data in _pixel_chunks(content, name=name):
+            for start in range(0, len(data), _PIECE):
+                found += len(unpacker.decompress(data[start : start + _PIECE]))
+                if found > expected:
+                    raise DataError(f"{name}: damaged, holds more pixels than its {header.height}x{header.width}")
+    except zlib.error as error:
+        raise DataError(f"{name}: not a readable PNG ({error})") from None
+    if found < expected or not unpacker.eof:
+        raise DataError(f"{name}: truncated, {found} bytes of pixels where {expected} are expected")
+
+
+def _pixel_chunks(content: bytes, *, name: str) -> Iterator[memoryview]:
+    view, position = memoryview(content), len(_SIGNATURE)
+    for _ in range(_MAX_CHUNKS):
+        if position + 12 > len(view):
+            raise DataError(f"{name}: truncated, has no end")
+        (length,) = struct.unpack(">I", view[position : position + 4])
+        end = position + 8 + length
+        kind = bytes(view[position + 4 : position + 8])
+        if view[end : end + 4] != struct.pack(">I", zlib.crc32(view[position + 4 : end])):
+            raise DataError(f"{name}: damaged, the checksum of its part {kind!r} is wrong")
+        if kind == b"IDAT":
+            yield view[position + 8 : end]
+        if kind == b"IEND":
+            return
+        position = end + 4
+    raise DataError(f"{name}: more than {_MAX_CHUNKS} parts")
+
+
+def num_pixel_bytes(header: PngHeader) -> int:
+    """Bytes of all rows, each with the byte that tells its filter."""
+    bits = header.bits * _CHANNELS[header.colour_type]
+
+    def of(width: int, height: int) -> int:
+        return height * (1 + (width * bits + 7) // 8) if width > 0 else 0
+
+    if not header.interlaced:
+        return of(header.width, header.height)
+    return sum(
+        of(-(-(header.width - x) // step_x), max(0, -(-(header.height - y) // step_y)))
+        for x, y, step_x, step_y in _PASSES
+    )

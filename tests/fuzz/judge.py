@@ -1,0 +1,156 @@
+"""What may come of a changed set: it is read in full, or an error names the file. Everything else is a fault."""
+
+import functools
+import re
+import tempfile
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+from corpus import Corpus, write_files
+from mutate import Change
+from PIL import Image
+
+from hpunet.data.base import Sample, SetInfo, Source
+from hpunet.data.lidc_import import ImportSummary, import_lidc
+from hpunet.errors import DataError
+
+
+class FaultError(AssertionError):
+    """A reader did what it must not do."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """All samples by their keys, or the errors in their place."""
+
+    info: SetInfo
+    samples: dict[str, Sample | DataError]
+
+
+@dataclass(frozen=True)
+class Import:
+    summary: ImportSummary
+    pictures: dict[str, np.ndarray]
+    """By their names below the split, e.g. 'images/P1/z-001_c0.png'."""
+
+
+def judge(corpus: Corpus, valid: "Reading | Import", change: Change, root: Path) -> str:
+    """'read', 'refused' or 'counted' (left out by a rule of the importer, and counted in its summary)."""
+    if isinstance(valid, Import):
+        return _judge_import(valid, change, root)
+    return _judge_reading(corpus, valid, change, root)
+
+
+def read_valid(corpus: Corpus) -> "Reading | Import":
+    """What the unchanged set holds."""
+    with tempfile.TemporaryDirectory() as folder:
+        write_files(corpus.files, Path(folder) / "in")
+        return run_import(Path(folder)) if corpus.open is None else read_set(corpus, Path(folder) / "in")
+
+
+def read_set(corpus: Corpus, root: Path) -> Reading:
+    assert corpus.open is not None
+    sources = corpus.open(root)
+    samples = {
+        identity.key: _try(source, index) for source in sources for index, identity in enumerate(source.identities)
+    }
+    return Reading(sources[0].info, samples)
+
+
+def _try(source: Source, index: int) -> Sample | DataError:
+    try:
+        return source[index]
+    except DataError as error:
+        return error
+
+
+def run_import(root: Path) -> Import:
+    summary = import_lidc(root / "in", root / "out", processes=1, progress=False)
+    files = sorted((root / "out").rglob("*.png"))
+    names = [file.relative_to(root / "out").as_posix().split("/", 1)[1] for file in files]
+    return Import(summary, {name: np.asarray(Image.open(file)) for name, file in zip(names, files, strict=True)})
+
+
+def _check_named(error: str, culprits: Iterable[str]) -> None:
+    if not any(PurePosixPath(name).name in error for name in culprits):
+        raise FaultError(f"the error does not name {' or '.join(culprits)}: {error[:300]}")
+
+
+def _judge_reading(corpus: Corpus, valid: Reading, change: Change, root: Path) -> str:
+    try:
+        found = read_set(corpus, root / "in")
+    except DataError as error:
+        _check_named(str(error), change.culprits)
+        return "refused"
+    if list(found.samples) != list(valid.samples):
+        raise FaultError(f"samples {list(found.samples)} instead of {list(valid.samples)}")
+    for key, sample in found.samples.items():
+        before = valid.samples[key]
+        assert isinstance(before, Sample)
+        if isinstance(sample, DataError):
+            _check_named(str(sample), change.culprits)
+        elif any(corpus.belongs(key, name) for name in change.culprits):
+            _check_contract(sample, before, found.info)
+        elif any(
+            not np.array_equal(getattr(sample, n), getattr(before, n))
+            for n in ("image", "labels", "valid", "graders")
+        ):
+            raise FaultError(f"{key} is another one than before, though none of its files was changed")
+    if any(isinstance(sample, DataError) for sample in found.samples.values()):
+        return "refused"
+    if change.refused or found.info != valid.info:
+        raise FaultError("read, but must be refused")
+    return "read"
+
+
+def _check_contract(sample: Sample, before: Sample, info: SetInfo) -> None:
+    counted = sample.valid & sample.graders[:, None, None]
+    checks = {
+        "image shape": sample.image.shape == (info.in_channels, *before.image.shape[1:]),
+        "labels shape": sample.labels.shape == before.labels.shape,
+        "types": (sample.image.dtype, sample.labels.dtype, sample.valid.dtype) == (np.float32, np.int32, np.bool_),
+        "pixels": bool(np.isfinite(sample.image).all()) and 0 <= sample.image.min() <= sample.image.max() <= 1,
+        "graders": np.array_equal(sample.graders, before.graders),
+        "labels": sample.labels.min() >= 0 and (info.has_instances or sample.labels.max() < info.num_classes),
+        "labels where nothing counts": not sample.labels[~counted].any(),
+    }
+    for what, holds in checks.items():
+        if not holds:
+            raise FaultError(f"{sample.identity.key}: wrong {what}")
+
+
+def _judge_import(valid: Import, change: Change, root: Path) -> str:
+    found = run_import(root)
+    touched = {name.split("/")[0] for name in change.culprits}
+    for failure in found.summary.failures:
+        _check_named(failure, change.culprits)
+    for unused in found.summary.unused:
+        _check_named(unused, [*change.culprits, *touched])
+    for name, picture in valid.pictures.items():
+        if name.split("/")[1] not in touched and not np.array_equal(found.pictures.get(name), picture):
+            raise FaultError(f"{name} of another patient is missing or another one")
+    for name, picture in found.pictures.items():
+        if picture.shape != (180, 180) or picture.dtype != np.uint8:
+            raise FaultError(f"{name}: {picture.dtype} of shape {picture.shape}")
+    if found.summary.failures:
+        return "refused"
+    if change.refused:
+        raise FaultError(f"not among the failures: {found.summary}")
+    if (found.summary.dropped, found.summary.noted) != (valid.summary.dropped, valid.summary.noted):
+        return "counted"
+    if _counts(found) != _counts(valid):
+        raise FaultError(f"{_counts(found)} pictures instead of {_counts(valid)}, and no word of it")
+    return "read"
+
+
+def _counts(made: Import) -> Counter[str]:
+    """Pictures by kind, patient and grader. Their slices are counted from the lowest, so a lost one renames them."""
+    return Counter("/".join(re.split("[/_]", name)[i] for i in (0, 1, -1)) for name in made.pictures)
+
+
+@functools.cache
+def valid_reading(make: "functools._lru_cache_wrapper[Corpus]") -> "Reading | Import":
+    return read_valid(make())

@@ -1,0 +1,88 @@
+"""Which case is which: a number gives a format, a set, a mutation and its seed, always the same ones."""
+
+from collections.abc import Callable
+from random import Random
+from typing import NamedTuple
+
+import corpus
+from corpus import Corpus
+from mutate import Change, Mutation
+from mutate_lidc import dicom_mutations, xml_mutations
+from mutate_others import csv_mutations, hdf5_mutations, json_mutations, nifti_mutations, tar_mutations
+from mutate_pictures import jpeg_mutations, odd_name, png_mutations, same_name_twice, tiff_mutations
+
+SEED = 2019
+Sets = list[tuple[Callable[[], Corpus], list[Mutation]]]
+
+
+class Format(NamedTuple):
+    name: str
+    num_cases: int
+    sets: Sets
+
+
+FORMATS = (
+    Format(
+        "PNG",
+        500,
+        [
+            (corpus.lidc, [*png_mutations("gt/"), odd_name]),
+            (corpus.cityscapes, png_mutations("gtFine")),
+            (corpus.folder_png, [*png_mutations("graders"), same_name_twice, odd_name]),
+            (corpus.folder_png16, [m for m in png_mutations("instances") if "unknown_label" not in m.__name__]),
+        ],
+    ),
+    Format(
+        "TIFF",
+        500,
+        [
+            (corpus.folder_tiff, tiff_mutations("graders")),
+            (corpus.folder_tiff_tiles, tiff_mutations("graders")),
+            (corpus.stack_packed, tiff_mutations("train-labels")),
+            (corpus.stack_plain, tiff_mutations("train-labels")),
+        ],
+    ),
+    Format("XML", 500, [(corpus.study, xml_mutations())]),
+    Format("DICOM", 500, [(corpus.study, dicom_mutations())]),
+    Format("JSON", 100, [(corpus.polygons, json_mutations())]),
+    Format(
+        "tar",
+        100,
+        [
+            (corpus.lidc_tar, tar_mutations(".gz")),
+            (corpus.folder_tar, tar_mutations(".tar")),
+            (corpus.folder_tar_xz, tar_mutations(".xz")),
+        ],
+    ),
+    Format("HDF5", 100, [(corpus.stack_hdf5, hdf5_mutations())]),
+    Format("NIfTI", 100, [(corpus.folder_nifti, nifti_mutations())]),
+    Format("JPEG", 50, [(corpus.folder_jpeg, jpeg_mutations())]),
+    Format("CSV", 50, [(corpus.folder_table, csv_mutations())]),
+)
+NUM_CASES = sum(entry.num_cases for entry in FORMATS)
+
+
+class Case(NamedTuple):
+    number: int
+    format: str
+    corpus: Callable[[], Corpus]
+    mutation: Mutation
+
+    def change(self) -> Change:
+        return self.mutation(dict(self.corpus().files), Random(f"{SEED}/{self.number}"))
+
+    def __str__(self) -> str:
+        return f"{self.format} {self.corpus.__name__}: {self.mutation.__name__}"
+
+
+def case(number: int) -> Case:
+    """Every tenth case together go through as many sets and mutations as they can."""
+    place = number
+    for entry in FORMATS:
+        if place < entry.num_cases:
+            turn = place // 10 + place % 10 * (entry.num_cases // 10)
+            make, mutations = entry.sets[turn % len(entry.sets)]
+            shift = 7 * (turn % len(entry.sets))
+            return Case(number, entry.name, make, mutations[(turn // len(entry.sets) + shift) % len(mutations)])
+        place -= entry.num_cases
+    raise IndexError(f"case {number}: there are {NUM_CASES}")

@@ -1,0 +1,77 @@
+"""A tenth of `make fuzz`, and that the harness notices what it is there to notice."""
+
+import warnings
+from pathlib import Path
+
+import harness
+import pytest
+from corpus import Corpus, folder_png, lidc, study, write_files
+from judge import FaultError, judge, read_valid
+from mutate import Change
+from plan import NUM_CASES, case
+
+
+@pytest.mark.timeout(300)
+def test_readers_survive_a_tenth_of_all_cases() -> None:
+    results = harness.run_cases(range(0, NUM_CASES, 10), processes=1)
+    assert len(results) == NUM_CASES // 10
+    assert not any(result.is_fault for result in results), harness.table(results)
+    outcomes = {result.outcome for result in results}
+    assert outcomes == {"read", "refused", "counted"}
+
+
+def test_cases_are_the_same_every_time() -> None:
+    for number in range(0, NUM_CASES, 211):
+        assert case(number).change() == case(number).change()
+
+
+def judged(tmp_path: Path, corpus: Corpus, change: Change) -> str:
+    write_files(change.files, tmp_path / "in")
+    return judge(corpus, read_valid(corpus), change, tmp_path)
+
+
+def test_judge_wants_the_culprit_named(tmp_path: Path) -> None:
+    first, second = (f"images/case{number}.png" for number in (1, 2))
+    files = folder_png().files | {first: b"nonsense"}
+    with pytest.raises(FaultError, match="does not name"):
+        judged(tmp_path, folder_png(), Change(files, (second,)))
+    assert judged(tmp_path, folder_png(), Change(files, (first,), refused=True)) == "refused"
+
+
+def test_judge_notices_lost_and_changed_samples(tmp_path: Path) -> None:
+    gone = {name: content for name, content in lidc().files.items() if "/P2/" not in name}
+    with pytest.raises(FaultError, match="instead of"):
+        judged(tmp_path / "gone", lidc(), Change(gone, ("P2",)))
+    other = lidc().files | {"val/images/P1/z-0_c0.png": lidc().files["val/images/P2/z-1_c0.png"]}
+    with pytest.raises(FaultError, match="another one than before"):
+        judged(tmp_path / "other", lidc(), Change(other, ("z-2_c0.png",)))
+    with pytest.raises(FaultError, match="must be refused"):
+        judged(tmp_path / "same", lidc(), Change(lidc().files, ("z-2_c0.png",), refused=True))
+
+
+def test_judge_notices_other_patients_of_an_import(tmp_path: Path) -> None:
+    gone = {name: content for name, content in study().files.items() if not name.startswith("P2")}
+    with pytest.raises(FaultError, match="of another patient is missing"):
+        judged(tmp_path, study(), Change(gone, ("P1/P1.xml",)))
+
+
+def test_harness_notices_time_memory_and_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(harness, "MAX_SECONDS", 0.1)
+    with pytest.raises(FaultError, match=r"more than 0\.1 s"):
+        harness.within_bounds(lambda: str(sum(number % 3 for number in range(10**9))))
+    with pytest.raises(FaultError, match="showed a warning: careful"):
+        harness.within_bounds(lambda: str(warnings.warn("careful", stacklevel=1)))
+    monkeypatch.setattr(harness, "MAX_BYTES", 2**25)
+    with pytest.raises(FaultError, match=r"took \d\d MiB"):
+        harness.within_bounds(lambda: (b"x" * 2**26)[:4].decode())
+    assert harness.within_bounds(lambda: "read") == "read"
+
+
+def test_harness_goes_on_after_an_error() -> None:
+    worker = harness._Worker()
+    try:
+        outcome, is_fault = worker.run(NUM_CASES)
+        assert (outcome.split(" ")[0], is_fault) == ("IndexError", True)
+        assert worker.run(0)[1] is False
+    finally:
+        worker.end()
