@@ -65,8 +65,8 @@ def image_scores(*, samples: Tensor, reconstructions: Tensor, batch: Batch, info
     }
     pairs = pair_ious(samples=samples, **common)
     return {
-        "ged2": pairs.ged2(),
-        "hm_iou": pairs.hungarian_iou(),
+        "ged2": torch.as_tensor(pairs.ged2()),
+        "hm_iou": torch.as_tensor(pairs.hungarian_iou()),
         "iou_rec": torch.as_tensor(iou_rec(reconstructions=reconstructions, **common)),
     }
 
