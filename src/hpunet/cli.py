@@ -69,5 +69,6 @@ def main() -> None:
     try:
         app()
     except (HPUNetError, OSError) as error:
-        Console(stderr=True).print(f"[bold red]error:[/bold red] {escape(str(error))}", highlight=False)
+        message = f"[bold red]error:[/bold red] {escape(str(error))}"
+        Console(stderr=True).print(message, highlight=False, soft_wrap=True)
         sys.exit(2)

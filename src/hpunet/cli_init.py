@@ -55,4 +55,5 @@ def _name(data: str) -> str:
 
 
 def _looking(samples: Iterable[Any], count: int, title: str) -> Iterable[Any]:
-    return track(samples, description=title, total=count, console=Console(stderr=True), transient=True)
+    line = Console(stderr=True)
+    return track(samples, description=title, total=count, console=line, transient=True, disable=not line.is_terminal)
