@@ -1,6 +1,8 @@
+from pathlib import Path
+
 import pytest
 
-from hpunet.config import parse_assignments
+from hpunet.config import check_settings, load_settings, parse_assignments
 from hpunet.errors import ConfigError
 
 
@@ -18,3 +20,63 @@ def test_assignments_that_are_none_are_named(wrong: str) -> None:
 def test_assignments_do_not_overwrite_a_value_by_a_group() -> None:
     with pytest.raises(ConfigError, match="a already has a value"):
         parse_assignments(["a=1", "a.b=2"])
+
+
+@pytest.mark.parametrize(
+    ("assignment", "message"),
+    [
+        ("optimiser.batchsize=3", "optimiser.batchsize: unknown setting, expected one of iterations, batch_size"),
+        ("optimizer.batch_size=3", "optimizer: unknown setting, expected one of seed, model"),
+        ("optimiser.batch_size=many", "optimiser.batch_size: Input should be a valid integer (got 'many')"),
+        ("optimiser.batch_size=0", "optimiser.batch_size: "),
+        ("optimiser.accumulate=3", "accumulate: 3 pieces do not divide a batch of 16"),
+        ("optimiser.boundaries=[2,1]", "boundaries: expected rising numbers, one fewer than learning_rates"),
+        ("optimiser.learning_rates=[]", "optimiser.learning_rates: "),
+        ("optimiser.clip_norm=nan", "optimiser.clip_norm: "),
+        ("model.kind=unet", "model.kind: Input should be 'hpu' or 'punet' (got 'unet')"),
+        ("model.kind=punet", "latent_dims: the Probabilistic U-Net has exactly one latent scale"),
+        ("model.channels=[8,0]", "model.channels.1: "),
+        ("data.crop=[16,16,16]", "data.crop"),
+        ("data=3", "data: is a group of settings (crop, options, extrapolate, num_workers), got 3"),
+        ("objective.top_k=most", "objective.top_k"),
+        ("objective.top_k=1.5", "objective.top_k"),
+        ("watch.best=loss", "watch.best: Input should be 'ged2', 'hm_iou' or 'iou_rec' (got 'loss')"),
+        ("seed=-1", "seed: "),
+    ],
+)
+def test_settings_that_cannot_be_are_named(assignment: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_settings("demo", [assignment])
+    assert str(caught.value).startswith("demo: ")
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_settings_missing_ones_are_named(tmp_path: Path) -> None:
+    (tmp_path / "half.toml").write_text("[model]\nchannels = [4, 4]\n")
+    with pytest.raises(
+        ConfigError, match=r"half.toml: model.latent_dims: is missing; data: is missing; optimiser: is"
+    ):
+        load_settings(str(tmp_path / "half.toml"))
+
+
+def test_settings_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    (tmp_path / "broken.toml").write_text("[model\n")
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe")
+    for name, message in {"broken": "not TOML", "binary": "cannot be read", "none": "cannot be read"}.items():
+        with pytest.raises(ConfigError, match=rf"{name}.toml: {message}"):
+            load_settings(str(tmp_path / f"{name}.toml"))
+    with pytest.raises(ConfigError, match=r"preset 'lidc' is unknown; expected a .toml file or one of .*lidc-hpu"):
+        load_settings("lidc")
+
+
+def test_assignments_change_single_settings_and_leave_the_rest() -> None:
+    before, after = (
+        load_settings("lidc-hpu"),
+        load_settings("lidc-hpu", ["optimiser.batch_size=8", "data.options.size=64"]),
+    )
+    assert after.optimiser.batch_size == 8
+    assert after.data.options == {"size": 64}
+    assert after.optimiser.model_copy(update={"batch_size": 32}) == before.optimiser
+    assert (after.model, after.objective) == (before.model, before.objective)
+    assert check_settings(after.model_dump(mode="json"), where="again") == after

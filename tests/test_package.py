@@ -41,6 +41,8 @@ ALLOWED = {
         *("errors", "config", "batch", "build", "checkpoint", "data", "distributed", "logs", "objectives"),
         *("run_state", "training_step", "validation", "weights"),
     },
+    "init": {"errors", "data"},
+    "cli_init": {"errors", "config", "init"},
     "cli_train": {"errors", "config", "distributed", "train"},
     "models": {"errors", "batch", "models"},
     "data": {"errors", "batch", "noise", "pictures", "data"},

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from hpunet import __version__
 from hpunet.cli_data import app as data_app
+from hpunet.cli_init import init_command
 from hpunet.cli_train import train_command
 from hpunet.errors import HPUNetError
 
@@ -21,6 +22,7 @@ app = typer.Typer(
     add_completion=False,
 )
 app.add_typer(data_app, name="data")
+app.command(name="init")(init_command)
 app.command(name="train")(train_command)
 console = Console()
 
@@ -67,5 +69,6 @@ def main() -> None:
     try:
         app()
     except (HPUNetError, OSError) as error:
-        Console(stderr=True).print(f"[bold red]error:[/bold red] {escape(str(error))}", highlight=False)
+        message = f"[bold red]error:[/bold red] {escape(str(error))}"
+        Console(stderr=True).print(message, highlight=False, soft_wrap=True)
         sys.exit(2)

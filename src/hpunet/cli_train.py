@@ -57,7 +57,8 @@ def train_command(
 
 
 def _packing(samples: Iterable[Any], count: int, title: str) -> Iterable[Any]:
-    return track(samples, description=title, total=count, console=console, transient=True)
+    quiet = not console.is_terminal
+    return track(samples, description=title, total=count, console=console, transient=True, disable=quiet)
 
 
 class ProgressLine:
@@ -79,7 +80,8 @@ class ProgressLine:
         return self
 
     def __exit__(self, *_exception: object) -> None:
-        self._progress.stop()
+        if self._progress.live.is_started:  # else it would print an empty line
+            self._progress.stop()
 
     def say(self, message: str) -> None:
         """A line of its own above the progress line."""

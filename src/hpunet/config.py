@@ -191,6 +191,9 @@ def check_settings(values: Mapping[str, Any], *, where: str) -> Settings:
                 problems.append(f"{key}: unknown setting, expected one of {known}")
             elif problem["type"] == "missing":
                 problems.append(f"{key}: is missing")
+            elif problem["type"] == "model_type":
+                known = ", ".join(_known_keys(problem["loc"]))
+                problems.append(f"{key}: is a group of settings ({known}), got {problem['input']!r}"[:300])
             else:
                 problems.append(f"{key}: {problem['msg']} (got {problem['input']!r})"[:300])
         raise ConfigError(f"{where}: " + "; ".join(problems)) from None

@@ -135,3 +135,18 @@ def test_contact_sheet_has_a_row_for_each_chosen_image(written: Path) -> None:
     more = contact_sheet(open_data(str(written / "lidc"), split="train"), num_images=5)
     assert more.height - few.height == 3 * (160 + 6)
     assert few.width > 5 * 160
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"size": "big"}, "size: option of synthetic data, expected int"),
+        ({"num_images": 2.5}, "num_images: option of synthetic data, expected int, got 2.5"),
+        ({"seed": True}, "seed: option of synthetic data, expected int, got True"),
+        ({"size": [16, 16, 16]}, "size: option of synthetic data, expected int"),
+    ],
+)
+def test_options_of_the_wrong_type_are_named(options: dict[str, object], expected: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        open_data("synthetic:lesions", split="train", options=options)
+    assert expected in str(caught.value)

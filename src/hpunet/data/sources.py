@@ -6,6 +6,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from hpunet.data.base import SPLITS, NoSuchSplitError, Source, refuse_shared_patients
 from hpunet.data.cityscapes import open_cityscapes
 from hpunet.data.file_tree import is_archive
@@ -56,12 +58,19 @@ def open_data(where: str, *, split: str, options: Mapping[str, Any] | None = Non
     """One split of the data at `where`; `options` are the keyword arguments of that kind's opener."""
     kind = detect_kind(where)
     opener = _OPENERS[kind]
-    known = [name for name in list(inspect.signature(opener).parameters)[1:] if name != "split"]
-    for name in options or {}:
+    arguments = _as_arguments(options or {})
+    _, *parameters = inspect.signature(opener).parameters.values()
+    known = {parameter.name: parameter.annotation for parameter in parameters if parameter.name != "split"}
+    for name, value in arguments.items():
         if name not in known:
             raise ConfigError(f"{name}: {kind} data take no such option, only {', '.join(known)}")
+        try:
+            TypeAdapter(known[name]).validate_python(value, strict=True)
+        except ValidationError:
+            wanted = inspect.formatannotation(known[name])
+            raise ConfigError(f"{name}: option of {kind} data, expected {wanted}, got {value!r}") from None
     first = where.removeprefix(SYNTHETIC_PREFIX) if kind == "synthetic" else Path(where)
-    return opener(first, split=split, **_as_arguments(options or {}))
+    return opener(first, split=split, **arguments)
 
 
 def open_splits(where: str, *, options: Mapping[str, Any] | None = None) -> dict[str, Source]:

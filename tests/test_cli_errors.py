@@ -1,0 +1,131 @@
+"""What goes wrong at the command line is one line that says what and what to do, and a non-zero exit code.
+
+All commands run in one fresh process, one after the other: each of its own would take seconds to import torch.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKS = {"here": "seed=0", "elsewhere": "seed=1"}
+TRAIN = ["train", "demo", "--data", "here", "--out", "run"]
+SMALL = [
+    *("--set", "optimiser.iterations=1", "--set", "optimiser.batch_size=2"),
+    *("--set", "model.channels=[4,4,4,4]", "--set", "data.crop=[16,16]"),
+    *("--set", "watch.validate_images=1", "--set", "watch.validate_samples=1"),
+]
+LESIONS = ["--data", "synthetic:lesions"]
+
+SUCCEEDS = [
+    *(
+        ["data", "pack", "synthetic:lesions", name, *("--set", "num_images=2", "--set", "size=16", "--set", seed)]
+        for name, seed in PACKS.items()
+    ),
+    [*TRAIN, *SMALL],
+    ["init", "--data", "here", "--out", "here.toml"],
+]
+FAILS = {
+    "wrong preset": (
+        ["train", "lidc-hpv", *LESIONS, "--out", "x"],
+        "preset 'lidc-hpv' is unknown; expected a .toml file",
+    ),
+    "missing file": (["train", "mine.toml", *LESIONS, "--out", "x"], "mine.toml: cannot be read"),
+    "unknown group": (
+        ["train", "demo", *LESIONS, "--out", "x", "--set", "optimizer.batch_size=2"],
+        "optimizer: unknown setting, expected one of seed, model, data",
+    ),
+    "unknown key": (
+        ["train", "demo", *LESIONS, "--out", "x", "--set", "optimiser.batchsize=2"],
+        "optimiser.batchsize: unknown setting, expected one of iterations, batch_size",
+    ),
+    "wrong type": (
+        ["train", "demo", *LESIONS, "--out", "x", "--set", "optimiser.batch_size=many"],
+        "optimiser.batch_size: Input should be a valid integer (got 'many')",
+    ),
+    "impossible": (
+        ["train", "demo", "--data", "here", "--out", "x", "--set", "data.crop=[60,60]"],
+        "data.crop: 60x60 must be multiples of 16",
+    ),
+    "missing data": (["train", "demo", "--data", "nowhere", "--out", "x"], "nowhere: no such file or folder"),
+    "wrong data option": (
+        ["train", "demo", *LESIONS, "--out", "x", "--set", "data.options.size=big"],
+        "size: option of synthetic data, expected int | tuple[int, int] | None, got 'big'",
+    ),
+    "a run is there": ([*TRAIN, *SMALL], "run: holds a run already; go on with --resume, or choose another --out"),
+    "other settings": (
+        [*TRAIN, *SMALL, "--resume", "--set", "augmentation.shear=0.2"],
+        "has other settings (augmentation",
+    ),
+    "other model": (
+        [*TRAIN, *SMALL, "--resume", "--set", "model.blocks_per_scale=2"],
+        "has other settings (model",
+    ),
+    "other data": (
+        ["train", "demo", "--data", "elsewhere", "--out", "run", *SMALL, "--resume"],
+        "was made with other data than elsewhere; use them, or another --out",
+    ),
+    "init: missing data": (["init", "--data", "nowhere", "--out", "x.toml"], "nowhere: no such file or folder"),
+    "init: wrong option": (["init", *LESIONS, "--set", "seize=3"], "seize: synthetic data take no such option"),
+    "init: the file is there": (
+        ["init", *LESIONS, "--out", "here.toml"],
+        "here.toml: exists already; choose another",
+    ),
+}
+
+RUN_ALL = """
+import io, json, sys
+from contextlib import redirect_stderr, redirect_stdout
+from hpunet.cli import main
+
+results = []
+for arguments in json.load(sys.stdin):
+    sys.argv, out, error, code = ["hpunet", *arguments], io.StringIO(), io.StringIO(), 0
+    with redirect_stdout(out), redirect_stderr(error):
+        try:
+            main()
+        except SystemExit as stop:
+            code = stop.code or 0
+    results.append((code, error.getvalue()))
+print(json.dumps(results))
+"""
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str]]:
+    """Exit code and error output of every command, by its name."""
+    commands = [*SUCCEEDS, *(arguments for arguments, _ in FAILS.values())]
+    done = subprocess.run(
+        [sys.executable, "-c", RUN_ALL],
+        input=json.dumps(commands),
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+        cwd=tmp_path_factory.mktemp("commands"),
+    )
+    assert done.returncode == 0, done.stderr  # a traceback of any command ends here
+    results = [(code, text) for code, text in json.loads(done.stdout.splitlines()[-1])]
+    for (code, text), arguments in zip(results, SUCCEEDS, strict=False):
+        assert code == 0, (arguments, text)
+    return dict(zip(FAILS, results[len(SUCCEEDS) :], strict=True))
+
+
+@pytest.mark.parametrize("name", FAILS)
+def test_error_is_one_line_that_says_what_and_what_to_do(name: str, outcomes: dict[str, tuple[int, str]]) -> None:
+    code, text = outcomes[name]
+    assert code == 2
+    assert FAILS[name][1] in text
+    assert text.startswith("error: ")
+    assert len(text.splitlines()) == 1
+
+
+def test_error_of_a_real_process_has_no_traceback(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "hpunet", "train", "lidc-hpv", "--data", "x", "--out", "y"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: preset 'lidc-hpv' is unknown")
+    assert not (tmp_path / "y").exists()
