@@ -166,8 +166,8 @@ class Pack:
     def batch(self, indices: Int[Tensor, " b"]) -> Batch:
         """The images `indices` with all their graders, on the pack's device.
 
-        Images of different sizes are padded to the largest of the batch at the bottom and right, and the padding is
-        invalid.
+        Images of different sizes are put in the middle of the largest height and width of the batch; the padding
+        around them is invalid.
         """
         sizes = self._all_sizes if len(self._all_sizes) == 1 else {self.sizes[i] for i in indices.tolist()}
         if len(sizes) == 1:
@@ -241,7 +241,9 @@ def _unpack_bits(packed: Tensor, count: int) -> Tensor:
 
 
 def _pad(planes: Tensor, height: int, width: int) -> Tensor:
-    return torch.nn.functional.pad(planes, (0, width - planes.shape[-1], 0, height - planes.shape[-2]))
+    above, left = (height - planes.shape[-2]) // 2, (width - planes.shape[-1]) // 2
+    below, right = height - planes.shape[-2] - above, width - planes.shape[-1] - left
+    return torch.nn.functional.pad(planes, (left, right, above, below))
 
 
 def _write_split(samples: Iterable[Sample], folder: Path, info: SetInfo) -> None:
