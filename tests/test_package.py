@@ -27,6 +27,7 @@ ALLOWED = {
     "pictures": {"errors"},
     "convert": {"errors", "models"},
     "distributed": set(),
+    "cpu": set(),
     "objectives": {"errors", "batch", "distributed", "models.gaussian"},
     "sampling": {"errors", "batch", "models"},
     "storage": {"errors"},
