@@ -39,9 +39,10 @@ ALLOWED = {
     "validation": {"batch", "config", "noise", "data", "distributed", "logs", "metrics", "pictures", "sampling"},
     "train": {
         *("errors", "config", "batch", "build", "checkpoint", "data", "distributed", "logs", "objectives"),
-        *("run_state", "training_step", "validation", "weights"),
+        *("run_state", "stopping", "training_step", "validation", "weights"),
     },
-    "cli_train": {"errors", "config", "distributed", "train"},
+    "stopping": {"distributed"},
+    "cli_train": {"errors", "config", "distributed", "stopping", "train"},
     "models": {"errors", "batch", "models"},
     "data": {"errors", "batch", "noise", "pictures", "data"},
     "metrics": {"errors", "metrics"},

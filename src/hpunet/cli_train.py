@@ -29,7 +29,8 @@ def train_command(
     """
     settings = load_settings(preset, change or [])
     from hpunet.distributed import join_processes, leave_processes, rank
-    from hpunet.train import Interrupted, pick_device, train
+    from hpunet.stopping import Interrupted
+    from hpunet.train import pick_device, train
 
     device = pick_device()
     join_processes(device)
