@@ -249,7 +249,7 @@ class GECO(nn.Module):
             logits=output.logits, labels=labels, valid=valid, gumbel=gumbel, generator=generator
         )
         batch_size = labels.shape[0] * world_size()
-        constraint = self.moving_average(rec) - self.kappa * num_kept / batch_size
+        constraint = self.moving_average(rec) - self.kappa * num_kept.to(rec.dtype) / batch_size
         multiplier, kl = self.multiplier, of_everyone(output.kl)
         return Terms(
             loss=multiplier * constraint + kl.sum(),
