@@ -50,7 +50,7 @@ checkpoint_every = 5
 STARTUP_SECONDS = 4.0
 INSIDE_A_SAVE = (".tmp-hpunet-", ".old-hpunet-")
 TIMEOUT_SECONDS = 120
-SAVE_SECONDS = 0.01
+SAVE_SECONDS, STEP_SECONDS = 0.01, 0.03
 
 
 @dataclass
@@ -176,11 +176,11 @@ def kill_in_a_save(run: Run, *, after: int, rng: random.Random) -> str | None:
     return f"inside a save ({left[0]})" if left else None
 
 
-def kill_at(run: Run, *, step: int, signal_number: int, rng: random.Random) -> str:
-    """A signal after step `step` has been logged, at a random moment of what follows."""
+def kill_at(run: Run, *, step: int, signal_number: int, delay: float = 0) -> str:
+    """A signal so many seconds after step `step` has been logged; the exit code must tell of it."""
     process = run.start()
     wait_until(lambda: run.last_step() >= step, process)
-    time.sleep(rng.uniform(0, SAVE_SECONDS))
+    time.sleep(delay)
     code = end(process, signal_number)
     expected = -signal.SIGKILL if signal_number == signal.SIGKILL else 128 + signal_number
     assert code == expected, f"exit code {code}, expected {expected}"
@@ -238,14 +238,14 @@ def chaos(
         elif number % 5 == 0:
             when = kill_while_starting(killed, rng=rng)
         else:
-            when = kill_at(killed, step=step, signal_number=signal.SIGKILL, rng=rng)
+            when = kill_at(killed, step=step, signal_number=signal.SIGKILL, delay=rng.uniform(0, STEP_SECONDS))
         note("SIGKILL", when, same_so_far(killed, undisturbed))
     killed.finish()
     note("the end", f"{kills} SIGKILLs", same_end(killed, undisturbed))
     stopped = Run(folder / "stopped", settings)
     for number in range(terms):
         step = rng.randint(1 + 10 * number, 10 * number + 10)
-        when = kill_at(stopped, step=step, signal_number=signal.SIGTERM, rng=rng)
+        when = kill_at(stopped, step=step, signal_number=signal.SIGTERM, delay=rng.uniform(0, STEP_SECONDS))
         saved = stopped.newest()
         at_once = saved is not None and saved.step == stopped.last_step()
         note("SIGTERM", when, at_once and same_so_far(stopped, undisturbed))

@@ -205,6 +205,6 @@ def of_the_batch(pieces: Sequence[Terms]) -> Terms:
 
 
 def gumbel_from_uniform(uniform: Float[Tensor, "b n"]) -> Float[Tensor, "b n"]:
-    """Standard Gumbel noise from multiples of 2^-24 in [0, 1), each taken half a step higher, so that it is finite."""
+    """Standard Gumbel noise from multiples of 2^-24 in [0, 1), taken half a step higher, so that it is finite."""
     exponential = -(uniform + 2.0**-25).log()
     return -exponential.clamp(min=2.0**-25).log()  # the last of them would be rounded up to 1
