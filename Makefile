@@ -5,13 +5,14 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 # The sources that users install are on the path of the editable install, so only these files matter here.
 PINS := pyproject.toml constraints.txt
 
-.PHONY: help demo test fuzz lint bench clean
+.PHONY: help demo test fuzz lint bench chaos clean
 help:
 	@echo "make demo    build a small model and look at its hypotheses"
 	@echo "make test    run the test suite on CPU"
 	@echo "make fuzz    every file reader on 2,500 damaged files (make test runs a tenth of them)"
 	@echo "make lint    ruff and mypy"
 	@echo "make bench   the benchmarks that run on this machine"
+	@echo "make chaos   kill training runs 35 times and compare their ends; two processes beside one"
 	@echo "make clean   remove .venv and runs/"
 
 .venv/.base: $(PINS)
@@ -47,6 +48,10 @@ lint: .venv/.dev
 bench: .venv/.base
 	@$(BIN)/python benchmarks/train_step.py
 	@$(BIN)/python benchmarks/metrics.py
+
+chaos: .venv/.dev
+	@$(BIN)/python tests/two_processes.py
+	@$(BIN)/python tests/chaos.py
 
 clean:
 	rm -rf .venv runs

@@ -29,7 +29,8 @@ def train_command(
     """
     settings = load_settings(preset, change or [])
     from hpunet.distributed import join_processes, leave_processes, rank
-    from hpunet.train import Interrupted, pick_device, train
+    from hpunet.stopping import Interrupted
+    from hpunet.train import pick_device, train
 
     device = pick_device()
     join_processes(device)
@@ -50,7 +51,8 @@ def train_command(
             console.print(f"Done: {numbers}. The run is in {out}; look at it: hpunet report {out}", highlight=False)
     except Interrupted as stop:
         if rank() == 0:
-            console.print(f"Saved at iteration {stop.step} in {out}. Go on with the same command and --resume.")
+            words = f"Saved at iteration {stop.step} in {out}. Go on with the same command and --resume."
+            console.print(words, highlight=False, soft_wrap=True)
         raise typer.Exit(128 + stop.signal_number) from None
     finally:
         leave_processes()

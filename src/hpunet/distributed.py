@@ -5,11 +5,16 @@ the whole batch, so that n processes with a share each follow one process with a
 """
 
 import os
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from jaxtyping import Float, Shaped
 from torch import Tensor
+
+TIMEOUT = timedelta(hours=1)
+"""How long processes wait for one that is alive but late, say because it packs the data. A dead one is noticed at
+once over Gloo, and by torchrun."""
 
 
 def world_size() -> int:
@@ -23,15 +28,23 @@ def rank() -> int:
 
 
 def join_processes(device: torch.device) -> None:
-    """Meet the other processes if torchrun started this one: over NCCL on GPUs, over Gloo on CPUs."""
+    """Join the other processes if torchrun started this one: over NCCL between GPUs, over Gloo between CPUs."""
     if "WORLD_SIZE" in os.environ and not dist.is_initialized():
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        on_gpu = device.type == "cuda"
+        if on_gpu:
+            torch.cuda.set_device(device)
+        dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=TIMEOUT)
 
 
 def leave_processes() -> None:
     """Part from the other processes."""
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()
+
+
+def wait_for_all() -> None:
+    """Return when every process has come here."""
+    summed(torch.zeros(()))
 
 
 def summed(value: Shaped[Tensor, "*shape"]) -> Shaped[Tensor, "*shape"]:

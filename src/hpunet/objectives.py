@@ -3,8 +3,9 @@
 Everything is computed in float32 (or float64 when the network is). No value is read back from the device and all
 shapes depend only on the input's shape, so a whole training step can be captured in a CUDA graph. When several
 processes train together (`distributed.py`), the batch is all of theirs: the hardest pixels are found among all, and
-GECO's constraint is that of all. Each process returns its share of the loss times their number, so that the mean of
-their gradients, which is what they exchange, is the gradient of the whole.
+GECO's constraint is that of all. Every process returns the terms of the whole batch in value, so that all of them see
+a loss that went wrong in one; in gradient it returns its share times their number, so that the mean of their
+gradients, which is what they exchange, is the gradient of the whole.
 """
 
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ class Terms:
     kl: Float[Tensor, " scales"]
     num_kept: Int[Tensor, ""]
     """Pixels of the batch that the reconstruction term counts."""
+    batch_size: int
     constraint: Float[Tensor, ""] | None = None
     """GECO: moving average of rec minus what κ allows; negative when the reconstruction is good enough."""
     multiplier: Float[Tensor, ""] | None = None
@@ -39,9 +41,7 @@ class Terms:
     @property
     def rec_per_pixel(self) -> Float[Tensor, ""]:
         """Mean cross-entropy of the kept pixels of this batch: the number to compare with κ."""
-        return self.rec * self._batch_size / self.num_kept.clamp(min=1)
-
-    _batch_size: int = 1
+        return self.rec * self.batch_size / self.num_kept.clamp(min=1)
 
 
 def masked_cross_entropy(
@@ -90,9 +90,14 @@ def top_k_pixels(
     return kept if valid is None else kept & valid
 
 
-def with_value(gradient_of: Float[Tensor, ""], value: Float[Tensor, ""]) -> Float[Tensor, ""]:
+def with_value(gradient_of: Float[Tensor, "*shape"], value: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """Exactly `value` in value, exactly `gradient_of` in gradient (x − x is 0)."""
     return value.detach() + (gradient_of - gradient_of.detach())
+
+
+def of_everyone(own: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """The mean over all processes in value, this process's own in gradient."""
+    return own if world_size() == 1 else with_value(own, summed(own) / world_size())
 
 
 class Reconstruction(nn.Module):
@@ -135,7 +140,7 @@ class Reconstruction(nn.Module):
                 gumbel = gumbel_noise(ce, generator)
             kept = top_k_pixels(ce, fraction=self.top_k, valid=valid, noise=gumbel if self.stochastic else None)
         own = torch.where(kept, ce, 0.0).sum() / b  # of the whole: a share of 1/n, times n
-        return with_value(own, summed(own) / world_size()), summed(kept.sum())
+        return of_everyone(own), summed(kept.sum())
 
 
 class ELBO(nn.Module):
@@ -161,12 +166,13 @@ class ELBO(nn.Module):
         rec, num_kept = self.reconstruction(
             logits=output.logits, labels=labels, valid=valid, gumbel=gumbel, generator=generator
         )
+        kl = of_everyone(output.kl)
         return Terms(
-            loss=rec + self.beta * output.kl.sum(),
+            loss=rec + self.beta * kl.sum(),
             rec=rec.detach(),
-            kl=output.kl.detach(),
+            kl=kl.detach(),
             num_kept=num_kept,
-            _batch_size=labels.shape[0] * world_size(),
+            batch_size=labels.shape[0] * world_size(),
         )
 
 
@@ -243,16 +249,16 @@ class GECO(nn.Module):
             logits=output.logits, labels=labels, valid=valid, gumbel=gumbel, generator=generator
         )
         batch_size = labels.shape[0] * world_size()
-        constraint = self.moving_average(rec) - self.kappa * num_kept / batch_size
-        multiplier = self.multiplier
+        constraint = self.moving_average(rec) - self.kappa * num_kept.to(rec.dtype) / batch_size
+        multiplier, kl = self.multiplier, of_everyone(output.kl)
         return Terms(
-            loss=multiplier * constraint + output.kl.sum(),
+            loss=multiplier * constraint + kl.sum(),
             rec=rec.detach(),
-            kl=output.kl.detach(),
+            kl=kl.detach(),
             num_kept=num_kept,
             constraint=constraint.detach(),
             multiplier=multiplier.detach(),
-            _batch_size=batch_size,
+            batch_size=batch_size,
         )
 
 

@@ -5,16 +5,13 @@ A run is a folder: `settings.json` and `run.json` say what it is, `log.jsonl` an
 bit for bit as if it had never stopped (on a CPU; GPUs add in an order of their own).
 """
 
+import hashlib
 import json
 import math
 import os
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -35,37 +32,38 @@ from hpunet.config import Settings
 from hpunet.data.loader import TrainingSteps
 from hpunet.data.packs import Pack, is_pack, open_pack, write_pack
 from hpunet.data.sources import open_splits
-from hpunet.distributed import rank, summed, world_size
+from hpunet.distributed import everyones, rank, wait_for_all, world_size
 from hpunet.errors import CheckpointError, ConfigError, DivergenceError
 from hpunet.logs import Logger, open_loggers
 from hpunet.objectives import Terms
 from hpunet.run_state import describe_run, optimiser_tensors, restore_optimiser
+from hpunet.stopping import Interrupted, Stop, stop_on_signals
 from hpunet.training_step import TrainingStep
 from hpunet.validation import Validation
 from hpunet.weights import check_fits
 
 SETTINGS_FILE, RUN_FILE = "settings.json", "run.json"
+STATE_KEYS = {"settings", "data", "optimiser", "best", "skipped", "skipped_in_a_row"}
 Watcher = Callable[[int, dict[str, float]], None]
 """Told the step and the newest numbers whenever there are any: the progress line."""
 
 
-class Interrupted(BaseException):
-    """The run was asked to stop (SIGTERM or Ctrl-C), saved, and did."""
-
-    def __init__(self, signal_number: int, step: int) -> None:
-        super().__init__(f"stopped by signal {signal_number} after saving at iteration {step}")
-        self.signal_number, self.step = signal_number, step
-
-
 def prepare_data(where: str, *, options: dict[str, Any], run: Path, progress: Any = None) -> Path:
-    """The data as a pack: the pack at `where` itself, or one made of it in the run's folder."""
-    if not where.startswith("synthetic:") and is_pack(Path(where)):
+    """The data as a pack: the pack at `where` itself, or one made of it in the run's folder.
+
+    That one's name holds a sum of where it came from, so that a run is never resumed with a pack of other data.
+    """
+    if where.startswith("synthetic:"):
+        origin = where
+    elif is_pack(Path(where)):
         return Path(where)
-    packed = run / "data"
-    if not is_pack(packed) and rank() == 0:
+    else:
+        origin = str(Path(where).resolve())
+    key = json.dumps([origin, options], sort_keys=True).encode()
+    packed = run / f"data-{hashlib.sha256(key).hexdigest()[:8]}"
+    if rank() == 0 and not is_pack(packed):
         write_pack(open_splits(where, options=options), packed, progress=progress)
-    if world_size() > 1:
-        torch.distributed.barrier()
+    wait_for_all()
     return packed
 
 
@@ -151,35 +149,52 @@ class Training:
     def restore(self, say: Callable[[str], None]) -> bool:
         """Go on from the newest whole checkpoint; False if there is none."""
         found = latest_checkpoint(self.run / "checkpoints")
+        self._check_all_found_the_same(0 if found is None else found.step)
         if found is None:
             return False
         for reason in found.skipped:
             say(f"fell back to an older checkpoint: {reason}")
-        _check_same_run(found.state, self.settings, self.pack, where=str(found.path))
-        check_fits(live=self.model.state_dict(), saved=found.tensors["model"], name=str(found.path))
-        self.model.load_state_dict(found.tensors["model"])
-        check_fits(live=self.objective.state_dict(), saved=found.tensors["objective"], name=str(found.path))
-        self.objective.load_state_dict(found.tensors["objective"])
-        restore_optimiser(self.optimiser, tensors=found.tensors["optimiser"], state=found.state["optimiser"])
-        for live, saved in zip(self.train_step.averaged, found.tensors["averaged"].values(), strict=True):
-            live.copy_(saved)
+        where = str(found.path)
+        if missing := STATE_KEYS - found.state.keys():
+            raise CheckpointError(f"{where}: not a training run's checkpoint ({', '.join(sorted(missing))} missing)")
+        _check_same_run(found.state, self.settings, self.pack, where=where)
+        live = self.state_tensors()
+        for group in ("model", "objective", "averaged"):
+            saved = found.tensors.get(group, {})
+            check_fits(live=live[group], saved=saved, name=where)
+            for name, tensor in live[group].items():
+                tensor.copy_(saved[name])
+        optimiser = found.tensors.get("optimiser", {})
+        restore_optimiser(self.optimiser, tensors=optimiser, state=found.state["optimiser"])
         self.train_step.skipped.fill_(found.state["skipped"])
         self.train_step.skipped_in_a_row.fill_(found.state["skipped_in_a_row"])
         self.step, self.best = found.step, found.state["best"]
         say(f"going on from {found.path} at iteration {self.step}")
         return True
 
+    def _check_all_found_the_same(self, step: int) -> None:
+        steps = everyones(torch.tensor([step], dtype=torch.float64))
+        if (steps != step).any():
+            raise CheckpointError(
+                f"{self.run}: the processes see checkpoints of different steps, {sorted(set(steps.int().tolist()))}; "
+                "they must share the folder"
+            )
+
     def run_steps(self) -> Iterator[tuple[Terms, Tensor]]:
         """Train from the current step to the last: terms and gradient norm of each step."""
         end = self.settings.optimiser.iterations
-        resident = self.device.type == "cuda" and self.pack.device.type == "cuda"
-        if self.settings.optimiser.cuda_graph and resident:
-            yield from self._graph_steps(end)
+        if self.settings.optimiser.cuda_graph and self._can_be_captured():
+            if self.step < end:
+                yield from self._graph_steps(end)
             return
         for batch in self.steps.iterate(self.step, end, num_workers=self.settings.data.num_workers):
             on_device = Batch(**{name: value.to(self.device) for name, value in vars(batch).items()})
             self._set_learning_rate()
             yield self.train_step(on_device, step=self.step, positions=self.positions)
+
+    def _can_be_captured(self) -> bool:
+        """Whether a step needs nothing from the host: data on the GPU, of one size, and no other processes."""
+        return self.pack.device.type == "cuda" and len(set(self.pack.sizes)) == 1 and world_size() == 1
 
     def _graph_steps(self, end: int) -> Iterator[tuple[Terms, Tensor]]:
         """The same with one CUDA graph a step: only the images' numbers, the step and the learning rate change."""
@@ -220,13 +235,13 @@ class Training:
                 group["lr"] = rate
 
     def numbers(self, terms: Terms, norm: Tensor) -> dict[str, float]:
-        """What to log of a step; reads from the device, over all processes."""
-        kl = summed(terms.kl) / world_size()
+        """What to log of the step that was the last; reads from the device."""
         values = {
+            "loss": float(terms.loss),
             "rec": float(terms.rec_per_pixel),
-            "kl": float(kl.sum()),
-            **{f"kl_{i}": float(value) for i, value in enumerate(kl)},
-            "lr": learning_rate_at(self.settings.optimiser, self.step),
+            "kl": float(terms.kl.sum()),
+            **{f"kl_{i}": float(value) for i, value in enumerate(terms.kl)},
+            "lr": learning_rate_at(self.settings.optimiser, self.step - 1),
             "gradient_norm": float(norm),
             "skipped": float(self.train_step.skipped),
         }
@@ -234,10 +249,11 @@ class Training:
             values |= {"lambda": float(terms.multiplier), "constraint": float(terms.constraint)}
         if int(self.train_step.skipped_in_a_row) >= self.settings.optimiser.max_skipped:
             what = [name for name, value in values.items() if not math.isfinite(value)]
+            what += [f"gradient of {n}" for n, p in self.model.named_parameters() if not _is_finite(p.grad)][:1]
             raise DivergenceError(
-                f"{self.settings.optimiser.max_skipped} steps in a row were not finite "
-                f"({', '.join(what) or 'gradients'}), the last at iteration {self.step}; the weights are as before "
-                "them. Try a lower learning rate, optimiser.clip_norm, or precision fp32"
+                f"{int(self.train_step.skipped_in_a_row)} steps in a row were not finite, the last at iteration "
+                f"{self.step} ({', '.join(what)}); the weights are as before them. Try a lower learning rate, "
+                "optimiser.clip_norm, or precision fp32"
             )
         return values
 
@@ -266,6 +282,8 @@ def train(
     training = Training(settings, pack_path=pack_path, run=run, device=device)
     if resume and not training.restore(say):
         say(f"{run}: no checkpoint yet, starting from the beginning")
+    if training.step >= settings.optimiser.iterations:
+        say(f"{run}: all {settings.optimiser.iterations} iterations are done already")
     validation = Validation(
         training.model, pack=open_pack(pack_path, split="val"), settings=settings, device=device, run=run
     )
@@ -275,7 +293,7 @@ def train(
         _write_json(run / RUN_FILE, {**describe_run(), "data": training.pack.fingerprint, "processes": world_size()})
         open_logs = open_loggers(run, last_step=training.step, more=loggers)
     try:
-        with _stop_on_signals() as stop:
+        with stop_on_signals() as stop:
             return _loop(training, validation, open_logs, stop=stop, watch=watch or (lambda _step, _numbers: None))
     finally:
         for logger in open_logs:
@@ -283,7 +301,7 @@ def train(
 
 
 def _loop(
-    training: Training, validation: Validation, loggers: list[Logger], *, stop: "_Stop", watch: Watcher
+    training: Training, validation: Validation, loggers: list[Logger], *, stop: Stop, watch: Watcher
 ) -> dict[str, float]:
     watching, end = training.settings.watch, training.settings.optimiser.iterations
     newest: dict[str, float] = {}
@@ -304,13 +322,14 @@ def _loop(
         if step % watching.validate_every == 0 or step == end:
             newest = validation.run_at(step, loggers, averaged=training.train_step.averaged)
             watch(step, newest)
-            if training.best is None or validation.is_better(newest, than=training.best):
+            if validation.is_better(newest, than=training.best):
                 training.best = newest[watching.best]
                 training.save(name="best")
         asked = stop.asked() if world_size() == 1 or log_now else None
         if asked is not None or step % watching.checkpoint_every == 0 or step == end:
             training.save()
         if asked is not None and step < end:
+            wait_for_all()  # for the one that saves: torchrun ends all when the first has gone
             raise Interrupted(asked, step)
     return newest
 
@@ -320,37 +339,6 @@ def pick_device() -> torch.device:
     if torch.cuda.is_available():
         return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     return torch.device("cpu")
-
-
-class _Stop:
-    """Whether a signal asked to stop; with several processes, any one of them."""
-
-    def __init__(self) -> None:
-        self.signal_number = 0
-
-    def note(self, signal_number: int, _frame: FrameType | None) -> None:
-        self.signal_number = signal_number
-
-    def asked(self) -> int | None:
-        number = self.signal_number
-        if world_size() > 1:
-            number = int(summed(torch.tensor(number)) > 0) * signal.SIGTERM
-        return number or None
-
-
-@contextmanager
-def _stop_on_signals() -> Iterator[_Stop]:
-    """Note SIGTERM and SIGINT instead of dying of them; a second Ctrl-C is the usual one."""
-    stop = _Stop()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-    before = {number: signal.signal(number, stop.note) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _on_device(pack: Pack, device: torch.device) -> Pack:
@@ -367,18 +355,32 @@ def _check_crop(crop: tuple[int, int], multiple: int) -> None:
 
 def _check_same_run(state: dict[str, Any], settings: Settings, pack: Pack, *, where: str) -> None:
     """A resume goes on with the same run: what decides the weights must not have changed."""
-    now, then = settings.model_dump(mode="json"), state["settings"]
-    for free in ("watch",):
-        now.pop(free), then.pop(free)
-    for tree in (now, then):
-        tree["optimiser"].pop("iterations")
-    changed = [key for key in now if now[key] != then.get(key)]
+    now, then = _deciding(settings.model_dump(mode="json")), _deciding(state["settings"])
+    changed = [key for key in sorted(now.keys() | then.keys()) if now.get(key) != then.get(key)]
     if changed:
         raise CheckpointError(f"{where}: has other settings ({', '.join(changed)}); use them, or another --out")
     if state["data"] != pack.fingerprint:
         raise CheckpointError(f"{where}: was made with other data than {pack.path}; use them, or another --out")
 
 
+def _deciding(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings that decide the weights after a given number of iterations: "optimiser.batch_size" and so on."""
+    flat = {"seed": settings["seed"]}
+    for group, section in settings.items():
+        if isinstance(section, dict) and group != "watch":
+            flat |= {f"{group}.{key}": value for key, value in section.items()}
+    evenly_spread = flat["optimiser.boundaries"] is None and len(flat["optimiser.learning_rates"]) > 1
+    if not evenly_spread:
+        del flat["optimiser.iterations"]
+    return flat
+
+
+def _is_finite(gradient: Tensor | None) -> bool:
+    return gradient is None or bool(gradient.isfinite().all())
+
+
 def _write_json(path: Path, value: object) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(value, indent=1), encoding="utf-8")
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(json.dumps(value, indent=1), encoding="utf-8")
+    partial.replace(path)

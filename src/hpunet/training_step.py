@@ -5,9 +5,9 @@ and its number: the same after a resume, and the same when several processes sha
 from the device, so on a GPU the whole step can be one CUDA graph.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -93,8 +93,9 @@ def one_grader(batch: Batch, uniform: Float[Tensor, " b"]) -> Int[Tensor, "b h w
 class TrainingStep:
     """Forward, backward, guard, Adam, averaging; its counters live on the device.
 
-    A step whose loss or gradient is not finite leaves weights, moments and averages as they are (`found_inf` of the
-    fused Adam), and is counted.
+    A step whose loss or gradient is not finite leaves weights, moments, averaged weights and the objective's state
+    as they are (Adam by its `found_inf`, which fused ones honour), and is counted. Losses and gradients are those of
+    all processes, so all of them skip the same steps.
     """
 
     def __init__(
@@ -123,32 +124,36 @@ class TrainingStep:
     def __call__(
         self, batch: Batch, *, step: int | Int[Tensor, ""], positions: Int[Tensor, " b"]
     ) -> tuple[Terms, Float[Tensor, ""]]:
-        """Train on a batch; returns the terms of its last piece and the norm of the gradient."""
+        """Train on a batch; returns its terms and the norm of the gradient, before any clipping."""
         example = self.recipe(batch, step=step, positions=positions)
         self.optimiser.zero_grad(set_to_none=True)
-        finite = torch.ones((), dtype=torch.bool, device=positions.device)
+        objective_before = [buffer.clone() for buffer in self.objective.buffers()]
         pieces = [
             slice(i * len(positions) // self.num_pieces, (i + 1) * len(positions) // self.num_pieces)
             for i in range(self.num_pieces)
         ]
+        terms_of_pieces = []
         for piece in pieces:
             # Processes exchange gradients once a step, with the last piece.
             wait = isinstance(self.network, DistributedDataParallel) and piece is not pieces[-1]
             with self.network.no_sync() if wait else nullcontext():
-                terms = self._backward(example, piece, step=step, places=positions[piece])
-            finite &= terms.loss.detach().isfinite()
+                terms_of_pieces.append(self._backward(example, piece, step=step, places=positions[piece]))
+        terms = of_the_batch(terms_of_pieces)
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         norm = torch.stack(torch._foreach_norm(gradients)).norm()
         if self.clip_norm is not None:
             torch._foreach_mul_(gradients, (self.clip_norm / (norm + 1e-6)).clamp(max=1))
-        finite &= norm.isfinite()
+        finite = terms.loss.isfinite() & norm.isfinite()
         self.optimiser.found_inf = (~finite).to(torch.float32)  # type: ignore[attr-defined]
         self.optimiser.step()
         self.skipped += ~finite
         self.skipped_in_a_row.copy_(torch.where(finite, 0, self.skipped_in_a_row + 1))
+        for buffer, before in zip(self.objective.buffers(), objective_before, strict=True):
+            buffer.copy_(torch.where(finite, buffer, before))
         if self.decay is not None:
-            live = [p.detach() for p in self.model.parameters()]
-            torch._foreach_lerp_(self.averaged, live, 1 - self.decay)
+            change = torch._foreach_sub([p.detach() for p in self.model.parameters()], self.averaged)
+            torch._foreach_mul_(change, finite.to(change[0].dtype) * (1 - self.decay))
+            torch._foreach_add_(self.averaged, change)
         return terms, norm
 
     def create_moments(self) -> None:
@@ -187,6 +192,19 @@ class TrainingStep:
         return [part.unflatten(1, shape) for part, shape in zip(drawn.split(sizes, dim=1), shapes, strict=True)]
 
 
+def of_the_batch(pieces: Sequence[Terms]) -> Terms:
+    """The terms of a batch from those of its equal pieces; GECO's constraint and λ are those of the last one."""
+    return replace(
+        pieces[-1],
+        loss=torch.stack([terms.loss.detach() for terms in pieces]).mean(),
+        rec=torch.stack([terms.rec for terms in pieces]).mean(),
+        kl=torch.stack([terms.kl for terms in pieces]).mean(dim=0),
+        num_kept=torch.stack([terms.num_kept for terms in pieces]).sum(),
+        batch_size=sum(terms.batch_size for terms in pieces),
+    )
+
+
 def gumbel_from_uniform(uniform: Float[Tensor, "b n"]) -> Float[Tensor, "b n"]:
-    """Standard Gumbel noise from multiples of 2^-24 in [0, 1); half a step is added, so that it is finite."""
-    return -(-(uniform + 2.0**-25).log()).log()
+    """Standard Gumbel noise from multiples of 2^-24 in [0, 1), taken half a step higher, so that it is finite."""
+    exponential = -(uniform + 2.0**-25).log()
+    return -exponential.clamp(min=2.0**-25).log()  # the last of them would be rounded up to 1

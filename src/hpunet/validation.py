@@ -3,6 +3,7 @@
 What the report page draws later is saved here as arrays, so that drawing needs neither the model nor the data.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +28,9 @@ from hpunet.pictures import grey_or_colour, overlay, save_picture, sheet
 from hpunet.sampling import HowToTake, reconstruct, sample
 
 NUM_SHOWN, NUM_SHOWN_SAMPLES = 6, 8
+IMAGES_AT_ONCE = 8
+"""Images that are scored together, by one process and with noise of their own: the score does not depend on how many
+processes share the work, nor on the batch size."""
 NUM_TABLE_IDS = 4096
 METRICS = ("ged2", "hm_iou", "iou_rec")
 _LOWER_IS_BETTER = ("ged2",)
@@ -79,9 +83,11 @@ class Validation:
         count = min(settings.watch.validate_images, len(pack))
         self.indices = np.linspace(0, len(pack) - 1, count).round().astype(int).tolist()
 
-    def is_better(self, numbers: Mapping[str, float], *, than: float) -> bool:
-        """Whether the deciding metric has improved."""
+    def is_better(self, numbers: Mapping[str, float], *, than: float | None) -> bool:
+        """Whether the deciding metric has improved; the first number there is has, NaN never."""
         metric = self.settings.watch.best
+        if than is None:
+            return math.isfinite(numbers[metric])
         return numbers[metric] < than if metric in _LOWER_IS_BETTER else numbers[metric] > than
 
     def run_at(self, step: int, loggers: Sequence[Logger], *, averaged: Sequence[Tensor]) -> dict[str, float]:
@@ -96,17 +102,16 @@ class Validation:
 
     def _score(self) -> dict[str, float]:
         totals = torch.zeros(len(METRICS) + 1, dtype=torch.float64, device=self.device)
-        mine = self.indices[rank() :: world_size()]
-        size = max(1, self.settings.optimiser.batch_size // self.settings.optimiser.accumulate)
-        for start in range(0, len(mine), size):
-            chosen = mine[start : start + size]
+        starts = range(0, len(self.indices), IMAGES_AT_ONCE)
+        for start in starts[rank() :: world_size()]:
+            chosen = self.indices[start : start + IMAGES_AT_ONCE]
             batch, image, cond = self._inputs(chosen)
             drawn = sample(
                 self.model,
                 image=image,
                 cond=cond,
                 num_samples=self.settings.watch.validate_samples,
-                generator=torch.Generator().manual_seed(start * world_size() + rank()),
+                generator=torch.Generator().manual_seed(start),
                 return_logits=False,
             )
             rebuilt = reconstruct(self.model, image=image, labels=batch.labels.long(), cond=cond, return_logits=False)

@@ -1,0 +1,81 @@
+"""A run so small that a step takes milliseconds: settings, a pack of synthetic lesions, and steps in float64."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hpunet.batch import Batch
+from hpunet.build import build_model, build_objective, build_optimiser, build_recipe
+from hpunet.config import Settings, check_settings, merged, parse_assignments
+from hpunet.data.packs import Pack, open_pack, write_pack
+from hpunet.data.sources import open_splits
+from hpunet.training_step import Example, Recipe, TrainingStep
+
+OPTIONS = {"num_images": 12, "size": 16}
+BASE: dict[str, Any] = {
+    "model": {"channels": [4, 6], "latent_dims": [1], "blocks_per_scale": 1},
+    "data": {"crop": [16, 16], "options": OPTIONS},
+    "objective": {"top_k": 0.1},
+    "optimiser": {"iterations": 12, "batch_size": 4, "learning_rates": [1e-3]},
+    "watch": {
+        "log_every": 1,
+        "validate_every": 6,
+        "validate_images": 2,
+        "validate_samples": 2,
+        "checkpoint_every": 5,
+        "keep": 100,
+    },
+}
+WITHOUT_GECO = ("objective.kind=elbo", "objective.top_k=all")
+PUNET = ("model.kind=punet", "model.latent_dims=[2]", *WITHOUT_GECO)
+
+
+def tiny_settings(*changes: str) -> Settings:
+    return check_settings(merged(BASE, parse_assignments(changes)), where="tiny")
+
+
+def write_tiny_pack(path: Path) -> Path:
+    return write_pack(open_splits("synthetic:lesions", options=OPTIONS), path)
+
+
+class DoubleRecipe(Recipe):
+    """Examples in float64."""
+
+    def __call__(self, batch: Batch, *, step: int | Tensor, positions: Tensor) -> Example:
+        example = super().__call__(batch, step=step, positions=positions)
+        return replace(example, image=example.image.double())
+
+
+def tiny_step(settings: Settings, pack: Pack, *, double: bool, wrap: Any = None) -> TrainingStep:
+    """The step that training would take; `wrap` is what to do with the network, such as DistributedDataParallel."""
+    torch.manual_seed(settings.seed)
+    model: Any = build_model(settings.model, info=pack.info)
+    objective: nn.Module = build_objective(settings.objective, num_pieces=settings.optimiser.accumulate)
+    if double:
+        model, objective = model.double(), objective.double()
+    model.check_values = False
+    recipe = build_recipe(settings, info=pack.info)
+    step = TrainingStep(
+        model=model,
+        objective=objective,
+        optimiser=build_optimiser(settings.optimiser, model=model, objective=objective, device=torch.device("cpu")),
+        recipe=DoubleRecipe(**vars(recipe)) if double else recipe,
+        num_pieces=settings.optimiser.accumulate,
+        clip_norm=settings.optimiser.clip_norm,
+        average=settings.optimiser.average,
+        network=wrap(model) if wrap else None,
+    )
+    step.create_moments()
+    return step
+
+
+def tiny_batch(pack: Pack, indices: Sequence[int]) -> Batch:
+    return pack.batch(torch.tensor(indices))
+
+
+def open_tiny(path: Path) -> Pack:
+    return open_pack(path, split="train")
