@@ -39,8 +39,8 @@ def scores_against_truth(
             ged2.append(_exact_ged2(samples[i : i + 1], truth))
             draws = torch.from_numpy(truth.sample(np.random.default_rng((seed, index)), NUM_SAMPLES))
             matched.append(hungarian_iou(samples=samples[i : i + 1], labels=draws[None], num_classes=2).item())
-        rebuilt_well.append(iou_rec(reconstructions=rebuilt, labels=labels, num_classes=2))
-    return {"ged2": np.array(ged2), "hm_iou": np.array(matched), "iou_rec": torch.cat(rebuilt_well).numpy()}
+        rebuilt_well.extend(iou_rec(reconstructions=rebuilt, labels=labels, num_classes=2).tolist())
+    return {"ged2": np.array(ged2), "hm_iou": np.array(matched), "iou_rec": np.array(rebuilt_well)}
 
 
 def _exact_ged2(samples: Tensor, truth: KnownDistribution) -> float:

@@ -5,13 +5,14 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 LOG_FILE = "log.jsonl"
 
 
+@runtime_checkable
 class Logger(Protocol):
     """Anything that takes named numbers and pictures of a step; wandb or mlflow fit in a few lines."""
 

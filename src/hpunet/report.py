@@ -6,6 +6,7 @@ Reads the run folders only (see `saved_run.py`): no torch, no data, no network; 
 import base64
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -38,9 +39,9 @@ _DYNAMICS = (
     "(objective.top_k) have cross-entropies that cannot be compared. Logarithmic axes; KL below 0.001 is drawn there."
 )
 _VALIDATION = (
-    "Metrics on a fixed part of the validation images. GED² is the distance between the samples and the graders' maps; "
-    "matched IoU is the agreement of the two sets after an optimal one-to-one match; IoU_rec says how well a grader's "
-    "own map comes back through the posterior."
+    "Metrics on a fixed part of the validation images. GED² is the distance between samples and graders' maps; "
+    "matched IoU is the agreement of the two sets after an optimal one-to-one match; IoU_rec says how well a "
+    "grader's own map comes back through the posterior."
 )
 _SAMPLES = (
     "Validation images at iteration {step}, one a row: the image, what each grader drew, how the model reconstructs "
@@ -82,9 +83,9 @@ def write_report(
         partial.write_text(page, encoding="utf-8")
         os.replace(partial, out)
     except OSError as error:
+        with suppress(OSError):
+            partial.unlink()
         raise DataError(f"{out}: the page cannot be written ({error.strerror or error})") from None
-    finally:
-        partial.unlink(missing_ok=True)
     return out
 
 

@@ -14,6 +14,8 @@ NUM_SHOWN_SAMPLES = 6
 _LINE_STYLES = ("-", "--", "-.", ":")
 _SMALLEST_KL = 1e-3
 _LARGEST_STD = 0.5
+_TILE = 1.7
+"""Inches a map."""
 _METRICS = {"val_ged2": "GED² (lower is better)", "val_hm_iou": "matched IoU", "val_iou_rec": "IoU_rec"}
 
 
@@ -51,7 +53,7 @@ def training_dynamics(runs: Sequence[SavedRun]) -> bytes:
         if name == "lambda" and not any(len(run.series(name)[0]) for run in runs):
             axis.text(0.5, 0.5, "no run uses GECO", transform=axis.transAxes, ha="center")
         else:
-            axis.set_yscale("log")
+            _logarithmic(axis)
     for axis in axes[len(panels) :]:
         axis.set_visible(False)
     _legend(page, runs)
@@ -65,7 +67,7 @@ def validation_curves(runs: Sequence[SavedRun]) -> bytes:
         _prepare(axis, title)
         for number, run in enumerate(runs):
             axis.plot(*run.series(name), marker="o", markersize=4, **_look(number))
-        axis.set_ylim(bottom=0)
+        axis.set_ylim(0, axis.get_ylim()[1] * 1.05)
     _legend(page, runs)
     return _png(page)
 
@@ -101,7 +103,7 @@ def deviation_maps(run: SavedRun) -> bytes:
         maps |= {"std_global": "most global only", "std_local": "most local only"}
     b, _, h, w = shown["image"].shape
     num_columns = 2 + len(maps)
-    page = figure(figsize=(2.3 * num_columns + 0.8, (2.3 * h / w) * b + 0.5))
+    page = figure(figsize=(_TILE * num_columns + 1.0, _TILE * h / w * b + 0.5))
     axes = page.subplots(b, num_columns, squeeze=False)
     drawn = None
     for row, image in enumerate(shown["image"]):
@@ -113,7 +115,7 @@ def deviation_maps(run: SavedRun) -> bytes:
         axis.set_title(title, fontsize=11)
     for axis in axes.ravel():
         axis.set_axis_off()
-    page.colorbar(drawn, ax=axes, shrink=min(1.0, 2 / b), label="standard deviation of the foreground's probability")
+    page.colorbar(drawn, ax=axes, shrink=min(1.0, 3 / b), label="standard deviation of the probability")
     return _png(page)
 
 
@@ -144,6 +146,18 @@ def _prepare(axis: Any, title: str) -> None:
     axis.spines[["top", "right"]].set_visible(False)
 
 
+def _logarithmic(axis: Any) -> None:
+    """A logarithmic y axis with plain numbers, and labels between the powers of ten only where there is room."""
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
+    axis.set_yscale("log")
+    low, high = axis.get_ylim()
+    few_decades = high / low < 100
+    axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if few_decades else (1,)))
+    axis.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axis.yaxis.set_minor_formatter(NullFormatter())
+
+
 def _legend(page: Any, runs: Sequence[SavedRun]) -> None:
     from matplotlib.lines import Line2D
 
@@ -152,8 +166,8 @@ def _legend(page: Any, runs: Sequence[SavedRun]) -> None:
 
 
 def _running_mean(values: np.ndarray) -> np.ndarray:
-    """Mean over the last twentieth of the values up to each one."""
-    window = max(1, len(values) // 20)
+    """Mean over the last tenth of the values up to each one."""
+    window = max(1, len(values) // 10)
     total = np.concatenate([[0.0], values.cumsum()])
     end = np.arange(1, len(values) + 1)
     start = np.maximum(end - window, 0)
