@@ -7,7 +7,7 @@ PINS := pyproject.toml constraints.txt
 
 .PHONY: help demo test lint bench clean
 help:
-	@echo "make demo    build a small model and look at its hypotheses"
+	@echo "make demo    train two small models on lesions of known truth, compare them, write a page"
 	@echo "make test    run the test suite on CPU"
 	@echo "make lint    ruff and mypy"
 	@echo "make bench   the benchmarks that run on this machine"

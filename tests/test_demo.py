@@ -15,7 +15,15 @@ from hpunet.config import load_settings
 from hpunet.data.synthetic import open_synthetic
 from hpunet.data.synthetic_lesions import KnownDistribution
 from hpunet.demo import run_demo, run_folder
-from hpunet.demo_scores import border_share, border_zone, perfect_ged2, scores_against_truth
+from hpunet.demo_scores import (
+    GLOBAL_ONLY,
+    LOCAL_ONLY,
+    LOCAL_REDRAWN,
+    border_shares,
+    border_zone,
+    perfect_ged2,
+    scores_against_truth,
+)
 from hpunet.errors import ConfigError
 from hpunet.train import Interrupted
 
@@ -83,22 +91,22 @@ def test_border_zone_is_two_pixels_on_either_side_of_the_union() -> None:
     assert np.flatnonzero(row).tolist() == [3, 4, 5, 6, 13, 14, 15, 16]
 
 
-def test_border_share_tells_borders_from_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_border_shares_tell_borders_from_the_rest_by_what_is_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
     source = lesions(3)
+    zones = np.stack([border_zone(source.distribution(i)) for i in range(3)])
 
-    def differing(where: Any) -> Any:
-        def draw(i: int) -> np.ndarray:
-            maps = np.zeros((4, 32, 32), dtype=np.int64)
-            maps[:2] = where(border_zone(source.distribution(i)))
-            return maps
+    def sample(_model: object, *, num_samples: int, latents: Any = "sample", **_: object) -> SimpleNamespace:
+        drawn = torch.zeros(3, num_samples, 32, 32, dtype=torch.long)
+        if latents == ["sample", "mean", "mean"]:
+            drawn[:, ::2] = torch.from_numpy(~zones).long()[:, None]
+        elif isinstance(latents[0], torch.Tensor) and latents[-1] == "sample":
+            drawn[:, ::2] = torch.from_numpy(zones).long()[:, None]
+        return SimpleNamespace(labels=drawn, latents=[torch.zeros(1)] * 3)
 
-        return draw
-
-    for where, expected in ((lambda zone: zone, 1.0), (lambda zone: ~zone, 0.0)):
-        sampler_of(monkeypatch, differing(where))
-        assert border_share(small_model(), source, latents=["sample"] * 3, seed=0) == expected
-    sampler_of(monkeypatch, lambda _: np.zeros((4, 32, 32), dtype=np.int64))
-    assert np.isnan(border_share(small_model(), source, latents=["sample"] * 3, seed=0))
+    monkeypatch.setattr(demo_scores, "sample", sample)
+    shares = border_shares(small_model(), source, seed=0)
+    assert (shares[GLOBAL_ONLY], shares[LOCAL_REDRAWN]) == (0.0, 1.0)
+    assert np.isnan(shares[LOCAL_ONLY])  # nothing differs there
 
 
 @pytest.mark.usefixtures("few_images")

@@ -30,7 +30,9 @@ def scores_against_truth(
     mean distance of two maps. Matched IoU compares the samples with as many draws of the truth, IoU_rec is of the
     graders' maps.
     """
-    ged2, matched, rebuilt_well = [], [], []
+    ged2: list[float] = []
+    matched: list[float] = []
+    rebuilt_well: list[float] = []
     for indices, image, labels in _batches(source):
         samples = _draw(model, image, "sample", seed=seed + indices[0])
         rebuilt = reconstruct(model, image=image, labels=labels, return_logits=False).labels
@@ -55,23 +57,34 @@ def perfect_ged2(source: SyntheticSource) -> float:
     return float(np.mean([source.distribution(i).mean_distance for i in range(len(source))]) / NUM_SAMPLES)
 
 
-def border_share(
-    model: SegmentationModel, source: SyntheticSource, *, latents: Sequence[HowToTake], seed: int
-) -> float:
-    """The share of the samples' variance that lies at the borders of lesions, over all images.
+GLOBAL_ONLY, LOCAL_ONLY = "most global scale, others at their mean", "most local scale, others at their mean"
+LOCAL_REDRAWN = "most local scale, others held at one draw"
 
-    Of every pixel's label (0 or 1) the variance over the samples is taken, with the scales that `latents` says
-    sampled and the others at their mean, and summed over all pixels of all images; the share is that of the pixels
-    in `border_zone`. NaN if the samples never differ.
+
+def border_shares(model: SegmentationModel, source: SyntheticSource, *, seed: int) -> dict[str, float]:
+    """The share of the samples' variance that lies at the borders of lesions, by what was sampled.
+
+    Of every pixel's label (0 or 1) the variance over the samples of an image is taken and summed over all pixels of
+    all images; the share is that of the pixels in `border_zone`. One latent scale is sampled, the others stay at
+    their mean (as in the paper's figure) or, since a mean is often the empty map, at one draw an image. NaN if the
+    samples never differ.
     """
-    at_borders = everywhere = 0.0
+    rest: list[HowToTake] = ["mean"] * (len(model.latent_dims) - 1)
+    at_borders, everywhere = (dict.fromkeys((GLOBAL_ONLY, LOCAL_ONLY, LOCAL_REDRAWN), 0.0) for _ in range(2))
     for indices, image, _ in _batches(source):
-        samples = _draw(model, image, latents, seed=seed + indices[0])
-        variance = samples.double().var(dim=1, correction=0).numpy()
         zones = np.stack([border_zone(source.distribution(index)) for index in indices])
-        at_borders += float(variance[zones].sum())
-        everywhere += float(variance.sum())
-    return at_borders / everywhere if everywhere else float("nan")
+        held = sample(model, image=image, num_samples=1, generator=_generator(seed + indices[0]), return_logits=False)
+        ways: dict[str, Sequence[HowToTake]] = {
+            GLOBAL_ONLY: ["sample", *rest],
+            LOCAL_ONLY: [*rest, "sample"],
+            LOCAL_REDRAWN: [*held.latents[:-1], "sample"],
+        }
+        for name, latents in ways.items():
+            samples = _draw(model, image, latents, seed=seed + indices[0])
+            variance = samples.double().var(dim=1, correction=0).numpy()
+            at_borders[name] += float(variance[zones].sum())
+            everywhere[name] += float(variance.sum())
+    return {name: at_borders[name] / total if total else float("nan") for name, total in everywhere.items()}
 
 
 def border_zone(truth: KnownDistribution) -> Bool[np.ndarray, "h w"]:
@@ -81,16 +94,19 @@ def border_zone(truth: KnownDistribution) -> Bool[np.ndarray, "h w"]:
 
 
 def _draw(model: SegmentationModel, image: Tensor, latents: str | Sequence[HowToTake], *, seed: int) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
     drawn = sample(
         model,
         image=image,
         num_samples=NUM_SAMPLES,
         latents=latents,  # type: ignore[arg-type]
-        generator=generator,
+        generator=_generator(seed),
         return_logits=False,
     )
     return drawn.labels
+
+
+def _generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
 
 
 def _batches(source: SyntheticSource) -> list[tuple[list[int], Tensor, Tensor]]:
