@@ -14,7 +14,7 @@ from hpunet.cli_report import demo_command
 from hpunet.config import load_settings
 from hpunet.data.synthetic import open_synthetic
 from hpunet.data.synthetic_lesions import KnownDistribution
-from hpunet.demo import run_demo, run_folder
+from hpunet.demo import run_demo
 from hpunet.demo_scores import (
     GLOBAL_ONLY,
     LOCAL_ONLY,
@@ -110,38 +110,42 @@ def test_border_shares_tell_borders_from_the_rest_by_what_is_sampled(monkeypatch
 
 
 @pytest.mark.usefixtures("few_images")
-def test_run_demo_goes_all_the_way_and_replaces_itself(tmp_path: Path) -> None:
+def test_demo_goes_all_the_way_and_repeats_and_replaces_itself(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     told: list[str] = []
     result = run_demo(tmp_path / "demo", changes=QUICK, say=told.append)
-    assert result.report == tmp_path / "demo/report.html"
+    assert told
+    assert list(result.scores) == ["HPU-Net", "Probabilistic U-Net"]
     text = result.report.read_text(encoding="utf-8")
     for words in ("Against the known truth", "What the scales decide", "Hypotheses of probabilistic-u-net"):
         assert words in text
-    assert list(result.scores) == ["HPU-Net", "Probabilistic U-Net"]
     (tmp_path / "demo/mine.txt").write_text("stays")
-    again = run_demo(tmp_path / "demo", changes=QUICK, say=told.append)
-    assert again.scores == result.scores
+    result.report.unlink()
+    demo_command(out=tmp_path / "demo", change=QUICK)
+    printed = capsys.readouterr().out
+    assert printed.splitlines()[-1] == str(tmp_path / "demo/report.html")
+    for found in result.scores.values():
+        assert f"{found['iou_rec'].mean:.3f} ± {found['iou_rec'].std:.3f}" in printed
+    assert result.report.is_file()
     assert (tmp_path / "demo/mine.txt").is_file()
 
 
 @pytest.mark.usefixtures("few_images")
-def test_demo_command_starts_anew_after_an_interruption(
+def test_demo_command_says_that_it_starts_anew_after_an_interruption(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def interrupted(*_: object, **__: object) -> None:
+    def interrupted(*_: object, run: Path, **__: object) -> None:
+        assert not run.exists()
+        (run / "checkpoints/step-00000001").mkdir(parents=True)
         raise Interrupted(2, 1)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(demo, "train", interrupted)
+    monkeypatch.setattr(demo, "train", interrupted)
+    for _ in range(2):  # the second one finds what the first one left
         with pytest.raises(typer.Exit) as stop:
             demo_command(out=tmp_path)
-    assert stop.value.exit_code == 130
-    assert "starts anew" in " ".join(capsys.readouterr().err.split())
-    (run_folder(tmp_path, "HPU-Net") / "checkpoints/step-00000001").mkdir(parents=True)
-    demo_command(out=tmp_path, change=QUICK)
-    printed = capsys.readouterr().out
-    assert printed.splitlines()[-1] == str(tmp_path / "report.html")
-    assert "IoU_rec" in printed
+        assert stop.value.exit_code == 130
+        assert "starts anew" in " ".join(capsys.readouterr().err.split())
 
 
 def test_run_demo_deletes_nothing_that_is_not_its_own(tmp_path: Path) -> None:
