@@ -7,7 +7,7 @@ PINS := pyproject.toml constraints.txt
 
 .PHONY: help demo test fuzz lint bench chaos clean
 help:
-	@echo "make demo    build a small model and look at its hypotheses"
+	@echo "make demo    train two small models on lesions of known truth, compare them, write a page"
 	@echo "make test    run the test suite on CPU"
 	@echo "make fuzz    every file reader on 2,500 damaged files (make test runs a tenth of them)"
 	@echo "make lint    ruff and mypy"

@@ -2,9 +2,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
-from PIL import Image
-
 from hpunet import __version__
 
 
@@ -25,13 +22,16 @@ def test_unknown_command_says_so_without_traceback() -> None:
     assert "Traceback" not in result.stderr
 
 
-def test_demo_writes_its_picture_and_says_where_and_that_it_is_untrained(tmp_path: Path) -> None:
-    result = hpunet("demo", cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
-    assert "untrained" in result.stdout
-    assert "runs/demo/hypotheses.png" in result.stdout
-    picture = np.asarray(Image.open(tmp_path / "runs/demo/hypotheses.png"))
-    assert picture.shape[1] > 1000
+def test_report_errors_are_one_line(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    for args, expected in {
+        ("nowhere",): "nowhere: no such folder",
+        ("run",): "run/settings.json: cannot be read",
+    }.items():
+        result = hpunet("report", *args, cwd=tmp_path)
+        assert result.returncode != 0
+        assert "Traceback" not in result.stderr
+        assert expected in " ".join(result.stderr.split())
 
 
 def test_demo_refuses_an_unwritable_folder_in_one_line(tmp_path: Path) -> None:

@@ -1,0 +1,71 @@
+"""`hpunet report` and `hpunet demo`: pages to look at."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from hpunet.cli_train import ProgressLine
+from hpunet.config import Settings
+
+if TYPE_CHECKING:
+    from hpunet.train import Watcher
+
+console = Console()
+notes = Console(stderr=True)
+
+
+def report_command(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of runs; several, seeds for instance, are overlaid.")],
+    out: Annotated[Path | None, typer.Option(help="The page; by default report.html in the first run.")] = None,
+) -> None:
+    """Write one HTML page about runs: how they trained, what they predict, what each scale decides."""
+    from hpunet.report import write_report
+
+    console.print(str(write_report(runs, out or runs[0] / "report.html")), highlight=False, soft_wrap=True)
+
+
+def demo_command(
+    out: Annotated[Path, typer.Option(help="Folder; replaces an earlier demonstration.")] = Path("runs/demo"),
+    seed: Annotated[int, typer.Option(help="Seed of weights, training and samples.")] = 0,
+    change: Annotated[
+        list[str] | None, typer.Option("--set", help="Change a setting of both: optimiser.iterations=5000.")
+    ] = None,
+) -> None:
+    """Train a small HPU-Net and a small Probabilistic U-Net on synthetic lesions, and compare them with the truth.
+
+    Takes less than five minutes on two CPU cores. Ctrl-C stops it; run again, it starts anew.
+    """
+    start = time.perf_counter()
+    with notes.status("loading torch"):
+        from hpunet.demo import run_demo
+        from hpunet.train import Interrupted
+    try:
+        result = run_demo(out, seed=seed, changes=change or [], display=_training, say=_say)
+    except Interrupted as stop:
+        notes.print(f"Stopped. What there is lies in {out}; the same command starts anew.", highlight=False)
+        raise typer.Exit(128 + stop.signal_number) from None
+    for shown in result.tables():
+        table = Table(*shown.columns, title=shown.title, title_justify="left")
+        for row in shown.rows:
+            table.add_row(*row)
+        console.print(table)
+        console.print(shown.says, highlight=False)
+    console.print(f"Took {time.perf_counter() - start:.0f} seconds. Look at the page:", highlight=False)
+    console.print(str(result.report), highlight=False, soft_wrap=True)
+
+
+def _say(message: str) -> None:
+    notes.print(message, highlight=False)
+
+
+@contextmanager
+def _training(name: str, settings: Settings) -> Iterator["Watcher"]:
+    _say(f"training the {name}")
+    with ProgressLine(settings, quiet=False) as line:
+        yield line.update
