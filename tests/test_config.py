@@ -29,7 +29,7 @@ def test_assignments_do_not_overwrite_a_value_by_a_group() -> None:
         ("optimizer.batch_size=3", "optimizer: unknown setting, expected one of seed, model"),
         ("optimiser.batch_size=many", "optimiser.batch_size: Input should be a valid integer (got 'many')"),
         ("optimiser.batch_size=0", "optimiser.batch_size: "),
-        ("optimiser.accumulate=3", "accumulate: 3 pieces do not divide a batch of 16"),
+        ("optimiser.accumulate=5", "accumulate: 5 pieces do not divide a batch of"),
         ("optimiser.boundaries=[2,1]", "boundaries: expected rising numbers, one fewer than learning_rates"),
         ("optimiser.learning_rates=[]", "optimiser.learning_rates: "),
         ("optimiser.clip_norm=nan", "optimiser.clip_norm: "),

@@ -44,7 +44,7 @@ def demo_command(
     start = time.perf_counter()
     with notes.status("loading torch"):
         from hpunet.demo import run_demo
-        from hpunet.train import Interrupted
+        from hpunet.stopping import Interrupted
     try:
         result = run_demo(out, seed=seed, changes=change or [], display=_training, say=_say)
     except Interrupted as stop:
