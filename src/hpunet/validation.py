@@ -38,6 +38,9 @@ _LOWER_IS_BETTER = ("ged2",)
 
 def evaluation_batch(pack: Pack, indices: Sequence[int], *, crop: tuple[int, int], seed: int) -> Batch:
     """Images as evaluation sees them: the centre crop, and instances under one fixed mapping to ids an image."""
+    if len({pack.sizes[i] for i in indices}) > 1:  # each at its own centre, whatever its neighbours
+        singles = [evaluation_batch(pack, [i], crop=crop, seed=seed) for i in indices]
+        return Batch(**{name: torch.cat([getattr(s, name) for s in singles]) for name in vars(singles[0])})
     batch = pack.batch(torch.tensor(indices))
     index = torch.tensor(indices, device=batch.image.device)
     size = (batch.image.shape[2], batch.image.shape[3])
