@@ -55,8 +55,12 @@ def test_image_scores_of_the_graders_themselves_are_perfect() -> None:
 def test_swapped_puts_the_live_weights_back_whatever_happens() -> None:
     model = torch.nn.Linear(2, 2)
     live = [p.detach().clone() for p in model.parameters()]
-    averaged = [torch.zeros_like(p) for p in live]
-    with pytest.raises(RuntimeError, match="in between"), swapped(model, averaged):
-        assert all((p == 0).all() for p in model.parameters())
-        raise RuntimeError("in between")
+
+    def fail() -> None:
+        with swapped(model, [torch.zeros_like(p) for p in live]):
+            assert all((p == 0).all() for p in model.parameters())
+            raise RuntimeError("in between")
+
+    with pytest.raises(RuntimeError, match="in between"):
+        fail()
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), live, strict=True))
