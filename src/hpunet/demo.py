@@ -29,13 +29,6 @@ MODELS = {"HPU-Net": "demo", "Probabilistic U-Net": "demo-punet"}
 METRICS = {"ged2": "GED² (lower is better)", "hm_iou": "matched IoU", "iou_rec": "IoU_rec"}
 SPLIT_SIZES = {"train": 2000, "val": 100, "test": 200}
 _MARKER = "demo.json"
-
-
-def run_folder(out: Path, name: str) -> Path:
-    """Where the run of a model lies: `out` / "hpu-net" and the like."""
-    return out / name.lower().replace(" ", "-")
-
-
 TrainingDisplay = Callable[[str, Settings], AbstractContextManager[Watcher]]
 """Given a model's name and settings, what is told how its training goes."""
 
@@ -60,18 +53,19 @@ class DemoResult:
         comparison = Table(
             title="Against the known truth",
             says=f"Test images, {NUM_SAMPLES} samples each, mean ± standard deviation by bootstrap over images. GED² "
-            "and matched IoU compare the samples with the exact distribution that the graders were drawn from; a "
-            f"perfect sampler would have a GED² of {self.perfect_ged2:.3f}. IoU_rec is of the graders' own maps.",
+            "compares the samples with the exact distribution that the graders were drawn from; a perfect sampler "
+            f"would have {self.perfect_ged2:.3f}. Matched IoU compares them with {NUM_SAMPLES} draws of it. IoU_rec "
+            "is of the graders' own maps.",
             columns=["", *self.scores],
             rows=rows,
         )
         scales = Table(
             title="What the scales decide",
             says="Share of the variance of the HPU-Net's samples that lies within 2 pixels of the outer outlines of "
-            "the lesions, when only one latent scale is sampled. With the others at their mean the lesion is often "
-            "not there at all, so that the local scale has no border to move; held at one draw, it often is.",
+            "the lesions, when only one latent scale is sampled. With the others at their mean a lesion is often "
+            "small or not there, so the local scale has no outer border to move; held at one draw, it often has.",
             columns=["sampled", "variance at borders"],
-            rows=[[name, f"{share:.0%}"] for name, share in self.border_shares.items()],
+            rows=[[name, f"{share:.1%}"] for name, share in self.border_shares.items()],
         )
         return [comparison, scales]
 
@@ -113,6 +107,11 @@ def run_demo(
     runs = [run_folder(out, name) for name in MODELS]
     write_report(runs, result.report, title="hpunet demonstration", tables=result.tables())
     return result
+
+
+def run_folder(out: Path, name: str) -> Path:
+    """Where the run of a model lies: `out` / "hpu-net" and the like."""
+    return out / name.lower().replace(" ", "-")
 
 
 def trained_model(run: Path, settings: Settings) -> HPUNet | ProbUNet:

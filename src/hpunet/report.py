@@ -51,8 +51,8 @@ _SAMPLES = (
 _DEVIATIONS_BY_SCALE = (
     "What each scale decides, at iteration {step}: the prior-mean prediction and, pixel by pixel, the standard "
     "deviation over samples when all latent scales are sampled, when only the most global one is and the others stay "
-    "at their mean, and when only the most local one is. Bright is uncertain. Global scales decide about whole "
-    "structures, local scales about borders."
+    "at their mean, and when only the most local one is. Bright is uncertain. In the paper the global scale "
+    "switches whole structures on and off, the local one alters mostly their borders."
 )
 _DEVIATIONS = (
     "Where the samples differ, at iteration {step}: the prior-mean prediction and, pixel by pixel, the standard "
