@@ -213,6 +213,7 @@ def test_random_states_come_back_in_the_middle_of_a_pair() -> None:
 
 
 def test_restore_random_states_says_which_devices_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     tensors, state = random_states()
     restored = {}
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

@@ -62,7 +62,7 @@ def evaluation_batch(pack: Pack, indices: Sequence[int], *, crop: tuple[int, int
 
 
 def image_scores(*, samples: Tensor, reconstructions: Tensor, batch: Batch, info: SetInfo) -> dict[str, Tensor]:
-    """GED², matched IoU and reconstruction IoU of each image."""
+    """GED², matched IoU and reconstruction IoU of each image, on the CPU."""
     common: dict[str, Any] = {
         "labels": batch.labels,
         "num_classes": info.num_classes,
@@ -71,11 +71,9 @@ def image_scores(*, samples: Tensor, reconstructions: Tensor, batch: Batch, info
         "graders": batch.graders,
     }
     pairs = pair_ious(samples=samples, **common)
-    return {
-        "ged2": torch.as_tensor(pairs.ged2()),
-        "hm_iou": torch.as_tensor(pairs.hungarian_iou()),
-        "iou_rec": torch.as_tensor(iou_rec(reconstructions=reconstructions, **common)),
-    }
+    rebuilt = iou_rec(reconstructions=reconstructions, **common)
+    scores = {"ged2": pairs.ged2(), "hm_iou": pairs.hungarian_iou(), "iou_rec": rebuilt}
+    return {name: torch.as_tensor(values, device="cpu") for name, values in scores.items()}
 
 
 class Validation:
