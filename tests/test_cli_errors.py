@@ -47,7 +47,7 @@ FAILS = {
     ),
     "impossible": (
         ["train", "demo", "--data", "here", "--out", "x", "--set", "data.crop=[60,60]"],
-        "data.crop: 60x60 must be multiples of 16",
+        "data.crop: 60x60 must be multiples of 32",
     ),
     "missing data": (["train", "demo", "--data", "nowhere", "--out", "x"], "nowhere: no such file or folder"),
     "wrong data option": (

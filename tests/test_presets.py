@@ -44,7 +44,7 @@ def kind_of(preset: str) -> str:
 
 
 def test_presets_are_those_of_the_paper_and_the_demonstration() -> None:
-    assert set(preset_names()) == {*PAPER, "demo"}
+    assert set(preset_names()) == {*PAPER, "demo", "demo-punet"}
 
 
 @pytest.mark.parametrize("preset", PAPER)
@@ -98,7 +98,7 @@ def test_preset_opens_with_its_command_cost_and_number(preset: str) -> None:
     text = (Path(__file__).parents[1] / "src/hpunet/presets" / f"{preset}.toml").read_text()
     header = text.split("\n\n")[0]
     assert all(line.startswith("#") for line in header.splitlines())
-    command = "hpunet demo" if preset == "demo" else f"hpunet train {preset} --data "
+    command = "hpunet demo" if preset.startswith("demo") else f"hpunet train {preset} --data "
     assert f"#   {command}" in header
     assert "# Cost: " in header
     if preset in PAPER:

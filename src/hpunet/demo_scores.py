@@ -48,8 +48,8 @@ def scores_against_truth(
 def _exact_ged2(samples: Tensor, truth: KnownDistribution) -> float:
     """GED² of samples (1, s, h, w) against all of a distribution."""
     pairs = pair_ious(samples=samples, labels=torch.from_numpy(truth.support)[None], num_classes=2)
-    between = (1 - pairs.cross[0]).mean(dim=0).numpy() @ truth.probabilities
-    return float(2 * between - (1 - pairs.samples[0]).mean().item() - truth.mean_distance)
+    between = (1 - pairs.cross[0]).mean(axis=0) @ truth.probabilities
+    return float(2 * between - (1 - pairs.samples[0]).mean() - truth.mean_distance)
 
 
 def perfect_ged2(source: SyntheticSource) -> float:
