@@ -39,7 +39,7 @@ def demo_command(
 ) -> None:
     """Train a small HPU-Net and a small Probabilistic U-Net on synthetic lesions, and compare them with the truth.
 
-    Takes less than five minutes on two CPU cores. Ctrl-C stops it; run again, it starts anew.
+    Takes about five minutes on a CPU. Ctrl-C stops it; run again, it starts anew.
     """
     start = time.perf_counter()
     with notes.status("loading torch"):

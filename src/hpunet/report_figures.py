@@ -47,7 +47,7 @@ def training_dynamics(runs: Sequence[SavedRun]) -> bytes:
                 values = values.clip(min=_SMALLEST_KL)
             look = _look(number)
             axis.plot(steps, values, color=look["color"], alpha=0.25, linewidth=0.8)
-            axis.plot(steps, _running_mean(values), **look)
+            axis.plot(steps, values if name == "lambda" else _running_mean(values), **look)  # λ is smooth as it is
             if name == "rec" and run.settings.objective.kind == "geco":
                 axis.axhline(run.settings.objective.kappa, color=look["color"], linestyle=":", linewidth=1.2)
         if name == "lambda" and not any(len(run.series(name)[0]) for run in runs):
