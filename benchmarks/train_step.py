@@ -13,7 +13,6 @@ from rich.console import Console
 from rich.table import Table
 
 from hpunet import GECO, HPUNet, sample
-from hpunet.cpu import keep_freed_memory
 from hpunet.objectives import parameter_groups
 from timing import medians
 
@@ -48,7 +47,6 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--batch", type=int, default=4)
     args = parser.parse_args()
-    keep_freed_memory()  # as `hpunet train` does; it holds for both contestants
     layouts = {"default (channels last)": True, "plain NCHW": False}
     steps = {name: Trainer(batch=args.batch, channels_last=cl) for name, cl in layouts.items()}
     models = {name: lidc_model(channels_last=cl) for name, cl in layouts.items()}

@@ -34,7 +34,6 @@ ALLOWED = {
     "pictures": {"errors"},
     "convert": {"errors", "models"},
     "distributed": set(),
-    "cpu": set(),
     "objectives": {"errors", "batch", "distributed", "models.gaussian"},
     "sampling": {"errors", "batch", "models"},
     "storage": {"errors"},
