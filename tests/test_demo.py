@@ -10,9 +10,10 @@ import torch
 import typer
 
 from hpunet import demo, demo_scores
+from hpunet.build import build_model
 from hpunet.cli_report import demo_command
 from hpunet.config import load_settings
-from hpunet.data.synthetic import open_synthetic
+from hpunet.data.synthetic import INFO, open_synthetic
 from hpunet.data.synthetic_lesions import KnownDistribution
 from hpunet.demo import run_demo
 from hpunet.demo_scores import (
@@ -59,7 +60,7 @@ def sampler_of(monkeypatch: pytest.MonkeyPatch, draw: Any) -> None:
 
 
 def small_model() -> Any:
-    return demo.build_model(load_settings("demo").model, info=demo.INFO["lesions"])
+    return build_model(load_settings("demo").model, info=INFO["lesions"])
 
 
 def test_scores_of_a_perfect_sampler_are_what_perfect_ged2_says(monkeypatch: pytest.MonkeyPatch) -> None:

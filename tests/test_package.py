@@ -22,8 +22,7 @@ ALLOWED = {
     "config": {"errors"},
     "noise": {"errors"},
     "demo": {
-        *("errors", "build", "checkpoint", "config", "data", "demo_scores", "metrics", "models", "report"),
-        *("sampling", "train"),
+        *("errors", "config", "data", "demo_scores", "metrics", "report", "train", "trained"),
     },
     "demo_scores": {"data", "metrics", "models", "sampling"},
     "saved_run": {"errors", "config", "data.files", "logs"},
@@ -48,6 +47,7 @@ ALLOWED = {
         *("errors", "config", "batch", "build", "checkpoint", "data", "distributed", "logs", "objectives"),
         *("run_state", "stopping", "training_step", "validation", "weights"),
     },
+    "trained": {"errors", "build", "checkpoint", "config", "data", "models", "weights"},
     "init": {"errors", "data"},
     "cli_init": {"errors", "config", "init"},
     "stopping": {"distributed"},

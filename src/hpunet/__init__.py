@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from hpunet.models.punet import ProbUNet
     from hpunet.objectives import ELBO, GECO
     from hpunet.sampling import reconstruct, sample
+    from hpunet.trained import load
 
 __version__ = "0.1.0"
 
@@ -27,6 +28,7 @@ _HOME = {
     "ProbUNet": "hpunet.models.punet",
     "sample": "hpunet.sampling",
     "reconstruct": "hpunet.sampling",
+    "load": "hpunet.trained",
     "ELBO": "hpunet.objectives",
     "GECO": "hpunet.objectives",
     "HPUNetError": "hpunet.errors",
@@ -46,6 +48,7 @@ __all__ = [
     "HPUNet",
     "HPUNetError",
     "ProbUNet",
+    "load",
     "reconstruct",
     "sample",
 ]

@@ -11,18 +11,15 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpunet.build import build_model
-from hpunet.checkpoint import latest_checkpoint
 from hpunet.config import Settings, load_settings
 from hpunet.data.packs import write_pack
-from hpunet.data.synthetic import INFO, SyntheticSource, open_synthetic
+from hpunet.data.synthetic import SyntheticSource, open_synthetic
 from hpunet.demo_scores import NUM_SAMPLES, border_shares, perfect_ged2, scores_against_truth
-from hpunet.errors import CheckpointError, ConfigError
+from hpunet.errors import ConfigError
 from hpunet.metrics import Bootstrap, bootstrap
-from hpunet.models.hpunet import HPUNet
-from hpunet.models.punet import ProbUNet
 from hpunet.report import Table, write_report
 from hpunet.train import Watcher, train
+from hpunet.trained import load
 
 MODELS = {"HPU-Net": "demo", "Probabilistic U-Net": "demo-punet"}
 """The models that are compared, and their presets."""
@@ -92,7 +89,7 @@ def run_demo(
     for name, chosen in settings.items():
         with show(name, chosen) as watch:
             train(chosen, data=str(data), run=run_folder(out, name), say=say, watch=watch)
-    models = {name: trained_model(run_folder(out, name), chosen) for name, chosen in settings.items()}
+    models = {name: load(run_folder(out, name), device="cpu").model for name in settings}
     say("comparing the models with the truth")
     scores = {}
     for name, model in models.items():
@@ -112,16 +109,6 @@ def run_demo(
 def run_folder(out: Path, name: str) -> Path:
     """Where the run of a model lies: `out` / "hpu-net" and the like."""
     return out / name.lower().replace(" ", "-")
-
-
-def trained_model(run: Path, settings: Settings) -> HPUNet | ProbUNet:
-    """The model of a finished run, with its averaged weights where it has any."""
-    found = latest_checkpoint(run / "checkpoints")
-    if found is None:
-        raise CheckpointError(f"{run}: has no checkpoint; train again")
-    model = build_model(settings.model, info=INFO["lesions"])
-    model.load_state_dict({**found.tensors["model"], **found.tensors["averaged"]})
-    return model.eval()
 
 
 def _lesions(split: str, settings: Settings) -> SyntheticSource:

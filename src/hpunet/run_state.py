@@ -131,6 +131,13 @@ def _like(parameter: Tensor, value: Any) -> Any:
     return torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value)
 
 
+def seed_generators(seed: int) -> None:
+    """Start the global generators of Python, numpy and torch from a seed."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
 def random_states() -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The states of the global generators of Python, numpy and torch (CPU and every CUDA device)."""
     version, words, next_gauss = random.getstate()

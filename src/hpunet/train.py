@@ -36,14 +36,21 @@ from hpunet.distributed import everyones, rank, wait_for_all, world_size
 from hpunet.errors import CheckpointError, ConfigError, DivergenceError
 from hpunet.logs import Logger, open_loggers
 from hpunet.objectives import Terms
-from hpunet.run_state import describe_run, optimiser_tensors, restore_optimiser
+from hpunet.run_state import (
+    describe_run,
+    optimiser_tensors,
+    random_states,
+    restore_optimiser,
+    restore_random_states,
+    seed_generators,
+)
 from hpunet.stopping import Interrupted, Stop, stop_on_signals
 from hpunet.training_step import TrainingStep
 from hpunet.validation import Validation
 from hpunet.weights import check_fits
 
 SETTINGS_FILE, RUN_FILE = "settings.json", "run.json"
-STATE_KEYS = {"settings", "data", "optimiser", "best", "skipped", "skipped_in_a_row"}
+STATE_KEYS = {"settings", "data", "info", "optimiser", "random", "best", "skipped", "skipped_in_a_row"}
 Watcher = Callable[[int, dict[str, float]], None]
 """Told the step and the newest numbers whenever there are any: the progress line."""
 
@@ -72,7 +79,7 @@ class Training:
 
     def __init__(self, settings: Settings, *, pack_path: Path, run: Path, device: torch.device) -> None:
         self.settings, self.run, self.device = settings, run, device
-        torch.manual_seed(settings.seed)  # initial weights; everything later is keyed by step
+        seed_generators(settings.seed)  # initial weights; everything later is keyed by step
         self.pack = _on_device(open_pack(pack_path, split="train"), device)
         info = self.pack.info
         model = build_model(settings.model, info=info, extrapolate=settings.data.extrapolate)
@@ -133,15 +140,19 @@ class Training:
         if rank() != 0:
             return None
         folder = self.run / "checkpoints"
+        generators, positions = random_states()  # training draws keyed numbers only; a logger of your own may not
         state = {
+            "random": positions,
             "optimiser": optimiser_tensors(self.optimiser)[1],
             "settings": self.settings.model_dump(mode="json"),
             "data": self.pack.fingerprint,
+            "info": self.pack.info.as_json(),
             "best": self.best,
             "skipped": int(self.train_step.skipped),
             "skipped_in_a_row": int(self.train_step.skipped_in_a_row),
         }
-        saved = save_checkpoint(folder, step=self.step, tensors=self.state_tensors(), state=state, name=name)
+        tensors = {**self.state_tensors(), "random": generators}
+        saved = save_checkpoint(folder, step=self.step, tensors=tensors, state=state, name=name)
         if name is None:
             prune(folder, keep=self.settings.watch.keep)
         return saved
@@ -166,6 +177,8 @@ class Training:
                 tensor.copy_(saved[name])
         optimiser = found.tensors.get("optimiser", {})
         restore_optimiser(self.optimiser, tensors=optimiser, state=found.state["optimiser"])
+        for note in restore_random_states(tensors=found.tensors.get("random", {}), state=found.state["random"]):
+            say(note)
         self.train_step.skipped.fill_(found.state["skipped"])
         self.train_step.skipped_in_a_row.fill_(found.state["skipped_in_a_row"])
         self.step, self.best = found.step, found.state["best"]

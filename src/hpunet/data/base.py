@@ -10,8 +10,8 @@ A source is a plain sequence of `Sample`s for one split. Its labels are one of t
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Bool, Float32, Int32
@@ -81,6 +81,19 @@ class SetInfo:
     def has_instances(self) -> bool:
         """Whether labels hold instances, to be mapped to random ids."""
         return self.num_random_ids > 0
+
+    def as_json(self) -> dict[str, Any]:
+        """As packs and checkpoints keep it."""
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
+
+    @classmethod
+    def from_json(cls, stored: Any, *, where: str) -> "SetInfo":
+        """Back from `as_json`; `where` it was read is for the error."""
+        try:
+            values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in stored.items()}
+            return cls(**values)
+        except (AttributeError, TypeError) as error:
+            raise DataError(f"{where}: its description of the data does not fit this version ({error})") from None
 
 
 @runtime_checkable

@@ -64,5 +64,6 @@ class TrainingSteps(Dataset[Batch]):
             sampler=range(first, end),
             batch_size=None,
             num_workers=num_workers,
+            generator=torch.Generator(),  # it asks for a seed whenever it starts; not from the global generator
             multiprocessing_context="fork" if not torch.cuda.is_initialized() else "spawn",
         )

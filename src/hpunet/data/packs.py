@@ -17,7 +17,6 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +69,7 @@ def write_pack(
         manifest = {
             "format": FORMAT,
             "version": VERSION,
-            "info": asdict(info),
+            "info": info.as_json(),
             "splits": {split: len(source) for split, source in sources.items()},
             "files": {name: {"bytes": p.stat().st_size, "sha256": _sha256(p)} for name, p in files.items()},
         }
@@ -96,7 +95,12 @@ def open_pack(path: Path, *, split: str, verify: bool = True) -> "Pack":
             raise DataError(f"{file}: is missing or not {expected['bytes']} bytes long; make the pack again")
         if verify and _sha256(file) != expected["sha256"]:
             raise DataError(f"{file}: its content has changed (SHA-256 differs); make the pack again")
-    return Pack(path, split=split, info=_info_from(manifest["info"]), fingerprint=_fingerprint(manifest))
+    return Pack(
+        path,
+        split=split,
+        info=SetInfo.from_json(manifest["info"], where=str(path)),
+        fingerprint=_fingerprint(manifest),
+    )
 
 
 class Pack:
@@ -324,14 +328,6 @@ def _read_manifest(path: Path) -> dict[str, Any]:
             raise
         raise DataError(f"{file}: not a pack's description ({error})") from None
     return dict(manifest)
-
-
-def _info_from(stored: Mapping[str, Any]) -> SetInfo:
-    try:
-        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in stored.items()}
-        return SetInfo(**values)
-    except TypeError as error:
-        raise DataError(f"pack: its description does not fit this version ({error})") from None
 
 
 def _fingerprint(manifest: Mapping[str, Any]) -> str:
