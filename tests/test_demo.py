@@ -19,7 +19,6 @@ from hpunet.demo import run_demo
 from hpunet.demo_scores import (
     GLOBAL_ONLY,
     LOCAL_ONLY,
-    LOCAL_REDRAWN,
     border_shares,
     border_zone,
     perfect_ged2,
@@ -84,30 +83,30 @@ def test_scores_are_worse_for_a_sampler_that_always_says_nothing(monkeypatch: py
         assert found["ged2"][i] == pytest.approx(2 * (1 - truth.probabilities[0]) - truth.mean_distance)
 
 
-def test_border_zone_is_two_pixels_on_either_side_of_the_union() -> None:
-    regions = np.zeros((20, 20), dtype=np.int32)
-    regions[5:15, 5:15] = 1
-    regions[7:13, 7:13] = 2  # outlines inside the union have no border of their own
-    row = border_zone(KnownDistribution(regions=regions, p_call=1.0, p_state=np.array([[0.0, 0.5, 0.5, 0.0]])))[10]
-    assert np.flatnonzero(row).tolist() == [3, 4, 5, 6, 13, 14, 15, 16]
+def test_border_zone_is_two_pixels_on_either_side_of_every_outline() -> None:
+    regions = np.zeros((24, 24), dtype=np.int32)
+    regions[2:22, 2:22] = 2  # a side of the halo
+    regions[8:16, 8:16] = 1  # the core
+    row = border_zone(KnownDistribution(regions=regions, p_call=1.0, p_state=np.full((1, 9), 1 / 9)))[11]
+    assert np.flatnonzero(row).tolist() == [0, 1, 2, 3, 6, 7, 8, 9, 14, 15, 16, 17, 20, 21, 22, 23]
 
 
 def test_border_shares_tell_borders_from_the_rest_by_what_is_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
     source = lesions(3)
     zones = np.stack([border_zone(source.distribution(i)) for i in range(3)])
 
-    def sample(_model: object, *, num_samples: int, latents: Any = "sample", **_: object) -> SimpleNamespace:
+    def sample(_model: object, *, num_samples: int, latents: Any, **_: object) -> SimpleNamespace:
         drawn = torch.zeros(3, num_samples, 32, 32, dtype=torch.long)
-        if latents == ["sample", "mean", "mean"]:
-            drawn[:, ::2] = torch.from_numpy(~zones).long()[:, None]
-        elif isinstance(latents[0], torch.Tensor) and latents[-1] == "sample":
-            drawn[:, ::2] = torch.from_numpy(zones).long()[:, None]
-        return SimpleNamespace(labels=drawn, latents=[torch.zeros(1)] * 3)
+        differs = {"global": ~zones, "local": zones, "neither": zones & ~zones}[what(latents)]
+        drawn[:, ::2] = torch.from_numpy(differs).long()[:, None]
+        return SimpleNamespace(labels=drawn)
+
+    def what(latents: list[str]) -> str:
+        return {0: "global", 3: "local"}[latents.index("sample")] if latents.count("sample") == 1 else "neither"
 
     monkeypatch.setattr(demo_scores, "sample", sample)
     shares = border_shares(small_model(), source, seed=0)
-    assert (shares[GLOBAL_ONLY], shares[LOCAL_REDRAWN]) == (0.0, 1.0)
-    assert np.isnan(shares[LOCAL_ONLY])  # nothing differs there
+    assert (shares[GLOBAL_ONLY], shares[LOCAL_ONLY]) == (0.0, 1.0)
 
 
 @pytest.mark.usefixtures("few_images")

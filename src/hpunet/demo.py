@@ -58,9 +58,9 @@ class DemoResult:
         )
         scales = Table(
             title="What the scales decide",
-            says="Share of the variance of the HPU-Net's samples that lies within 2 pixels of the outer outlines of "
-            "the lesions, when only one latent scale is sampled. With the others at their mean a lesion is often "
-            "small or not there, so the local scale has no outer border to move; held at one draw, it often has.",
+            says="Share of the variance of the HPU-Net's samples that lies within 2 pixels of an outline that a "
+            "grader may draw, the core's or the halo's, when only one latent scale is sampled. The coarse scale "
+            "decides about whole lesions, so more of its variance lies inside them.",
             columns=["sampled", "variance at borders"],
             rows=[[name, f"{share:.1%}"] for name, share in self.border_shares.items()],
         )

@@ -58,7 +58,6 @@ def perfect_ged2(source: SyntheticSource) -> float:
 
 
 GLOBAL_ONLY, LOCAL_ONLY = "most global scale, others at their mean", "most local scale, others at their mean"
-LOCAL_REDRAWN = "most local scale, others held at one draw"
 
 
 def border_shares(model: SegmentationModel, source: SyntheticSource, *, seed: int) -> dict[str, float]:
@@ -66,19 +65,13 @@ def border_shares(model: SegmentationModel, source: SyntheticSource, *, seed: in
 
     Of every pixel's label (0 or 1) the variance over the samples of an image is taken and summed over all pixels of
     all images; the share is that of the pixels in `border_zone`. One latent scale is sampled, the others stay at
-    their mean (as in the paper's figure) or, since a mean is often the empty map, at one draw an image. NaN if the
-    samples never differ.
+    their mean, as in the paper's figure. NaN if the samples never differ.
     """
     rest: list[HowToTake] = ["mean"] * (len(model.latent_dims) - 1)
-    at_borders, everywhere = (dict.fromkeys((GLOBAL_ONLY, LOCAL_ONLY, LOCAL_REDRAWN), 0.0) for _ in range(2))
+    ways: dict[str, Sequence[HowToTake]] = {GLOBAL_ONLY: ["sample", *rest], LOCAL_ONLY: [*rest, "sample"]}
+    at_borders, everywhere = (dict.fromkeys(ways, 0.0) for _ in range(2))
     for indices, image, _ in _batches(source):
         zones = np.stack([border_zone(source.distribution(index)) for index in indices])
-        held = sample(model, image=image, num_samples=1, generator=_generator(seed + indices[0]), return_logits=False)
-        ways: dict[str, Sequence[HowToTake]] = {
-            GLOBAL_ONLY: ["sample", *rest],
-            LOCAL_ONLY: [*rest, "sample"],
-            LOCAL_REDRAWN: [*held.latents[:-1], "sample"],
-        }
         for name, latents in ways.items():
             samples = _draw(model, image, latents, seed=seed + indices[0])
             variance = samples.double().var(dim=1, correction=0).numpy()
@@ -88,8 +81,11 @@ def border_shares(model: SegmentationModel, source: SyntheticSource, *, seed: in
 
 
 def border_zone(truth: KnownDistribution) -> Bool[np.ndarray, "h w"]:
-    """Pixels within `BORDER_WIDTH` of the border of the union of all known outlines, on either side of it."""
-    inside = truth.regions > 0
+    """Pixels within `BORDER_WIDTH`, on either side, of an outline that a grader may draw: a core's or a halo's."""
+    return np.asarray(_near_edge(truth.cores) | _near_edge(truth.regions > 0))
+
+
+def _near_edge(inside: Bool[np.ndarray, "h w"]) -> Bool[np.ndarray, "h w"]:
     return np.asarray((distance_transform_edt(inside) + distance_transform_edt(~inside)) <= BORDER_WIDTH)
 
 
@@ -99,14 +95,10 @@ def _draw(model: SegmentationModel, image: Tensor, latents: str | Sequence[HowTo
         image=image,
         num_samples=NUM_SAMPLES,
         latents=latents,  # type: ignore[arg-type]
-        generator=_generator(seed),
+        generator=torch.Generator().manual_seed(seed),
         return_logits=False,
     )
     return drawn.labels
-
-
-def _generator(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def _batches(source: SyntheticSource) -> list[tuple[list[int], Tensor, Tensor]]:

@@ -47,11 +47,11 @@ def pixel_matched_iou(samples: np.ndarray, graders: np.ndarray) -> float:
 
 
 def distribution_of(num_lesions: int) -> KnownDistribution:
-    """The first small lesion image with so many lesions, whose outlines all differ."""
+    """The first small lesion image with so many lesions, whose parts are all there."""
     source = open_synthetic("lesions", split="val", size=32)
     for i in range(len(source)):
         known = source.distribution(i)
-        areas = np.bincount(known.regions.ravel(), minlength=1 + 3 * num_lesions)
+        areas = np.bincount(known.regions.ravel(), minlength=1 + 4 * num_lesions)
         if len(known.p_state) == num_lesions and areas.min() > 0:
             return known
     raise AssertionError(f"no image with {num_lesions} lesions")
@@ -149,15 +149,15 @@ def test_synthetic_source_has_no_distribution_of_instances():
         open_synthetic("neurites", split="train").distribution(0)
 
 
-@pytest.mark.parametrize("num_lesions", [1, 2, 4])
+@pytest.mark.parametrize("num_lesions", [1, 2, 3])
 def test_known_distribution_is_whole(num_lesions):
     known = distribution_of(num_lesions)
-    assert known.states.shape == (4**num_lesions, num_lesions)
+    assert known.states.shape == (9**num_lesions, num_lesions)
     assert known.probabilities.min() > 0
     np.testing.assert_allclose(known.probabilities.sum(), 1)
     np.testing.assert_allclose(known.p_state.sum(axis=1), 1)
     assert not known.support[0].any()
-    assert len(np.unique(known.support.reshape(4**num_lesions, -1), axis=0)) == 4**num_lesions
+    assert len(np.unique(known.support.reshape(9**num_lesions, -1), axis=0)) == 9**num_lesions
     p_empty = 1 - known.p_call + known.p_call * known.p_state[:, 0].prod()
     np.testing.assert_allclose(known.probabilities[0], p_empty)
 
@@ -166,7 +166,7 @@ def test_known_distribution_marginals_are_the_mean_of_the_support():
     known = distribution_of(3)
     mean = np.einsum("m,mhw->hw", known.probabilities, known.support)
     np.testing.assert_allclose(known.marginals, mean, atol=1e-12)
-    assert len(np.unique(known.marginals)) == 1 + 3 * 3
+    assert len(np.unique(known.marginals)) == 1 + 4 * 3
 
 
 def test_known_distribution_iou_agrees_with_the_pixels():
@@ -176,11 +176,13 @@ def test_known_distribution_iou_agrees_with_the_pixels():
 
 
 def test_known_distribution_worked_out_by_hand():
-    regions = np.array([[1, 2, 3, 0]], dtype=np.int32)
-    known = KnownDistribution(regions=regions, p_call=0.5, p_state=np.array([[0.0, 0.5, 0.5, 0.0]]))
-    np.testing.assert_allclose(known.probabilities, [0.5, 0.25, 0.25, 0])
+    regions = np.array([[1, 2, 3, 0]], dtype=np.int32)  # a core, two sides of one pixel, a third side of none
+    p_state = np.zeros((1, 9))
+    p_state[0, [1, 5]] = 0.5  # the core alone, or with the first side
+    known = KnownDistribution(regions=regions, p_call=0.5, p_state=p_state)
+    np.testing.assert_allclose(known.probabilities, [0.5, 0.25, 0, 0, 0, 0.25, 0, 0, 0])
     np.testing.assert_allclose(known.marginals, [[0.5, 0.25, 0, 0]])
-    # Empty against either outline is 1 apart, twice 1/2 · 1/2; core against rim is 1/2 apart, twice 1/4 · 1/4.
+    # Empty against either outline is 1 apart, twice 1/2 · 1/2; one outline is 1/2 from the other, twice 1/4 · 1/4.
     assert known.mean_distance == pytest.approx(0.5 + 0.125 * 0.5)
     assert known.expected_ged(num_samples=16, num_graders=4) == pytest.approx((1 / 16 + 1 / 4) * 0.5625)
 
@@ -189,7 +191,7 @@ def test_known_distribution_samples_follow_its_probabilities():
     known = distribution_of(2)
     draws = known.sample(np.random.default_rng(0), 4000)
     number = {labels.tobytes(): i for i, labels in enumerate(known.support)}
-    counts = np.bincount([number[labels.tobytes()] for labels in draws], minlength=16)
+    counts = np.bincount([number[labels.tobytes()] for labels in draws], minlength=81)
     assert stats.chisquare(counts, 4000 * known.probabilities).pvalue > 0.01
     np.testing.assert_allclose(draws.mean(axis=0), known.marginals, atol=4 * 0.5 / np.sqrt(4000))
 
@@ -218,7 +220,7 @@ def test_lesion_probabilities_can_be_seen_in_the_image():
         contrast.append(np.median(image[known.regions == 0]))
         p_call.append(known.p_call)
         for lesion, p_state in enumerate(known.p_state):
-            core = image[known.regions == 1 + 3 * lesion].mean()
+            core = image[known.regions == 1 + 4 * lesion].mean()
             brightness.append((core - np.median(image[known.regions == 0])) / known.p_call)
             p_marked.append(1 - p_state[0])
     assert np.corrcoef(contrast, p_call)[0, 1] < -0.5
@@ -243,7 +245,7 @@ def test_known_distribution_gives_the_exact_matched_iou():
     p, iou = known.probabilities, known.iou
     exact = sum(
         p[a] * p[b] * p[c] * p[d] * max(iou[a, c] + iou[b, d], iou[a, d] + iou[b, c]) / 2
-        for a, b, c, d in itertools.product(range(4), repeat=4)
+        for a, b, c, d in itertools.product(range(9), repeat=4)
     )
     matched = [pixel_matched_iou(known.sample(rng, 2), known.sample(rng, 2)) for _ in range(2000)]
     assert exact > 1 - known.mean_distance

@@ -1,22 +1,28 @@
 """Lesions in lung-like images, with the exact distribution of what a grader would draw.
 
-Every probability can be seen in the image: the overall contrast tells how likely a grader is to mark anything, the
-brightness of a lesion how likely it is to be marked, the brightness of its rim and halo how far the outline goes.
+Two kinds of doubt, on two scales: whether a lesion is one at all, and, for each side of it separately, whether its
+outline takes in the halo. Every probability can be seen in the image: the overall contrast tells how likely a grader
+is to mark anything, the brightness of a lesion's core how likely it is to be marked, the brightness of its halo on
+one side how likely that is to be included.
 """
 
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
-from jaxtyping import Float64, Int32, Int64, UInt8
+from jaxtyping import Bool, Float64, Int32, Int64, UInt8
 
 from hpunet.data.synthetic_texture import smooth_noise, to_bytes
 
-BORDERS = ("core", "rim", "halo")
-"""The outlines a grader chooses from, each containing the one before; state 0 of a lesion is 'not marked'."""
-_NUM_BORDERS = len(BORDERS)
-_NUM_STATES = 1 + _NUM_BORDERS
-_OUTLINES = (0.5, 0.75, 1.0)
-"""Where the outlines run, relative to the lesion's radius."""
+NUM_SIDES = 3
+"""Parts of a halo, 120 degrees each, that a grader includes or leaves out independently."""
+MAX_LESIONS = 3
+_PARTS = 1 + NUM_SIDES
+"""A lesion's core and the sides of its halo."""
+_STATES = np.array([(0,) * _PARTS, *((1, *sides) for sides in product((0, 1), repeat=NUM_SIDES))], dtype=np.int64)
+"""What a grader can draw of a lesion, as parts: nothing, or the core with any of the sides."""
+_CORE = 0.65
+"""Where the core ends, relative to the lesion's radius."""
 
 
 @dataclass(frozen=True)
@@ -24,14 +30,19 @@ class KnownDistribution:
     """The finite distribution of the label maps of one image: all of it, exactly.
 
     A grader marks anything at all with probability `p_call`; if so, lesion i is in state j (0 not marked, else the
-    outline) with probability `p_state[i, j]`, independently of the other lesions. Lesions are disjoint and outlines
-    nested, so areas of intersections and unions add up over lesions and no pixel has to be looked at.
+    core with some sides of the halo) with probability `p_state[i, j]`, independently of the other lesions. Lesions
+    are disjoint, so areas of intersections and unions add up over their parts and no pixel has to be looked at.
     """
 
     regions: Int32[np.ndarray, "h w"]
-    """0 outside, else 1 + 3 · lesion + the innermost outline that holds the pixel."""
+    """0 outside, else 1 + 4 · lesion + the part: 0 core, 1 to 3 a side of the halo."""
     p_call: float
-    p_state: Float64[np.ndarray, "lesions 4"]
+    p_state: Float64[np.ndarray, "lesions 9"]
+
+    @property
+    def cores(self) -> Bool[np.ndarray, "h w"]:
+        """The lesions without their halos."""
+        return np.asarray((self.regions > 0) & ((self.regions - 1) % _PARTS == 0))
 
     def sample(self, rng: np.random.Generator, n: int) -> Int32[np.ndarray, "n h w"]:
         """`n` independent label maps: 1 is lesion."""
@@ -41,9 +52,9 @@ class KnownDistribution:
 
     @property
     def states(self) -> Int64[np.ndarray, "m lesions"]:
-        """Every combination of lesion states, at most 4⁴; the first is the empty one."""
+        """Every combination of lesion states, at most 9³; the first is the empty one."""
         num_lesions = len(self.p_state)
-        return np.indices((_NUM_STATES,) * num_lesions).reshape(num_lesions, -1).T.astype(np.int64)
+        return np.indices((len(_STATES),) * num_lesions).reshape(num_lesions, -1).T.astype(np.int64)
 
     @property
     def support(self) -> Int32[np.ndarray, "m h w"]:
@@ -61,13 +72,11 @@ class KnownDistribution:
     @property
     def iou(self) -> Float64[np.ndarray, "m m"]:
         """IoU of each pair of `states`; empty against empty is 1."""
-        counts = np.bincount(self.regions.ravel(), minlength=1 + _NUM_BORDERS * len(self.p_state))[1:]
-        areas = np.pad(counts.reshape(-1, _NUM_BORDERS).cumsum(axis=1), ((0, 0), (1, 0)))
-        states = self.states
-        one, other = states.T[:, :, None], states.T[:, None, :]
-        lesion = np.arange(len(areas))[:, None, None]
-        intersection = areas[lesion, np.minimum(one, other)].sum(axis=0)
-        union = areas[lesion, np.maximum(one, other)].sum(axis=0)
+        drawn = _STATES[self.states].reshape(len(self.states), -1)  # m, parts of all lesions
+        weighted = drawn * self._part_areas()
+        intersection = weighted @ drawn.T
+        areas = weighted.sum(axis=1)
+        union = areas[:, None] + areas[None, :] - intersection
         return np.where(union == 0, 1.0, intersection / np.maximum(union, 1))
 
     @property
@@ -86,62 +95,61 @@ class KnownDistribution:
     @property
     def marginals(self) -> Float64[np.ndarray, "h w"]:
         """Probability of each pixel to be marked."""
-        reaches = self.p_state[:, :0:-1].cumsum(axis=1)[:, ::-1]  # by outline: this one or a wider one
-        table: np.ndarray = np.concatenate([[0.0], self.p_call * reaches.ravel()])
+        table: np.ndarray = np.concatenate([[0.0], (self.p_call * self.p_state @ _STATES).ravel()])
         return np.asarray(table[self.regions])
+
+    def _part_areas(self) -> Int64[np.ndarray, " parts"]:
+        return np.bincount(self.regions.ravel(), minlength=1 + _PARTS * len(self.p_state))[1:].astype(np.int64)
 
     def _draw(self, states: np.ndarray) -> Int32[np.ndarray, "n h w"]:
         """Label maps of lesion states (n, lesions)."""
-        marked = states[:, :, None] >= np.arange(1, _NUM_STATES)
-        table = np.pad(marked.reshape(len(states), -1), ((0, 0), (1, 0))).astype(np.int32)
+        parts = _STATES[states].reshape(len(states), -1)
+        table = np.pad(parts, ((0, 0), (1, 0))).astype(np.int32)
         return table[:, self.regions]
 
 
 def make_lesions(
     rng: np.random.Generator, *, size: tuple[int, int]
 ) -> tuple[UInt8[np.ndarray, "h w"], KnownDistribution]:
-    """An image of 1 to 4 lesions, one in a quarter of the image at most, and the distribution of its gradings."""
+    """An image of 1 to 3 lesions, one in a quarter of the image at most, and the distribution of its gradings."""
     h, w = size
     image = _lung(rng, size=size)
-    quarters = rng.permutation(4)[: rng.integers(1, 5)]
-    p_call = rng.uniform(0.5, 1.0)
-    p_state = np.empty((len(quarters), _NUM_STATES))
+    quarters = rng.permutation(4)[: rng.integers(1, MAX_LESIONS + 1)]
+    p_call = rng.uniform(0.75, 1.0)
+    p_state = np.empty((len(quarters), len(_STATES)))
     regions = np.zeros(size, dtype=np.int32)
     for lesion, quarter in enumerate(quarters):
         top, left = quarter // 2 * (h // 2), quarter % 2 * (w // 2)
         window = np.s_[top : top + h // 2, left : left + w // 2]
-        distance = _distance_from_centre(rng, size=(h // 2, w // 2))
-        inside = distance < _OUTLINES[-1]
-        innermost = np.searchsorted(_OUTLINES, distance, side="right")
-        regions[window] = np.where(inside, 1 + _NUM_BORDERS * lesion + innermost, 0)
+        distance, side = _polar(rng, size=(h // 2, w // 2))
+        part = np.where(distance < _CORE, 0, 1 + side)
+        regions[window] = np.where(distance < 1, 1 + _PARTS * lesion + part, 0)
 
-        marked, beyond_core, beyond_rim = rng.uniform((0.3, 0.1, 0.1), (1.0, 0.9, 0.9))
-        p_state[lesion] = (
-            1 - marked,
-            marked * (1 - beyond_core),
-            marked * beyond_core * (1 - beyond_rim),
-            marked * beyond_core * beyond_rim,
-        )
-        rim = 0.15 + 0.7 * beyond_core
-        halo = rim * (0.1 + 0.7 * beyond_rim)
-        profile = np.interp(distance, (0.35, 0.6, 0.65, 0.85, 0.9, 1.15), (1, rim, rim, halo, halo, 0))
+        marked, p_sides = rng.uniform(0.35, 1.0), rng.uniform(0.1, 0.9, NUM_SIDES)
+        chosen = np.where(_STATES[:, 1:] == 1, p_sides, 1 - p_sides).prod(axis=1)
+        p_state[lesion] = np.where(_STATES[:, 0] == 1, marked * chosen, 1 - marked)
+        halo = (0.1 + 0.75 * p_sides)[side]
+        fading = np.interp(distance, (_CORE - 0.15, _CORE + 0.05), (1, 0))  # from the core to the halo
+        profile = (fading + (1 - fading) * halo) * np.interp(distance, (0.9, 1.15), (1, 0))
         image[window] += (0.05 + 0.45 * marked) * profile.astype(np.float32)
     image = 0.35 + (image - 0.35) * np.float32(p_call)
     image += 0.025 * rng.standard_normal(size, dtype=np.float32)
     return to_bytes(image), KnownDistribution(regions=regions, p_call=float(p_call), p_state=p_state)
 
 
-def _distance_from_centre(rng: np.random.Generator, *, size: tuple[int, int]) -> np.ndarray:
-    """Distance (h, w) from the centre of a wobbly ellipse, 1 on its outline; exactly 0 at one pixel."""
+def _polar(rng: np.random.Generator, *, size: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+    """Distance (h, w) from the centre of a wobbly ellipse, 1 on its outline, exactly 0 at one pixel; side (h, w)."""
     h, w = size
-    side = min(size)
-    y = np.arange(h)[:, None] - int(h * rng.uniform(0.36, 0.64))
-    x = np.arange(w)[None, :] - int(w * rng.uniform(0.36, 0.64))
-    angle, stretch = rng.uniform(0, np.pi), rng.uniform(1, 1.4)
-    radius = side * rng.uniform(0.19, 0.31)
+    shorter = min(size)
+    y = np.arange(h)[:, None] - int(h * rng.uniform(0.42, 0.58))
+    x = np.arange(w)[None, :] - int(w * rng.uniform(0.42, 0.58))
+    angle, stretch = rng.uniform(0, np.pi), rng.uniform(1, 1.3)
+    radius = shorter * rng.uniform(0.28, 0.4)
     along, across = np.cos(angle) * x + np.sin(angle) * y, np.cos(angle) * y - np.sin(angle) * x
-    wobble = np.clip(smooth_noise(rng, size=size, scale=side / 5), -2, 2)
-    return np.asarray(np.hypot(along, across * stretch) / radius * (1 + 0.13 * wobble))
+    wobble = np.clip(smooth_noise(rng, size=size, scale=shorter / 5), -2, 2)
+    distance = np.asarray(np.hypot(along, across * stretch) / radius * (1 + 0.13 * wobble))
+    turns = (np.arctan2(across, along) / (2 * np.pi) + rng.uniform()) % 1
+    return distance, np.minimum((turns * NUM_SIDES).astype(np.int64), NUM_SIDES - 1)
 
 
 def _lung(rng: np.random.Generator, *, size: tuple[int, int]) -> np.ndarray:
