@@ -227,7 +227,7 @@ def _print_comparison(comparison: Mapping[str, Any]) -> None:
         notes.print("the data have the same images by name, but not the same fingerprint", highlight=False)
 
 
-def _interval(gap: Mapping[str, float], prefix: str) -> str:
+def _interval(gap: Mapping[str, Any], prefix: str) -> str:
     mean, std, low, high = (gap[prefix + key] for key in ("mean", "std", "low", "high"))
     return f"{mean:+.4f} ± {std:.4f} \\[{low:+.4f}, {high:+.4f}]"
 
@@ -238,5 +238,5 @@ def _titled(name: str) -> str:
     return f"{name} {DIRECTIONS.get(name, '')}".strip()
 
 
-def _number(entry: Mapping[str, float] | None) -> str:
+def _number(entry: Mapping[str, Any] | None) -> str:
     return "–" if entry is None else f"{entry['mean']:.4f} ± {entry['std']:.4f}"

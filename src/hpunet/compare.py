@@ -13,6 +13,7 @@ from hpunet.evaluation_rows import IDENTITY_FILE, Row, read_evaluation
 from hpunet.evaluation_summary import (
     ALL_METRICS,
     DIRECTIONS,
+    TOGETHER,
     Scope,
     is_defined,
     metric_entries,
@@ -100,25 +101,35 @@ def _side_by_side(rows: Sequence[Sequence[Row]], *, scope: Scope) -> dict[str, A
     """For each metric the entry of each run, and the difference of each but the first to the first."""
     entries = [metric_entries(mine, scope=scope) for mine in rows]
     result: dict[str, Any] = {}
-    for name in ALL_METRICS:
-        result[name] = {
-            "runs": [mine[name] for mine in entries],
-            "differences": [_difference(rows[0], other, name) for other in rows[1:]],
-        }
+    for names in TOGETHER:
+        gaps = [_differences(rows[0], other, names) for other in rows[1:]]
+        for name in names:
+            result[name] = {
+                "runs": [mine[name] for mine in entries],
+                "differences": [gap[name] for gap in gaps],
+            }
     result["reasons"] = {name: reason for mine in reversed(entries) for name, reason in mine["reasons"].items()}
     return result
 
 
-def _difference(first: Sequence[Row], other: Sequence[Row], name: str) -> dict[str, Any] | None:
-    both = [(a, b) for a, b in zip(first, other, strict=True) if is_defined(a, name) and is_defined(b, name)]
+def _differences(first: Sequence[Row], other: Sequence[Row], names: Sequence[str]) -> dict[str, Any]:
+    both = [(a, b) for a, b in zip(first, other, strict=True) if is_defined(a, names[0]) and is_defined(b, names[0])]
     base, rows = [a for a, _ in both], [b for _, b in both]
-    entry: dict[str, Any] = {"num_images": len(rows)}
-    for prefix, by_patient in (("", False), ("patient_", True)):
-        drawn = resampled(rows, name, by_patient=by_patient, less=base)
-        if not drawn.size:
-            return None
-        low, high = np.percentile(drawn, (2.5, 97.5))
-        numbers = {"mean": drawn.mean(), "std": drawn.std(), "low": low, "high": high}
+    drawn = {
+        "": resampled(rows, names, less=base),
+        "patient_": resampled(rows, names, less=base, by_patient=True),
+    }
+    return {name: _difference({k: v[name] for k, v in drawn.items()}, num_images=len(rows)) for name in names}
+
+
+def _difference(drawn: Mapping[str, np.ndarray], *, num_images: int) -> dict[str, Any] | None:
+    """Numbers of resampled differences, over images ("") and over patients ("patient_")."""
+    if not all(values.size for values in drawn.values()):
+        return None
+    entry: dict[str, Any] = {"num_images": num_images}
+    for prefix, values in drawn.items():
+        low, high = np.percentile(values, (2.5, 97.5))
+        numbers = {"mean": values.mean(), "std": values.std(), "low": low, "high": high}
         entry |= {prefix + key: float(value) for key, value in numbers.items()}
     return entry
 

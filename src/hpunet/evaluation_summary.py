@@ -11,6 +11,8 @@ from hpunet.metrics import average_precision, resampled_average_precision, resam
 
 ALL_METRICS = (*METRICS, "ap50", "ap")
 """Those of an image, then those that only a set of images has."""
+TOGETHER = (*((name,) for name in METRICS), ("ap50", "ap"))
+"""Metrics that are defined, and resampled, together."""
 DIRECTIONS = {
     **dict.fromkeys(("ged2", "ged2_unbiased", "calibration_error", "rand_error"), "↓"),
     **dict.fromkeys(("hm_iou", "iou_rec", "best_match_dice", "uncertainty_error_ncc", "ap50", "ap"), "↑"),
@@ -48,7 +50,7 @@ def summarise(rows: Sequence[Row], *, scope: Scope) -> dict[str, Any]:
 
 def metric_entries(rows: Sequence[Row], *, scope: Scope) -> dict[str, Any]:
     """An entry for each metric, and `reasons` for those that are None."""
-    entries = {name: _entry(rows, name) for name in ALL_METRICS}
+    entries = {name: entry for names in TOGETHER for name, entry in _entries(rows, names).items()}
     reasons = {name: _reason(name, rows, scope=scope) for name, entry in entries.items() if entry is None}
     return {**entries, "reasons": reasons}
 
@@ -58,19 +60,24 @@ def _subset_b(rows: Sequence[Row], *, scope: Scope) -> dict[str, Any]:
     return {"num_images": len(marked_by_all), **metric_entries(marked_by_all, scope=scope)}
 
 
-def _entry(rows: Sequence[Row], name: str) -> Entry:
-    defined = [row for row in rows if is_defined(row, name)]
-    by_image, by_patient = resampled(defined, name), resampled(defined, name, by_patient=True)
-    if not by_image.size or not by_patient.size:
-        return None
-    entry = {
-        "mean": float(by_image.mean()),
-        "std": float(by_image.std()),
-        "patient_mean": float(by_patient.mean()),
-        "patient_std": float(by_patient.std()),
-        "num_images": len(defined),
-    }
-    return entry if name in METRICS else {**entry, "value": _set_value(defined, name)}
+def _entries(rows: Sequence[Row], names: Sequence[str]) -> dict[str, Entry]:
+    defined = [row for row in rows if is_defined(row, names[0])]
+    by_image, by_patient = resampled(defined, names), resampled(defined, names, by_patient=True)
+    entries: dict[str, Entry] = {}
+    for name in names:
+        images, patients = by_image[name], by_patient[name]
+        if not images.size or not patients.size:
+            entries[name] = None
+            continue
+        entry = {
+            "mean": float(images.mean()),
+            "std": float(images.std()),
+            "patient_mean": float(patients.mean()),
+            "patient_std": float(patients.std()),
+            "num_images": len(defined),
+        }
+        entries[name] = entry if name in METRICS else {**entry, "value": _set_value(defined, name)}
+    return entries
 
 
 def is_defined(row: Row, name: str) -> bool:
@@ -79,29 +86,32 @@ def is_defined(row: Row, name: str) -> bool:
 
 
 def resampled(
-    rows: Sequence[Row], name: str, *, by_patient: bool = False, less: Sequence[Row] | None = None
-) -> np.ndarray:
-    """The metric of images drawn with replacement, `NUM_BOOTSTRAPS` times; less that of other rows of those images.
+    rows: Sequence[Row], names: Sequence[str], *, by_patient: bool = False, less: Sequence[Row] | None = None
+) -> dict[str, np.ndarray]:
+    """Metrics of images drawn with replacement, `NUM_BOOTSTRAPS` times; less those of other rows of the same images.
 
-    Every row must have the metric. Empty where it is undefined; a drawn set without instances is left out.
+    `names` are one of `TOGETHER`, and every row must have them. Empty where undefined; a drawn set without true
+    instances is left out.
     """
     if not rows:
-        return np.empty(0)
-    groups = [row.patient for row in rows] if by_patient else None
-    if name in METRICS:
+        return {name: np.empty(0) for name in names}
+    how: dict[str, Any] = {"seed": 0, "groups": [row.patient for row in rows] if by_patient else None}
+    if names[0] in METRICS:
+        (name,) = names
         values = np.array([row.scores[name] for row in rows])
         if less is not None:
             values = values - np.array([row.scores[name] for row in less])
-        return resampled_means(values, seed=0, groups=groups, num=NUM_BOOTSTRAPS)
-    column = ("ap", "ap50").index(name)
-    both = [_resampled_ap(part, groups)[:, column] for part in (rows, less) if part is not None]
-    values = both[0] - both[1] if len(both) == 2 else both[0]
-    return np.asarray(values[np.isfinite(values)])
-
-
-def _resampled_ap(rows: Sequence[Row], groups: Sequence[str] | None) -> np.ndarray:
-    matches = [row.matches for row in rows if row.matches is not None]
-    return resampled_average_precision(matches, seed=0, groups=groups, num=NUM_BOOTSTRAPS)
+        return {name: resampled_means(values, num=NUM_BOOTSTRAPS, **how)}
+    drawn = [
+        resampled_average_precision(
+            [row.matches for row in part if row.matches is not None], num=NUM_BOOTSTRAPS, **how
+        )
+        for part in (rows, less)
+        if part is not None
+    ]
+    difference = drawn[0] - drawn[1] if len(drawn) == 2 else drawn[0]
+    defined = difference[np.isfinite(difference).all(axis=1)]
+    return dict(zip(("ap", "ap50"), defined.T, strict=True))
 
 
 def _set_value(rows: Sequence[Row], name: str) -> float | None:

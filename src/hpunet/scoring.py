@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float64, Int
+from jaxtyping import Float, Float64, Integer
 from torch import Tensor
 
 from hpunet.batch import Batch
@@ -70,7 +70,7 @@ def metric_arguments(batch: Batch, info: SetInfo) -> dict[str, Any]:
 
 
 def image_scores(
-    *, samples: Int[Tensor, "b s h w"], reconstructions: Int[Tensor, "b r h w"], batch: Batch, info: SetInfo
+    *, samples: Integer[Tensor, "b s h w"], reconstructions: Integer[Tensor, "b r h w"], batch: Batch, info: SetInfo
 ) -> dict[str, Float64[Tensor, " b"]]:
     """What GED² and its relatives, and reconstruction IoU, are for each image, on the CPU; NaN where undefined."""
     common = metric_arguments(batch, info)

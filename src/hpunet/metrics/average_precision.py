@@ -114,8 +114,11 @@ def resampled_average_precision(
     NaN for a drawn set without a true instance. The same seed and number of images give the same draws, so two models
     can be compared draw by draw.
     """
+    result = np.full((num, 2), np.nan)
+    if not images:
+        return result
     group = group_numbers(groups, num_images=len(images))
-    num_groups = int(group.max(initial=-1)) + 1
+    num_groups = int(group.max()) + 1
     num_true = np.array([image.iou.shape[1] for image in images])
     of_overlap = []  # of every prediction that counts: its image, its rank by score, whether it is true
     for overlap in OVERLAPS:
@@ -124,7 +127,6 @@ def resampled_average_precision(
         is_true = np.concatenate([np.repeat([1.0, 0.0], [len(true), len(false)]) for true, false in parts])
         _, by_score = np.unique(-np.concatenate([scores for part in parts for scores in part]), return_inverse=True)
         of_overlap.append((image_of, by_score, is_true))
-    result = np.full((num, 2), np.nan)
     for i, drawn in enumerate(draws(np.random.default_rng(seed), num_groups=num_groups, num=num)):
         times = np.bincount(drawn, minlength=num_groups)[group].astype(np.float64)
         if not (num_instances := int(times @ num_true)):
@@ -162,6 +164,6 @@ def _area(by_score: np.ndarray, is_true: np.ndarray, times: np.ndarray, num_inst
     """The same for predictions (n,) that count so many times, with their ranks among the distinct scores."""
     num_true = np.bincount(by_score, weights=is_true * times).cumsum()
     num_predicted = np.bincount(by_score, weights=times).cumsum()
-    precision = np.divide(num_true, num_predicted, out=np.ones_like(num_true), where=num_predicted > 0)
+    precision = np.divide(num_true, num_predicted, out=np.ones(len(num_true)), where=num_predicted > 0)
     recall = num_true / num_instances
     return float(np.trapezoid(np.concatenate([[1.0], precision]), np.concatenate([[0.0], recall])))

@@ -58,7 +58,7 @@ def group_numbers(groups: Sequence[object] | None, *, num_images: int) -> Int[np
     if len(names) != num_images:
         raise DataError(f"groups: expected one for each of the {num_images} images, got {len(names)}")
     number = {name: i for i, name in enumerate(dict.fromkeys(names))}
-    return np.array([number[name] for name in names])
+    return np.array([number[name] for name in names], dtype=np.int64)
 
 
 def draws(rng: np.random.Generator, *, num_groups: int, num: int) -> Iterator[Int[np.ndarray, " groups"]]:
