@@ -1,6 +1,7 @@
 """`hpunet evaluate` and `hpunet compare` as a person runs them, by one process and by two."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -94,3 +95,20 @@ def test_torchrun_by_two_gives_the_same_rows(place: Path) -> None:
         del summary["duration_s"], summary["runs"]
     assert summaries[0] == summaries[1]
     assert not list(two.glob("*.part*"))
+
+
+def test_evaluation_page_and_readme_name_options_that_exist() -> None:
+    known = {}
+    for name, command in (("evaluate", evaluate_command), ("compare", compare_command)):
+        app = typer.Typer()
+        app.command()(command)
+        known[name] = {option for parameter in typer.main.get_command(app).params for option in parameter.opts}
+    root = Path(__file__).parents[1]
+    commands = []
+    for page in ("README.md", "docs/evaluation.md"):
+        commands += re.findall(r"hpunet (evaluate|compare) ([^\n`#]*)", (root / page).read_text())
+    assert len(commands) >= 6
+    for name, arguments in commands:
+        assert set(re.findall(r"--[a-z]+", arguments)) <= known[name]
+    table = (root / "docs/evaluation.md").read_text().split("| option |")[1].split("\n\n")[0]
+    assert set(re.findall(r"\| `(--[a-z]+)", table)) <= known["evaluate"]

@@ -171,9 +171,9 @@ def _print_summary(summary: Mapping[str, Any]) -> None:
     counts = f"{summary['num_images']} {summary['split']} images, {summary['num_samples']} samples each"
     table = Table(title=f"{escape(runs)}: {counts}", title_justify="left")
     table.add_column("", no_wrap=True)
-    for column in ("mean ± std", "± over patients", "subset B"):
+    for column in ("mean ± std", "± patients", "subset B"):
         table.add_column(column)
-    table.caption = f"by bootstrap; subset B are the {subset['num_images']} images that every grader marked"
+    table.caption = f"std by bootstrap; subset B: the {subset['num_images']} images that every grader marked"
     table.caption_justify = "left"
     missing = []
     for name in ALL_METRICS:
