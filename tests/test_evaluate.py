@@ -386,5 +386,25 @@ def test_damaged_rows_are_refused_by_line(tmp_path: Path) -> None:
         run_it(tmp_path, lesions(3))
 
 
+def test_rows_with_random_damage_are_read_or_refused(tmp_path: Path) -> None:
+    source = open_synthetic("streets", split="val", num_images=2, size=(32, 32))
+    run_it(tmp_path, source, scorer_of(small_model("streets"), "streets"))
+    whole = (tmp_path / ROWS_FILE).read_bytes()
+    assert sum(row.matches is not None for row in read_rows(tmp_path / ROWS_FILE)) == 2
+    rng = np.random.default_rng(0)
+    outcomes = set()
+    for _ in range(300):
+        damaged = bytearray(whole)
+        for place in rng.integers(0, len(whole), rng.integers(1, 4)):
+            damaged[place] = rng.choice(list(b'0123456789,"[]\n.-eNainf\xff\x00'))
+        (tmp_path / ROWS_FILE).write_bytes(damaged)
+        try:
+            read_rows(tmp_path / ROWS_FILE)
+            outcomes.add("read")
+        except DataError:
+            outcomes.add("refused")
+    assert outcomes == {"read", "refused"}
+
+
 def test_rows_have_all_metrics_as_columns() -> None:
     assert set(METRICS) < set(COLUMNS)

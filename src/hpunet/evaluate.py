@@ -78,11 +78,10 @@ def evaluate(
         "data_fingerprint": identity["data"],
         **summarise(rows, scope=scorer.scope),
     }
-    if rank() == 0:
-        _save_examples(scorer, source, rows, folder)
     summary["duration_s"] = round(time.perf_counter() - start, 3)
     if rank() == 0:
         replace_file(folder / SUMMARY_FILE, dump_json(summary, name=SUMMARY_FILE))
+        _save_examples(scorer, source, rows, folder)
     return summary
 
 
@@ -121,12 +120,15 @@ def _save_examples(scorer: Scorer, source: Source, rows: Sequence[Row], folder: 
         return
     spread = np.linspace(0, len(good) - 1, min(NUM_SHOWN, len(good))).round().astype(int)
     by_hardness = sorted((row for row in good if metric in row.scores), key=lambda row: -row.scores[metric])
-    hardest = [row.key for row in by_hardness[:NUM_HARDEST]]
-    chosen = list({row.key: row for row in [*(good[i] for i in spread), *by_hardness[:NUM_HARDEST]]}.values())
-    arrays = scorer.examples(source, chosen)
-    arrays["hardness"] = np.array([row.scores.get(metric, np.nan) for row in chosen])
+    hardest = {row.key: row for row in by_hardness[:NUM_HARDEST]}
+    chosen = {**{good[i].key: good[i] for i in spread}, **hardest}
+    arrays = scorer.examples(source, list(chosen.values()))
+    if not arrays:
+        return
+    shown = [chosen[key] for key in arrays["keys"].tolist()]
+    arrays["hardness"] = np.array([row.scores.get(metric, np.nan) for row in shown])
     arrays["hardness_metric"] = np.array(metric)
-    arrays["is_hardest"] = np.array([row.key in hardest for row in chosen], dtype=np.bool_)
+    arrays["is_hardest"] = np.array([row.key in hardest for row in shown], dtype=np.bool_)
     content = io.BytesIO()
     np.savez_compressed(content, **arrays)  # type: ignore[arg-type]
     replace_file(folder / EXAMPLES_FILE, content.getvalue())

@@ -32,6 +32,8 @@ METRICS = (
 )
 """The metrics that an image has."""
 COLUMNS = ("image", "key", "patient", "num_graders", "subset_b", *METRICS, "instances", "error")
+MAX_PAIRS = 2**24
+"""Bound on the pairs of predicted and true instances of an image that are read back."""
 csv.field_size_limit(2**27)  # an image of very many instances
 
 
@@ -94,7 +96,8 @@ class RowStore:
             self._file.flush()
 
     def finish(self) -> list[Row]:
-        """All rows of all processes, in the order of the data, now in `rows.csv`."""
+        """All rows of all processes, in the order of the data, now in `rows.csv`; no more can be appended."""
+        self._file.close()
         wait_for_all()
         by_key: dict[str, Row] = {}
         for row in self._all_rows():
@@ -104,7 +107,6 @@ class RowStore:
         wait_for_all()  # all have read, now the parts may go
         if rank() == 0:
             replace_file(self.folder / ROWS_FILE, (_header() + _as_csv(rows)).encode())
-            self._file.close()
             for part in self._parts():
                 part.unlink()
         wait_for_all()
@@ -143,6 +145,8 @@ def read_evaluation(folder: Path) -> tuple[dict[str, Any], list[Row]]:
         unfinished = identity is not None and any(folder.glob("rows-*.part.csv"))
         state = "is not finished; go on with the same command" if unfinished else "holds no evaluation"
         raise ConfigError(f"{folder}: {state}: hpunet evaluate RUN --data DIR")
+    if missing := {"split", "samples", "crop", "extrapolate", "alpha", "data"} - identity.keys():
+        raise DataError(f"{folder / IDENTITY_FILE}: lacks {', '.join(sorted(missing))}; evaluate again")
     return identity, read_rows(folder / ROWS_FILE)
 
 
@@ -190,7 +194,7 @@ def _row(cells: Sequence[str], *, where: str) -> Row:
             matches=_matches_from(named["instances"]) if named["instances"] else None,
             error=named["error"],
         )
-    except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, IndexError, ArithmeticError, RecursionError) as error:
         raise DataError(f"{where} cannot be read ({error}); remove it, or evaluate again") from None
 
 
@@ -218,13 +222,12 @@ def _matches_text(matches: InstanceMatches) -> str:
 
 def _matches_from(text: str) -> InstanceMatches:
     scores, ignored, num_true, overlaps = json.loads(text)
-    if not 0 <= num_true <= 2**16 or len(ignored) != len(scores):
+    if not 0 <= num_true * len(scores) <= MAX_PAIRS or num_true > MAX_PAIRS or len(ignored) != len(scores):
         raise ValueError("instances that do not fit each other")
     iou = np.zeros((len(scores), num_true))
     for i, j, value in overlaps:
         iou[i, j] = value
-    return InstanceMatches(
-        iou=iou,
-        scores=np.array(scores, dtype=np.float64),
-        ignored_share=np.array(ignored, dtype=np.float64),
-    )
+    confidence, shares = (np.array(values, dtype=np.float64) for values in (scores, ignored))
+    if not all(array.ndim == 1 and np.isfinite(array).all() for array in (iou.ravel(), confidence, shares)):
+        raise ValueError("instances that are not finite numbers")
+    return InstanceMatches(iou=iou, scores=confidence, ignored_share=shares)

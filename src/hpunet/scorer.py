@@ -219,15 +219,15 @@ class Scorer:
         return postprocess(found, keep_unmatched=not self.scope.has_average_precision)
 
     def examples(self, source: Source, rows: Sequence[Row]) -> dict[str, np.ndarray]:
-        """Maps of these images, as `shown_arrays` describes them, drawn as when they were scored.
+        """Maps of these images where they can be read, as in `shown_arrays`, drawn as when they were scored.
 
         For instances also `instances` (predicted) and `true_instances` (b, h, w), 0 where there is none.
         """
         collected: dict[str, list[np.ndarray]] = {}
         for row in rows:  # one at a time: their logits would not all fit
             item = read_item(source, row.image, self.info)
-            if item.sample is None:  # it was readable a moment ago
-                raise DataError(item.error)
+            if item.sample is None:  # it was readable when it was scored
+                continue
             batch, truth = self._batch([item.sample], [row.key])
             image, cond = self._prior_inputs(batch, [row.image])
             on_device = Batch(**{name: value.to(self.device) for name, value in vars(batch).items()})
