@@ -23,13 +23,14 @@ def evaluate_command(
     limit: Annotated[int | None, typer.Option(help="So many images only, always the same ones.", min=1)] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the (pooled) summary to this file.")] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for a folder a run; by default RUN/evaluation/SPLIT-SAMPLES.")
+        Path | None, typer.Option(help="Folder that gets one for each run; by default RUN/evaluation/SPLIT-SAMPLES.")
     ] = None,
     checkpoint: Annotated[str, typer.Option(help="latest, best, or a name such as step-00001000.")] = "latest",
     seed: Annotated[int, typer.Option(help="Seed of the samples.", min=0)] = 0,
     batch: Annotated[int, typer.Option(help="Images that go through the network together.", min=1)] = 8,
     alpha: Annotated[
-        int | None, typer.Option(help="Instances: threshold of the clustering; by default the samples.", min=0)
+        int | None,
+        typer.Option(help="Instances: threshold α of the clustering; by default as many as samples.", min=0),
     ] = None,
     replace: Annotated[bool, typer.Option("--replace", help="Replace another evaluation that is there.")] = False,
 ) -> None:
