@@ -67,6 +67,16 @@ FAILS = {
         ["train", "demo", "--data", "elsewhere", "--out", "run", *SMALL, "--resume"],
         "was made with other data than elsewhere; use them, or another --out",
     ),
+    "evaluate: no run": (["evaluate", "x", *LESIONS], "x: no such folder; expected one that `hpunet train` wrote"),
+    "evaluate: other classes": (
+        ["evaluate", "run", "--data", "synthetic:neurites"],
+        "synthetic-neurites data do not fit the model: 1 classes where the model has 2",
+    ),
+    "evaluate: no split": (["evaluate", "run", "--data", "here", "--split", "last"], "here: has no split 'last'"),
+    "compare: not evaluated": (
+        ["compare", "run", "run2"],
+        "run/evaluation/val-16: no such evaluation; make it first: hpunet evaluate run --data DIR",
+    ),
     "init: missing data": (["init", "--data", "nowhere", "--out", "x.toml"], "nowhere: no such file or folder"),
     "init: wrong option": (["init", *LESIONS, "--set", "seize=3"], "seize: synthetic data take no such option"),
     "init: the file is there": (

@@ -28,6 +28,7 @@ from hpunet.metrics import (
     match_instances,
     pair_ious,
     rand_error,
+    resampled_average_precision,
     sample_diversity,
     subset_b,
     uncertainty_error_ncc,
@@ -440,6 +441,28 @@ def test_average_precision_joins_images_and_knows_when_it_is_undefined() -> None
     assert average_precision([]).by_overlap is None
     assert average_precision([missed]).ap == 0
     assert average_precision([empty, missed, found]).ap == pytest.approx(1 / 2)
+
+
+def test_resampled_average_precision_is_that_of_each_drawn_set() -> None:
+    rng = np.random.default_rng(0)
+    images = []
+    for _ in range(5):
+        num_predicted, num_true = rng.integers(0, 6), rng.integers(0, 4)
+        iou = rng.random((num_predicted, num_true)) * (rng.random((num_predicted, num_true)) < 0.5)
+        scores = rng.integers(0, 4, num_predicted) / 4  # ties
+        ignored = rng.choice([0.0, 0.9], num_predicted)
+        images.append(InstanceMatches(iou=iou, scores=scores, ignored_share=ignored))
+    for groups in (None, ["a", "b", "a", "c", "b"]):
+        found = resampled_average_precision(images, seed=3, groups=groups, num=40)
+        names = list(range(5)) if groups is None else groups
+        unique = list(dict.fromkeys(names))
+        draws = np.random.default_rng(3)
+        for ap, ap50 in found:
+            drawn = draws.integers(len(unique), size=len(unique))
+            expected = average_precision([images[i] for g in drawn for i in range(5) if names[i] == unique[g]])
+            assert ap == pytest.approx(np.nan if expected.ap is None else expected.ap, nan_ok=True)
+            assert ap50 == pytest.approx(np.nan if expected.ap50 is None else expected.ap50, nan_ok=True)
+    assert np.isnan(resampled_average_precision(images[:0], seed=0, num=3)).all()
 
 
 # Pixels

@@ -42,7 +42,22 @@ ALLOWED = {
     "build": {"errors", "config", "data", "models", "objectives", "training_step"},
     "logs": set(),
     "training_step": {"batch", "noise", "data", "objectives"},
-    "validation": {"batch", "config", "noise", "data", "distributed", "logs", "metrics", "pictures", "sampling"},
+    "validation": {"batch", "config", "data", "distributed", "logs", "pictures", "sampling", "scoring"},
+    "scoring": {"batch", "noise", "data", "metrics", "models", "sampling"},
+    "evaluation_rows": {"errors", "data.files", "distributed", "metrics", "storage"},
+    "evaluation_summary": {"evaluation_rows", "metrics"},
+    "scorer": {
+        *("errors", "batch", "data.base", "evaluation_rows", "evaluation_summary", "instances", "metrics"),
+        *("models.protocol", "sampling", "scoring"),
+    },
+    "evaluate": {
+        *("errors", "data.base", "distributed", "evaluation_rows", "evaluation_summary", "scorer", "storage"),
+    },
+    "compare": {"errors", "evaluation_rows", "evaluation_summary", "report_figures"},
+    "cli_evaluate": {
+        *("build", "compare", "data.sources", "distributed", "evaluate", "evaluation_summary", "scorer", "storage"),
+        *("train", "trained"),
+    },
     "train": {
         *("errors", "config", "batch", "build", "checkpoint", "data", "distributed", "logs", "objectives"),
         *("run_state", "stopping", "training_step", "validation", "weights"),

@@ -59,6 +59,21 @@ def test_sample_one_by_one_equals_one_batch(model: nn.Module) -> None:
     torch.testing.assert_close(torch.cat(alone, dim=1), logits(together), rtol=0, atol=1e-5)
 
 
+def test_sample_with_a_generator_an_image_does_not_depend_on_the_batch(model: nn.Module) -> None:
+    image = torch.rand(3, 1, 16, 16, generator=seeded())
+    together = sample(model, image=image, num_samples=4, generator=[seeded(i) for i in range(3)])
+    for i in range(3):
+        alone = sample(model, image=image[i : i + 1], num_samples=4, generator=seeded(i))
+        for one, several in zip(alone.latents, together.latents, strict=True):
+            torch.testing.assert_close(one[0], several[i])
+        torch.testing.assert_close(logits(alone)[0], logits(together)[i])
+    generators = [seeded(i) for i in range(3)]
+    halves = [sample(model, image=image, num_samples=2, generator=generators) for _ in range(2)]
+    assert torch.equal(torch.cat([half.labels for half in halves], dim=1), together.labels)
+    with pytest.raises(ConfigError, match="one for each of the 3 images, got 2"):
+        sample(model, image=image, num_samples=1, generator=generators[:2])
+
+
 def test_sample_is_reproducible_by_seed_only(model: nn.Module) -> None:
     one, same, other = (sample(model, image=IMAGE, num_samples=2, generator=seeded(s)) for s in (0, 0, 1))
     assert torch.equal(logits(one), logits(same))

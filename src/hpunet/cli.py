@@ -9,6 +9,7 @@ from rich.markup import escape
 
 from hpunet import __version__
 from hpunet.cli_data import app as data_app
+from hpunet.cli_evaluate import compare_command, evaluate_command
 from hpunet.cli_init import init_command
 from hpunet.cli_report import demo_command, report_command
 from hpunet.cli_train import train_command
@@ -24,6 +25,8 @@ app.command(name="demo")(demo_command)
 app.add_typer(data_app, name="data")
 app.command(name="init")(init_command)
 app.command(name="train")(train_command)
+app.command(name="evaluate")(evaluate_command)
+app.command(name="compare")(compare_command)
 app.command(name="report")(report_command)
 console = Console()
 

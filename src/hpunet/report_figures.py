@@ -129,6 +129,15 @@ def _which(scale: int, num_scales: int) -> str:
     return {0: " (most global)", num_scales - 1: " (most local)"}.get(scale, "")
 
 
+_MARKERS = ("o", "s", "^", "D", "v", "P")
+
+
+def run_look(number: int) -> dict[str, Any]:
+    """Colour and marker of the n-th run, for single values."""
+    marker = _MARKERS[number % len(_MARKERS)]
+    return {"color": _look(number)["color"], "marker": marker, "markersize": 6, "linestyle": "none"}
+
+
 def _look(number: int) -> dict[str, Any]:
     """Colour and dashes of the n-th run: told apart in any colour vision, and in print without colours."""
     colours = [tuple(rgb / 255) for rgb in PALETTE[[5, 6, 3, 7, 1, 2]]]

@@ -18,6 +18,9 @@ T = TypeVar("T")
 HowToTake = Literal["sample", "mean"] | Tensor
 """How a latent scale gets its values: drawn from the prior, its mean, or given as (b, s, z, h_i, w_i)."""
 
+Generators = torch.Generator | Sequence[torch.Generator] | None
+"""Where noise comes from: one generator for the batch, one for each image, or torch's own."""
+
 PIXELS_AT_ONCE = 2**20
 """Default bound on the pixels decoded at once: 64 hypotheses of 128×128, 2 of 512×1024."""
 PIXELS_AT_ONCE_CPU = 2**16
@@ -49,13 +52,19 @@ def draw_noise(
     *,
     batch: int,
     num_samples: int,
-    generator: torch.Generator | None,
+    generator: Generators,
     device: torch.device,
 ) -> list[Tensor]:
     """Standard normal noise (b, s, z, h_i, w_i) for each latent scale.
 
-    One draw a hypothesis, so that the n-th one depends neither on how many follow nor on how they are chunked.
+    One draw a hypothesis, so that the n-th one depends neither on how many follow nor on how they are chunked. With a
+    generator for each image it does not depend on the other images either.
     """
+    if isinstance(generator, Sequence):
+        if len(generator) != batch:
+            raise ConfigError(f"generator: expected one, or one for each of the {batch} images, got {len(generator)}")
+        alone = [draw_noise(shapes, batch=1, num_samples=num_samples, generator=g, device=device) for g in generator]
+        return [torch.cat(scale) for scale in zip(*alone, strict=True)]
     sizes = [prod(shape) for shape in shapes]
     source = generator.device if generator is not None else device
     flat = torch.stack(
@@ -75,7 +84,7 @@ def sample(
     latents: Literal["sample", "mean"] | Sequence[HowToTake] = "sample",
     temperature: float | Sequence[float] = 1.0,
     cond: Float[Tensor, "b e h w"] | None = None,
-    generator: torch.Generator | None = None,
+    generator: Generators = None,
     chunk_size: int | None = None,
     return_logits: bool = True,
 ) -> Samples:
@@ -91,7 +100,8 @@ def sample(
             tensor (b, s, z, h_i, w_i) of values to use (b and s may be 1).
         temperature: factor on the prior's σ, for all scales or one a scale.
         cond: what the prior sees beside the image, for models with `cond_channels`.
-        generator: makes the draw reproducible; the n-th hypothesis is the same for any `num_samples` and chunks.
+        generator: makes the draw reproducible; the n-th hypothesis is the same for any `num_samples` and chunks, and
+            with a sequence of generators, one an image, whatever else is in the batch.
         chunk_size: hypotheses decoded at once; by default as many as is fast and fits.
         return_logits: False keeps only the labels, a fraction of the memory.
     """
@@ -139,7 +149,7 @@ def reconstruct(
     labels: Int[Tensor, "b h w"] | Int[Tensor, "b r h w"],
     draw: bool = False,
     cond: Float[Tensor, "b e h w"] | None = None,
-    generator: torch.Generator | None = None,
+    generator: Generators = None,
     return_logits: bool = True,
 ) -> Samples:
     """Reconstruct segmentations through the posterior: Y' = S(X, μ_post(X, Y)), or a posterior draw.

@@ -115,3 +115,17 @@ def parse_json(content: bytes, *, name: str) -> Any:
         return json.loads(content.decode(), parse_constant=refuse, parse_float=number, object_pairs_hook=unique)
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{name}: not valid JSON ({error})") from None
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Put a file in its place, whole, for one that may be there; its folder is made."""
+    partial = path.with_name(f".{path.name}.partial")
+    with naming_errors(path, action="written"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.unlink(missing_ok=True)
+        try:
+            write_file(partial, content)
+            os.replace(partial, path)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise

@@ -15,23 +15,17 @@ from torch import Tensor
 
 from hpunet.batch import Batch
 from hpunet.config import Settings
-from hpunet.data.augment import NO_AUGMENTATION, apply_warp, draw_warp
-from hpunet.data.base import SetInfo
-from hpunet.data.extrapolation import NUM_UNIFORMS, hide
-from hpunet.data.instance_ids import assign_ids, evaluation_table
 from hpunet.data.packs import Pack
 from hpunet.distributed import rank, summed, world_size
 from hpunet.logs import Logger
-from hpunet.metrics import iou_rec, pair_ious
-from hpunet.noise import Stream, keyed_uniform
 from hpunet.pictures import grey_or_colour, overlay, save_picture, sheet
-from hpunet.sampling import HowToTake, reconstruct, sample
+from hpunet.sampling import reconstruct, sample
+from hpunet.scoring import centre_crop, image_scores, prior_inputs, shown_arrays, with_evaluation_ids
 
-NUM_SHOWN, NUM_SHOWN_SAMPLES = 6, 8
+NUM_SHOWN = 6
 IMAGES_AT_ONCE = 8
 """Images that are scored together, by one process and with noise of their own: the score does not depend on how many
 processes share the work, nor on the batch size."""
-NUM_TABLE_IDS = 4096
 METRICS = ("ged2", "hm_iou", "iou_rec")
 _LOWER_IS_BETTER = ("ged2",)
 
@@ -41,39 +35,8 @@ def evaluation_batch(pack: Pack, indices: Sequence[int], *, crop: tuple[int, int
     if len({pack.sizes[i] for i in indices}) > 1:  # each at its own centre, whatever its neighbours
         singles = [evaluation_batch(pack, [i], crop=crop, seed=seed) for i in indices]
         return Batch(**{name: torch.cat([getattr(s, name) for s in singles]) for name in vars(singles[0])})
-    batch = pack.batch(torch.tensor(indices))
-    index = torch.tensor(indices, device=batch.image.device)
-    size = (batch.image.shape[2], batch.image.shape[3])
-    warp = draw_warp(
-        NO_AUGMENTATION, seed=0, step=0, index=index, source_size=size, crop_size=crop, device=batch.image.device
-    )
-    batch = apply_warp(batch, warp, crop_size=crop)
-    if not pack.info.has_instances:
-        return batch
-    keys = [pack.identities[i].key for i in indices]
-    table = evaluation_table(keys, seed=seed, num_random_ids=pack.info.num_random_ids, num_instances=NUM_TABLE_IDS)
-    labels = assign_ids(
-        batch.labels,
-        num_fixed_classes=pack.info.num_fixed_classes,
-        num_random_ids=pack.info.num_random_ids,
-        table=table.to(batch.labels.device),
-    )
-    return Batch(image=batch.image, labels=labels, valid=batch.valid, graders=batch.graders)
-
-
-def image_scores(*, samples: Tensor, reconstructions: Tensor, batch: Batch, info: SetInfo) -> dict[str, Tensor]:
-    """GED², matched IoU and reconstruction IoU of each image, on the CPU."""
-    common: dict[str, Any] = {
-        "labels": batch.labels,
-        "num_classes": info.num_classes,
-        "classes": info.stochastic_classes,
-        "valid": batch.valid,
-        "graders": batch.graders,
-    }
-    pairs = pair_ious(samples=samples, **common)
-    rebuilt = iou_rec(reconstructions=reconstructions, **common)
-    scores = {"ged2": pairs.ged2(), "hm_iou": pairs.hungarian_iou(), "iou_rec": rebuilt}
-    return {name: torch.as_tensor(values, device="cpu") for name, values in scores.items()}
+    batch = centre_crop(pack.batch(torch.tensor(indices)), crop=crop)
+    return with_evaluation_ids(batch, keys=[pack.identities[i].key for i in indices], info=pack.info, seed=seed)
 
 
 class Validation:
@@ -128,48 +91,28 @@ class Validation:
         """A batch, and what the prior is given of it."""
         batch = evaluation_batch(self.pack, indices, crop=self.settings.data.crop, seed=self.settings.seed)
         batch = Batch(**{name: value.to(self.device) for name, value in vars(batch).items()})
-        if not self.settings.data.extrapolate:
-            return batch, batch.image, None
-        places = torch.tensor(indices, device=self.device)
-        uniform = keyed_uniform(seed=0, step=0, index=places, stream=Stream.HIDE, count=NUM_UNIFORMS)
-        hidden = hide(
-            image=batch.image, labels=batch.labels[:, 0], uniform=uniform, num_classes=self.pack.info.num_classes
+        image, cond = prior_inputs(
+            batch,
+            places=indices,
+            extrapolate=self.settings.data.extrapolate,
+            num_classes=self.pack.info.num_classes,
         )
-        return batch, hidden.image, hidden.cond
+        return batch, image, cond
 
     def _show(self, step: int, loggers: Sequence[Logger]) -> None:
         """A sheet of samples, and the arrays behind it with standard deviations by scale."""
         chosen = self.indices[:: max(1, len(self.indices) // NUM_SHOWN)][:NUM_SHOWN]
         batch, image, cond = self._inputs(chosen)
-        rest: list[HowToTake] = ["mean"] * (len(self.model.latent_dims) - 1)
-        ways: dict[str, Sequence[HowToTake]] = {
-            "full": [*rest, "sample"] if not rest else ["sample"] * (len(rest) + 1),
-            "global": ["sample", *rest],
-            "local": [*rest, "sample"],
-        }
-        arrays: dict[str, np.ndarray] = {
-            "image": image.float().cpu().numpy(),
-            "labels": batch.labels.cpu().numpy().astype(np.uint8),
-            "graders": batch.graders.cpu().numpy(),
-            "valid": batch.valid.cpu().numpy(),
-            "keys": np.array([self.pack.identities[i].key for i in chosen]),
-        }
-        for name, latents in ways.items():
-            drawn = sample(
-                self.model,
-                image=image,
-                cond=cond,
-                num_samples=self.settings.watch.validate_samples,
-                latents=latents,
-                generator=torch.Generator().manual_seed(0),
-            )
-            arrays[f"samples_{name}"] = drawn.labels[:, :NUM_SHOWN_SAMPLES].cpu().numpy().astype(np.uint8)
-            probability = drawn.probs[:, :, list(self.pack.info.stochastic_classes)].sum(dim=2)
-            arrays[f"std_{name}"] = probability.float().std(dim=1, correction=0).cpu().numpy()
-        mean = sample(self.model, image=image, cond=cond, num_samples=1, latents="mean", return_logits=False)
-        arrays["prior_mean"] = mean.labels[:, 0].cpu().numpy().astype(np.uint8)
-        rebuilt = reconstruct(self.model, image=image, labels=batch.labels.long(), cond=cond, return_logits=False)
-        arrays["reconstructions"] = rebuilt.labels.cpu().numpy().astype(np.uint8)
+        arrays = shown_arrays(
+            self.model,
+            batch=batch,
+            image=image,
+            cond=cond,
+            keys=[self.pack.identities[i].key for i in chosen],
+            info=self.pack.info,
+            num_samples=self.settings.watch.validate_samples,
+            generators=lambda: torch.Generator().manual_seed(0),
+        )
         folder = self.run / "pictures"
         folder.mkdir(parents=True, exist_ok=True)
         np.savez_compressed(folder / f"step-{step:08d}.npz", **arrays)  # type: ignore[arg-type]

@@ -59,8 +59,7 @@ def open_data(where: str, *, split: str, options: Mapping[str, Any] | None = Non
     kind = detect_kind(where)
     opener = _OPENERS[kind]
     arguments = _as_arguments(options or {})
-    _, *parameters = inspect.signature(opener).parameters.values()
-    known = {parameter.name: parameter.annotation for parameter in parameters if parameter.name != "split"}
+    known = known_options(where)
     for name, value in arguments.items():
         if name not in known:
             raise ConfigError(f"{name}: {kind} data take no such option, only {', '.join(known)}")
@@ -71,6 +70,12 @@ def open_data(where: str, *, split: str, options: Mapping[str, Any] | None = Non
             raise ConfigError(f"{name}: option of {kind} data, expected {wanted}, got {value!r}") from None
     first = where.removeprefix(SYNTHETIC_PREFIX) if kind == "synthetic" else Path(where)
     return opener(first, split=split, **arguments)
+
+
+def known_options(where: str) -> dict[str, Any]:
+    """The options that data of this kind take, with their types."""
+    _, *parameters = inspect.signature(_OPENERS[detect_kind(where)]).parameters.values()
+    return {parameter.name: parameter.annotation for parameter in parameters if parameter.name != "split"}
 
 
 def open_splits(where: str, *, options: Mapping[str, Any] | None = None) -> dict[str, Source]:

@@ -1,7 +1,13 @@
 """Metrics as pure functions (App. B): docs/metrics.md gathers formulas, sources and the rules for empty maps."""
 
-from hpunet.metrics.average_precision import AveragePrecision, InstanceMatches, average_precision, match_instances
-from hpunet.metrics.bootstrap import Bootstrap, bootstrap
+from hpunet.metrics.average_precision import (
+    AveragePrecision,
+    InstanceMatches,
+    average_precision,
+    match_instances,
+    resampled_average_precision,
+)
+from hpunet.metrics.bootstrap import Bootstrap, bootstrap, resampled_means
 from hpunet.metrics.distributions import (
     PairIoUs,
     best_match_dice,
@@ -32,6 +38,8 @@ __all__ = [
     "match_instances",
     "pair_ious",
     "rand_error",
+    "resampled_average_precision",
+    "resampled_means",
     "sample_diversity",
     "subset_b",
     "uncertainty_error_ncc",

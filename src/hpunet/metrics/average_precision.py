@@ -24,6 +24,7 @@ import numpy as np
 from jaxtyping import Bool, Float64, Integer
 
 from hpunet.errors import DataError
+from hpunet.metrics.bootstrap import draws, group_numbers
 
 OVERLAPS = tuple(round(0.5 + 0.05 * i, 2) for i in range(10))
 MIN_REGION = 100
@@ -105,6 +106,38 @@ def average_precision(images: Sequence[InstanceMatches]) -> AveragePrecision:
     return AveragePrecision(ap=float(np.mean(by_overlap)), ap50=by_overlap[0], by_overlap=by_overlap)
 
 
+def resampled_average_precision(
+    images: Sequence[InstanceMatches], *, seed: int, groups: Sequence[object] | None = None, num: int = 1000
+) -> Float64[np.ndarray, "num 2"]:
+    """AP and AP50 of sets of images (or of whole groups) drawn with replacement, as `resampled_means` draws them.
+
+    NaN for a drawn set without a true instance. The same seed and number of images give the same draws, so two models
+    can be compared draw by draw.
+    """
+    result = np.full((num, 2), np.nan)
+    if not images:
+        return result
+    group = group_numbers(groups, num_images=len(images))
+    num_groups = int(group.max()) + 1
+    num_true = np.array([image.iou.shape[1] for image in images])
+    of_overlap = []  # of every prediction that counts: its image, its rank by score, whether it is true
+    for overlap in OVERLAPS:
+        parts = [_sort_out([image], overlap=overlap)[:2] for image in images]
+        image_of = np.repeat(np.arange(len(images)), [len(true) + len(false) for true, false in parts])
+        is_true = np.concatenate([np.repeat([1.0, 0.0], [len(true), len(false)]) for true, false in parts])
+        _, by_score = np.unique(-np.concatenate([scores for part in parts for scores in part]), return_inverse=True)
+        of_overlap.append((image_of, by_score, is_true))
+    for i, drawn in enumerate(draws(np.random.default_rng(seed), num_groups=num_groups, num=num)):
+        times = np.bincount(drawn, minlength=num_groups)[group].astype(np.float64)
+        if not (num_instances := int(times @ num_true)):
+            continue
+        areas = [
+            _area(by_score, is_true, times[image_of], num_instances) for image_of, by_score, is_true in of_overlap
+        ]
+        result[i] = np.mean(areas), areas[0]
+    return result
+
+
 def _sort_out(images: Sequence[InstanceMatches], *, overlap: float) -> tuple[np.ndarray, np.ndarray, int]:
     """Scores of the true and of the false predictions, and the number of true instances."""
     true: list[float] = []
@@ -122,11 +155,15 @@ def _sort_out(images: Sequence[InstanceMatches], *, overlap: float) -> tuple[np.
 
 def _area_under_curve(true: np.ndarray, false: np.ndarray, num_instances: int) -> float:
     """Area under precision over recall, from the highest score down."""
-    scores = np.concatenate([true, false])
-    thresholds, which = np.unique(-scores, return_inverse=True)
+    _, by_score = np.unique(-np.concatenate([true, false]), return_inverse=True)
     is_true = np.repeat([1.0, 0.0], [len(true), len(false)])
-    num_true = np.bincount(which, weights=is_true, minlength=len(thresholds)).cumsum()
-    num_predicted = np.bincount(which, minlength=len(thresholds)).cumsum()
-    precision = np.concatenate([[1.0], num_true / num_predicted])
-    recall = np.concatenate([[0.0], num_true / num_instances])
-    return float(np.trapezoid(precision, recall))
+    return _area(by_score, is_true, np.ones_like(is_true), num_instances)
+
+
+def _area(by_score: np.ndarray, is_true: np.ndarray, times: np.ndarray, num_instances: int) -> float:
+    """The same for predictions (n,) that count so many times, with their ranks among the distinct scores."""
+    num_true = np.bincount(by_score, weights=is_true * times).cumsum()
+    num_predicted = np.bincount(by_score, weights=times).cumsum()
+    precision = np.divide(num_true, num_predicted, out=np.ones(len(num_true)), where=num_predicted > 0)
+    recall = num_true / num_instances
+    return float(np.trapezoid(np.concatenate([[1.0], precision]), np.concatenate([[0.0], recall])))

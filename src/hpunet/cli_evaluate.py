@@ -1,0 +1,243 @@
+"""`hpunet evaluate` and `hpunet compare`: trained models on a data set, and beside each other."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+console = Console()
+notes = Console(stderr=True)
+_ALSO_OVER_SUBSET = ("ged2", "ged2_unbiased", "hm_iou", "iou_rec")
+
+
+def evaluate_command(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of runs; several, seeds for instance, are pooled.")],
+    data: Annotated[str, typer.Option(help="Folder, archive or pack; or synthetic:lesions and the like.")],
+    split: Annotated[str, typer.Option(help="train, val or test.")] = "val",
+    samples: Annotated[int, typer.Option(help="Samples an image.", min=1)] = 16,
+    limit: Annotated[int | None, typer.Option(help="So many images only, always the same ones.", min=1)] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the (pooled) summary to this file.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder that gets one for each run; by default RUN/evaluation/SPLIT-SAMPLES.")
+    ] = None,
+    checkpoint: Annotated[str, typer.Option(help="latest, best, or a name such as step-00001000.")] = "latest",
+    seed: Annotated[int, typer.Option(help="Seed of the samples.", min=0)] = 0,
+    batch: Annotated[int, typer.Option(help="Images that go through the network together.", min=1)] = 8,
+    alpha: Annotated[
+        int | None,
+        typer.Option(help="Instances: threshold α of the clustering; by default as many as samples.", min=0),
+    ] = None,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace another evaluation that is there.")] = False,
+) -> None:
+    """Score runs on a split: one row an image (CSV), and mean ± std by bootstrap over images and patients.
+
+    An interrupted evaluation goes on when the same command is run again. Images that cannot be read get a row that
+    says why; then the exit code is 1. With several GPUs:
+    torchrun --nproc-per-node 8 -m hpunet evaluate RUN --data DIR
+    """
+    with notes.status("loading torch"):
+        from hpunet.build import autocast_for
+        from hpunet.distributed import join_processes, leave_processes, rank
+        from hpunet.evaluation_summary import pooled
+        from hpunet.storage import dump_json, replace_file
+        from hpunet.train import pick_device
+
+    device = pick_device()
+    autocast_for("fp32", device)  # no TF32: rounding must not depend on what is in a batch
+    join_processes(device)
+    try:
+        names = _names(runs)
+        summaries = [
+            _evaluate_run(
+                run,
+                name=name,
+                data=data,
+                split=split,
+                samples=samples,
+                limit=limit,
+                folder=out / name if out else run / "evaluation" / f"{split}-{samples}",
+                checkpoint=checkpoint,
+                seed=seed,
+                batch=batch,
+                alpha=alpha,
+                replace=replace,
+                device=device,
+            )
+            for run, name in zip(runs, names, strict=True)
+        ]
+        summary = pooled(summaries)
+        summary["runs"] = [entry for each in summaries for entry in each["runs"]]
+        summary["duration_s"] = round(sum(each["duration_s"] for each in summaries), 3)
+        if rank() == 0:
+            if json_file:
+                replace_file(json_file, dump_json(summary, name=str(json_file)))
+            _print_summary(summary)
+            _print_failed(summary)
+    except KeyboardInterrupt:
+        notes.print("Stopped. The rows so far are kept; the same command goes on from there.", highlight=False)
+        raise typer.Exit(130) from None
+    finally:
+        leave_processes()
+    if summary["num_failed"]:
+        raise typer.Exit(1)
+
+
+def _evaluate_run(
+    run: Path, *, name: str, data: str, split: str, folder: Path, checkpoint: str, device: Any, **how: Any
+) -> dict[str, Any]:
+    from hpunet.data.sources import known_options, open_data
+    from hpunet.distributed import rank
+    from hpunet.evaluate import evaluate
+    from hpunet.scorer import Scorer
+    from hpunet.trained import load
+
+    trained = load(run, checkpoint=checkpoint, device=device, name=name)
+    known = known_options(data)  # data of another kind than the run's have other options
+    options = {key: value for key, value in trained.settings.data.options.items() if key in known}
+    source = open_data(data, split=split, options=options)
+    scorer = Scorer(
+        model=trained.model,
+        info=trained.info,
+        crop=trained.settings.data.crop,
+        num_samples=how["samples"],
+        seed=how["seed"],
+        alpha=how["alpha"],
+        extrapolate=trained.settings.data.extrapolate,
+        device=device,
+    )
+    columns = (TextColumn(escape(name)), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    quiet = rank() != 0 or not notes.is_terminal
+    with Progress(*columns, console=notes, transient=True, disable=quiet) as progress:
+        task = progress.add_task(name, total=None)
+        return evaluate(
+            scorer,
+            source=source,
+            folder=folder,
+            options=options,
+            about={
+                "runs": [{"name": name, "folder": str(run), "step": trained.step, "rows": str(folder / "rows.csv")}],
+                "data": data,
+            },
+            limit=how["limit"],
+            batch_size=how["batch"],
+            replace=how["replace"],
+            watch=lambda done, total: progress.update(task, completed=done, total=total),
+        )
+
+
+def compare_command(
+    runs: Annotated[list[Path], typer.Argument(help="Runs that were evaluated, or folders of evaluations.")],
+    split: Annotated[str, typer.Option(help="Which of their evaluations.")] = "val",
+    samples: Annotated[int, typer.Option(help="Likewise.", min=1)] = 16,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for comparison.json, .png, .svg; by default the first run.")
+    ] = None,
+) -> None:
+    """Compare evaluated runs: all metrics, and paired bootstrap differences to the first run."""
+    from hpunet.compare import compare, draw_comparison, read_evaluated
+    from hpunet.storage import dump_json, replace_file
+
+    found = [
+        read_evaluated(run, split=split, num_samples=samples, name=name)
+        for run, name in zip(runs, _names(runs), strict=True)
+    ]
+    comparison = compare(found)
+    folder = out or runs[0]
+    contents = {"json": dump_json(comparison, name="comparison"), **draw_comparison(comparison)}
+    for kind, content in contents.items():
+        replace_file(folder / f"comparison.{kind}", content)
+    _print_comparison(comparison)
+    for kind in contents:
+        console.print(str(folder / f"comparison.{kind}"), highlight=False, soft_wrap=True)
+
+
+def _names(runs: Sequence[Path]) -> list[str]:
+    """The folders' own names, or their whole paths, dashed, where these are not unique."""
+    names = [run.resolve().name for run in runs]
+    if len(set(names)) == len(names):
+        return names
+    return ["-".join(part for part in run.resolve().parts if part != run.anchor) for run in runs]
+
+
+def _print_summary(summary: Mapping[str, Any]) -> None:
+    from hpunet.evaluation_summary import ALL_METRICS
+
+    subset = summary["subset_b"]
+    runs = ", ".join(f"{run['name']} (iteration {run['step']})" for run in summary["runs"])
+    counts = f"{summary['num_images']} {summary['split']} images, {summary['num_samples']} samples each"
+    table = Table(title=f"{escape(runs)}: {counts}", title_justify="left")
+    table.add_column("", no_wrap=True)
+    for column in ("mean ± std", "± patients", "subset B"):
+        table.add_column(column)
+    table.caption = f"std by bootstrap; subset B: the {subset['num_images']} images that every grader marked"
+    table.caption_justify = "left"
+    missing = []
+    for name in ALL_METRICS:
+        entry = summary[name]
+        if entry is None:
+            missing.append(f"{name}: {summary['reasons'][name]}")
+            continue
+        some = f" ({entry['num_images']} images)" if entry["num_images"] < summary["num_images"] else ""
+        table.add_row(_titled(name), _number(entry) + some, f"{entry['patient_std']:.4f}", _number(subset[name]))
+    console.print(table)
+    for reason in missing:
+        console.print(f"no {reason}", highlight=False)
+
+
+def _print_failed(summary: Mapping[str, Any]) -> None:
+    if summary["num_failed"]:
+        first = summary["failed"][0]
+        notes.print(
+            f"[bold red]{summary['num_failed']} images failed[/bold red], the first: {escape(first['error'])}; "
+            f"the error column of {escape(summary['runs'][0]['rows'])} has all",
+            highlight=False,
+            soft_wrap=True,
+        )
+
+
+def _print_comparison(comparison: Mapping[str, Any]) -> None:
+    from hpunet.evaluation_summary import ALL_METRICS
+
+    names = [escape(run["name"]) for run in comparison["runs"]]
+    title = f"{comparison['num_images']} {comparison['split']} images, {comparison['num_samples']} samples each"
+    values = Table("mean ± std over images", *names, title=title, title_justify="left")
+    gaps = Table(title=f"difference to {names[0]}: mean ± std [95 % interval]", title_justify="left")
+    gaps.add_column("", no_wrap=True)
+    gaps.add_column("over images")
+    gaps.add_column("over patients")
+    for where, part, metrics in (("", comparison, ALL_METRICS), (" (B)", comparison["subset_b"], _ALSO_OVER_SUBSET)):
+        for name in metrics:
+            if any(part[name]["runs"]):
+                values.add_row(_titled(name) + where, *(_number(entry) for entry in part[name]["runs"]))
+            for other, gap in zip(names[1:], part[name]["differences"], strict=True):
+                if gap is not None:
+                    which = f", {other}" if len(names) > 2 else ""
+                    gaps.add_row(_titled(name) + where + which, _interval(gap, ""), _interval(gap, "patient_"))
+    values.caption, values.caption_justify = "(B): over subset B, images that every grader marked", "left"
+    console.print(values)
+    console.print(gaps)
+    if comparison["num_failed"]:
+        words = f"{comparison['num_failed']} images failed in some run and are left out"
+        notes.print(words, highlight=False)
+    if not comparison["same_data"]:
+        notes.print("the data have the same images by name, but not the same fingerprint", highlight=False)
+
+
+def _interval(gap: Mapping[str, Any], prefix: str) -> str:
+    mean, std, low, high = (gap[prefix + key] for key in ("mean", "std", "low", "high"))
+    return f"{mean:+.4f} ± {std:.4f} \\[{low:+.4f}, {high:+.4f}]"
+
+
+def _titled(name: str) -> str:
+    from hpunet.evaluation_summary import DIRECTIONS
+
+    return f"{name} {DIRECTIONS.get(name, '')}".strip()
+
+
+def _number(entry: Mapping[str, Any] | None) -> str:
+    return "–" if entry is None else f"{entry['mean']:.4f} ± {entry['std']:.4f}"

@@ -1,0 +1,180 @@
+"""Evaluations of several models beside each other: paired bootstrap differences to the first, as table and figure."""
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hpunet.errors import ConfigError
+from hpunet.evaluation_rows import IDENTITY_FILE, Row, read_evaluation
+from hpunet.evaluation_summary import (
+    ALL_METRICS,
+    DIRECTIONS,
+    TOGETHER,
+    Scope,
+    is_defined,
+    metric_entries,
+    resampled,
+)
+from hpunet.report_figures import figure, run_look
+
+_MUST_AGREE = ("split", "samples", "crop", "extrapolate")
+_NUM_KEYS_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """A finished evaluation, read back."""
+
+    name: str
+    folder: Path
+    identity: Mapping[str, Any]
+    rows: Mapping[str, Row]
+    """By the image's key."""
+
+
+def read_evaluated(run: Path, *, split: str, num_samples: int, name: str) -> Evaluated:
+    """The evaluation of a run, or that in the folder itself."""
+    folder = run if (run / IDENTITY_FILE).is_file() else run / "evaluation" / f"{split}-{num_samples}"
+    if not folder.is_dir():
+        raise ConfigError(
+            f"{folder}: no such evaluation; make it first: "
+            f"hpunet evaluate {run} --data DIR --split {split} --samples {num_samples}"
+        )
+    identity, rows = read_evaluation(folder)
+    return Evaluated(name=name, folder=folder, identity=identity, rows={row.key: row for row in rows})
+
+
+def compare(runs: Sequence[Evaluated]) -> dict[str, Any]:
+    """Every metric of each run, and how the others differ from the first on the same images.
+
+    The bootstrap draws images (or patients) and takes the difference on those: what makes an image hard for both
+    cancels. `low` and `high` are the 2.5 and 97.5 % points of the resampled differences.
+    """
+    if len(runs) < 2:
+        raise ConfigError("compare needs at least two runs")
+    first = runs[0]
+    for other in runs[1:]:
+        _refuse_different_images(first, other)
+    failed = {key for run in runs for key, row in run.rows.items() if row.error}
+    keys = [key for key in first.rows if key not in failed]
+    rows = [[run.rows[key] for key in keys] for run in runs]
+    subset = [[row for row in mine if row.subset_b] for mine in rows]
+    scope = Scope(
+        num_samples=first.identity["samples"],
+        has_instances=first.identity["alpha"] is not None,
+        has_average_precision=any(row.matches is not None for row in rows[0]),
+    )
+    return {
+        "runs": [{"name": run.name, "folder": str(run.folder)} for run in runs],
+        "split": first.identity["split"],
+        "num_samples": first.identity["samples"],
+        "num_images": len(keys),
+        "num_failed": len(failed),
+        "same_data": len({run.identity["data"] for run in runs}) == 1,
+        **_side_by_side(rows, scope=scope),
+        "subset_b": {"num_images": len(subset[0]), **_side_by_side(subset, scope=scope)},
+    }
+
+
+def _refuse_different_images(first: Evaluated, other: Evaluated) -> None:
+    for key in _MUST_AGREE:
+        if (one := first.identity.get(key)) != (two := other.identity.get(key)):
+            raise ConfigError(f"{other.name}: evaluated with {key} {two}, {first.name} with {one}; evaluate it again")
+    only = {one.name: [k for k in one.rows if k not in two.rows] for one, two in ((first, other), (other, first))}
+    found = [
+        f"{len(keys)} only in {name} ({', '.join(keys[:_NUM_KEYS_SHOWN])}{', …' * (len(keys) > _NUM_KEYS_SHOWN)})"
+        for name, keys in only.items()
+        if keys
+    ]
+    if found:
+        raise ConfigError(
+            f"{other.name} and {first.name} were evaluated on different images: {'; '.join(found)}; use the same "
+            "--data and --limit"
+        )
+
+
+def _side_by_side(rows: Sequence[Sequence[Row]], *, scope: Scope) -> dict[str, Any]:
+    """For each metric the entry of each run, and the difference of each but the first to the first."""
+    entries = [metric_entries(mine, scope=scope) for mine in rows]
+    result: dict[str, Any] = {}
+    for names in TOGETHER:
+        gaps = [_differences(rows[0], other, names) for other in rows[1:]]
+        for name in names:
+            result[name] = {
+                "runs": [mine[name] for mine in entries],
+                "differences": [gap[name] for gap in gaps],
+            }
+    result["reasons"] = {name: reason for mine in reversed(entries) for name, reason in mine["reasons"].items()}
+    return result
+
+
+def _differences(first: Sequence[Row], other: Sequence[Row], names: Sequence[str]) -> dict[str, Any]:
+    both = [(a, b) for a, b in zip(first, other, strict=True) if is_defined(a, names[0]) and is_defined(b, names[0])]
+    base, rows = [a for a, _ in both], [b for _, b in both]
+    drawn = {
+        "": resampled(rows, names, less=base),
+        "patient_": resampled(rows, names, less=base, by_patient=True),
+    }
+    return {name: _difference({k: v[name] for k, v in drawn.items()}, num_images=len(rows)) for name in names}
+
+
+def _difference(drawn: Mapping[str, np.ndarray], *, num_images: int) -> dict[str, Any] | None:
+    """Numbers of resampled differences, over images ("") and over patients ("patient_")."""
+    if not all(values.size for values in drawn.values()):
+        return None
+    entry: dict[str, Any] = {"num_images": num_images}
+    for prefix, values in drawn.items():
+        low, high = np.percentile(values, (2.5, 97.5))
+        numbers = {"mean": values.mean(), "std": values.std(), "low": low, "high": high}
+        entry |= {prefix + key: float(value) for key, value in numbers.items()}
+    return entry
+
+
+def draw_comparison(comparison: Mapping[str, Any]) -> dict[str, bytes]:
+    """The comparison as a figure, by format: png and svg.
+
+    Left the metrics of each run, mean ± standard deviation over images; right the differences to the first run with
+    95 % intervals, thick over images and thin, below, over patients. Runs are told apart by colour and marker.
+    """
+    names = [run["name"] for run in comparison["runs"]]
+    shown = [name for name in ALL_METRICS if any(comparison[name]["runs"])]
+    page = figure(figsize=(12, 1.6 + (0.25 + 0.2 * len(names)) * len(shown)))
+    left, right = page.subplots(1, 2, sharey=True)
+    for number, name in enumerate(names):
+        look = run_look(number)
+        for place, metric in enumerate(shown):
+            y = place + (number - (len(names) - 1) / 2) * 0.7 / len(names)
+            label = name if place == 0 else None
+            if entry := comparison[metric]["runs"][number]:
+                left.errorbar(entry["mean"], y, xerr=entry["std"], label=label, capsize=3, **look)
+            if number and (gap := comparison[metric]["differences"][number - 1]):
+                below = y + 0.25 / len(names)
+                right.plot((gap["low"], gap["high"]), (y, y), color=look["color"], linewidth=3.2)
+                right.plot(
+                    (gap["patient_low"], gap["patient_high"]), (below, below), color=look["color"], linewidth=1
+                )
+                right.plot(gap["mean"], y, **look)
+    left.set_yticks(range(len(shown)), [f"{name} {DIRECTIONS.get(name, '')}".strip() for name in shown])
+    left.invert_yaxis()
+    right.axvline(0, color="black", linewidth=1)
+    left.set_title("mean ± std over images", fontsize=11)
+    right.set_title(f"difference to {names[0]}: 95 % over images (thick) and patients (thin)", fontsize=11)
+    for axis in (left, right):
+        axis.grid(axis="x", alpha=0.3)
+        axis.spines[["top", "right"]].set_visible(False)
+    words = f"{comparison['num_images']} {comparison['split']} images, {comparison['num_samples']} samples each"
+    page.suptitle(words + "; ↑ more is better, ↓ less", fontsize=12)
+    page.legend(
+        *left.get_legend_handles_labels(), loc="outside lower center", ncols=min(4, len(names)), frameon=False
+    )
+    return {kind: _saved(page, kind) for kind in ("png", "svg")}
+
+
+def _saved(page: Any, kind: str) -> bytes:
+    buffer = io.BytesIO()
+    page.savefig(buffer, format=kind, dpi=110)
+    return buffer.getvalue()

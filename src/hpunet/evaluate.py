@@ -1,0 +1,134 @@
+"""Evaluation of a model on a whole set: rows as they come, then means and deviations, and maps of a few images."""
+
+import hashlib
+import io
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hpunet.data.base import SetInfo, Source
+from hpunet.distributed import rank, world_size
+from hpunet.errors import ConfigError
+from hpunet.evaluation_rows import EXAMPLES_FILE, SUMMARY_FILE, Row, RowStore
+from hpunet.evaluation_summary import summarise
+from hpunet.scorer import Item, Scorer, read_item
+from hpunet.storage import dump_json, replace_file
+
+NUM_SHOWN, NUM_HARDEST = 12, 12
+"""Images whose maps are kept: some spread over the set, and those with the worst score."""
+Watcher = Callable[[int, int], None]
+"""Told how many images are done, and of how many."""
+
+
+def evaluate(
+    scorer: Scorer,
+    *,
+    source: Source,
+    folder: Path,
+    options: Mapping[str, Any] | None = None,
+    about: Mapping[str, Any] | None = None,
+    limit: int | None = None,
+    batch_size: int = 8,
+    replace: bool = False,
+    watch: Watcher | None = None,
+) -> dict[str, Any]:
+    """Score a model on a split, going on where an earlier attempt stopped; returns the summary, saved in `folder`.
+
+    Args:
+        scorer: the model, and how it is scored.
+        source: the split.
+        folder: where rows, summary and examples go; see `evaluation_rows.py`.
+        options: with which the data were opened; a part of what they are.
+        about: what else the summary is to say.
+        limit: so many images only, drawn once and for all: the first 10 are among the first 20.
+        batch_size: images that go through the network together.
+        replace: whether another evaluation may be in the folder, which then goes.
+        watch: told of the progress, of this process alone.
+    """
+    start = time.perf_counter()
+    for name, value in (("limit", limit), ("batch", batch_size)):
+        if value is not None and value < 1:
+            raise ConfigError(f"{name} must be at least 1, got {value}")
+    scorer.check(source)
+    chosen = chosen_images(source, limit)
+    identity = scorer.identity(source, options=options or {})
+    watch = watch or (lambda _done, _total: None)
+    with RowStore(folder, identity=identity, replace=replace) as store:
+        # Which images go together depends neither on the processes nor, but for the last one, on an interruption.
+        batches = [chosen[i : i + batch_size] for i in range(0, len(chosen), batch_size)]
+        left = [[i for i in batch if source.identities[i].key not in store.done] for batch in batches]
+        mine = [batch for batch in left if batch][rank() :: world_size()]
+        total = sum(map(len, mine))
+        watch(0, total)
+        done = 0
+        for items in _read_ahead(source, mine, scorer.info):
+            store.append(scorer.rows(source, items))
+            done += len(items)
+            watch(done, total)
+        wanted = {source.identities[i].key for i in chosen}
+        rows = [row for row in store.finish() if row.key in wanted]
+    summary = {
+        **(about or {}),
+        "split": source.split,
+        "seed": scorer.seed,
+        "data_fingerprint": identity["data"],
+        **summarise(rows, scope=scorer.scope),
+    }
+    summary["duration_s"] = round(time.perf_counter() - start, 3)
+    if rank() == 0:
+        replace_file(folder / SUMMARY_FILE, dump_json(summary, name=SUMMARY_FILE))
+        _save_examples(scorer, source, rows, folder)
+    return summary
+
+
+def chosen_images(source: Source, limit: int | None) -> list[int]:
+    """Numbers of the images to evaluate, in order: all, or those whose keys' sums are the smallest."""
+    numbers = range(len(source))
+    if limit is None or limit >= len(source):
+        return list(numbers)
+    order = sorted(numbers, key=lambda i: hashlib.sha256(source.identities[i].key.encode()).digest())
+    return sorted(order[:limit])
+
+
+def _read_ahead(source: Source, batches: Sequence[Sequence[int]], info: SetInfo) -> Iterator[list[Item]]:
+    """The images of each batch; the next one is read while the caller works on one."""
+
+    def read(indices: Sequence[int]) -> list[Item]:
+        return [read_item(source, index, info) for index in indices]
+
+    with ThreadPoolExecutor(1) as pool:
+        coming = pool.submit(read, batches[0]) if batches else None
+        for number in range(len(batches)):
+            assert coming is not None
+            items = coming.result()
+            coming = pool.submit(read, batches[number + 1]) if number + 1 < len(batches) else None
+            yield items
+
+
+def _save_examples(scorer: Scorer, source: Source, rows: Sequence[Row], folder: Path) -> None:
+    """`examples.npz`: some images spread over the set, then the hardest, each once; see `Scorer.examples`.
+
+    Besides: hardness (b,), the metric named by `hardness_metric`, and is_hardest (b,), which are among the hardest.
+    """
+    metric = "rand_error" if scorer.info.has_instances else "ged2"
+    good = [row for row in rows if not row.error]
+    if not good:
+        return
+    spread = np.linspace(0, len(good) - 1, min(NUM_SHOWN, len(good))).round().astype(int)
+    by_hardness = sorted((row for row in good if metric in row.scores), key=lambda row: -row.scores[metric])
+    hardest = {row.key: row for row in by_hardness[:NUM_HARDEST]}
+    chosen = {**{good[i].key: good[i] for i in spread}, **hardest}
+    arrays = scorer.examples(source, list(chosen.values()))
+    if not arrays:
+        return
+    shown = [chosen[key] for key in arrays["keys"].tolist()]
+    arrays["hardness"] = np.array([row.scores.get(metric, np.nan) for row in shown])
+    arrays["hardness_metric"] = np.array(metric)
+    arrays["is_hardest"] = np.array([row.key in hardest for row in shown], dtype=np.bool_)
+    content = io.BytesIO()
+    np.savez_compressed(content, **arrays)  # type: ignore[arg-type]
+    replace_file(folder / EXAMPLES_FILE, content.getvalue())

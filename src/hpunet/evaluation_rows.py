@@ -1,0 +1,233 @@
+"""The folder of an evaluation: one row an image, kept as it is measured, so that an interrupted one can go on.
+
+evaluation.json    what was evaluated: sums of the weights and of the data, split, samples, seed ...
+rows.csv           one row an image, in the order of the data; there when the evaluation is finished
+rows-<n>.part.csv  rows of process n while it goes on
+summary.json       means and deviations     examples.npz   maps of a few images, for figures
+"""
+
+import csv
+import io
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from hpunet.data.files import read_bytes
+from hpunet.distributed import rank, wait_for_all
+from hpunet.errors import ConfigError, DataError
+from hpunet.metrics import InstanceMatches
+from hpunet.storage import dump_json, naming_errors, parse_json, replace_file
+
+IDENTITY_FILE, ROWS_FILE, SUMMARY_FILE, EXAMPLES_FILE = "evaluation.json", "rows.csv", "summary.json", "examples.npz"
+FORMAT = "hpunet-evaluation 1"
+METRICS = (
+    *("ged2", "ged2_unbiased", "hm_iou", "iou_rec", "best_match_dice", "sample_diversity"),
+    *("calibration_error", "uncertainty_error_ncc", "rand_error"),
+)
+"""The metrics that an image has."""
+COLUMNS = ("image", "key", "patient", "num_graders", "subset_b", *METRICS, "instances", "error")
+MAX_PAIRS = 2**24
+"""Bound on the pairs of predicted and true instances of an image that are read back."""
+csv.field_size_limit(2**27)  # an image of very many instances
+
+
+@dataclass(frozen=True)
+class Row:
+    """What was measured on one image, or why nothing was."""
+
+    image: int
+    """Its number in the data."""
+    key: str
+    patient: str
+    num_graders: int = 0
+    subset_b: bool = False
+    """Whether every grader marked something."""
+    scores: Mapping[str, float] = field(default_factory=dict)
+    """Only those that are defined."""
+    matches: InstanceMatches | None = None
+    """What average precision needs of it."""
+    error: str = ""
+
+
+class RowStore:
+    """The rows of an evaluation in its folder; with several processes each appends to a file of its own.
+
+    A context in which rows are appended. `done` are those of an earlier attempt at the same evaluation, errors not
+    among them: those are tried again.
+    """
+
+    def __init__(self, folder: Path, *, identity: Mapping[str, Any], replace: bool = False) -> None:
+        self.folder = folder
+        self.identity = {"format": FORMAT, **identity}
+        earlier = _read_identity(folder)
+        if earlier is not None and earlier != self.identity and not replace:
+            changed = sorted(k for k in {*earlier, *self.identity} if earlier.get(k) != self.identity.get(k))
+            raise ConfigError(
+                f"{folder}: holds another evaluation (different: {', '.join(changed)}); choose another --out, or "
+                "replace it with --replace"
+            )
+        wait_for_all()  # before anything is changed: all processes have seen the same
+        if rank() == 0:
+            self._prepare(keep=earlier == self.identity)
+        wait_for_all()
+        self.done = {row.key: row for row in self._all_rows() if not row.error}
+        wait_for_all()  # before a process appends what another one would then read
+        with naming_errors(self._part(rank()), action="written"):
+            self._file = self._part(rank()).open("a", encoding="utf-8", newline="")
+
+    def __enter__(self) -> "RowStore":
+        return self
+
+    def __exit__(
+        self, _type: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+    def append(self, rows: Iterable[Row]) -> None:
+        """Add rows; they are in the file when this returns."""
+        with naming_errors(self._part(rank()), action="written"):
+            self._file.write(_as_csv(rows))
+            self._file.flush()
+
+    def finish(self) -> list[Row]:
+        """All rows of all processes, in the order of the data, now in `rows.csv`; no more can be appended."""
+        self._file.close()
+        wait_for_all()
+        by_key: dict[str, Row] = {}
+        for row in self._all_rows():
+            if not row.error or row.key not in by_key or by_key[row.key].error:  # the newest, but none for an error
+                by_key[row.key] = row
+        rows = sorted(by_key.values(), key=lambda row: (row.image, row.key))
+        wait_for_all()  # all have read, now the parts may go
+        if rank() == 0:
+            replace_file(self.folder / ROWS_FILE, (_header() + _as_csv(rows)).encode())
+            for part in self._parts():
+                part.unlink()
+        wait_for_all()
+        return rows
+
+    def _prepare(self, *, keep: bool) -> None:
+        """One part file with what earlier attempts left, and empty ones for the other processes."""
+        with naming_errors(self.folder, action="written"):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            if not keep:
+                for name in (ROWS_FILE, SUMMARY_FILE, EXAMPLES_FILE, *(part.name for part in self._parts())):
+                    (self.folder / name).unlink(missing_ok=True)
+            replace_file(self.folder / IDENTITY_FILE, dump_json(self.identity, name=IDENTITY_FILE))
+            rows = [row for part in self._parts() for row in read_rows(part) if not row.error]
+            replace_file(self._part(0), (_header() + _as_csv(rows)).encode())
+            for part in self._parts():
+                if part != self._part(0):
+                    part.unlink()
+
+    def _all_rows(self) -> list[Row]:
+        """Finished rows first, then those of the parts."""
+        finished = self.folder / ROWS_FILE
+        return [row for path in [finished, *self._parts()] if path.is_file() for row in read_rows(path)]
+
+    def _part(self, number: int) -> Path:
+        return self.folder / f"rows-{number}.part.csv"
+
+    def _parts(self) -> list[Path]:
+        return sorted(self.folder.glob("rows-*.part.csv"))
+
+
+def read_evaluation(folder: Path) -> tuple[dict[str, Any], list[Row]]:
+    """What a finished evaluation is of, and its rows."""
+    identity = _read_identity(folder)
+    if identity is None or not (folder / ROWS_FILE).is_file():
+        unfinished = identity is not None and any(folder.glob("rows-*.part.csv"))
+        state = "is not finished; go on with the same command" if unfinished else "holds no evaluation"
+        raise ConfigError(f"{folder}: {state}: hpunet evaluate RUN --data DIR")
+    if missing := {"split", "samples", "crop", "extrapolate", "alpha", "data"} - identity.keys():
+        raise DataError(f"{folder / IDENTITY_FILE}: lacks {', '.join(sorted(missing))}; evaluate again")
+    return identity, read_rows(folder / ROWS_FILE)
+
+
+def _read_identity(folder: Path) -> dict[str, Any] | None:
+    path = folder / IDENTITY_FILE
+    if not path.is_file():
+        return None
+    found = parse_json(read_bytes(path), name=str(path))
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        raise DataError(f"{path}: not of an evaluation that this version knows ({FORMAT})")
+    return found
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows in a file. A last one that was cut off by a crash is left out."""
+    try:
+        text = read_bytes(path).decode()
+        lines = list(csv.reader(io.StringIO(text[: text.rfind("\n") + 1])))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path}: not rows of an evaluation ({error})") from None
+    if lines and tuple(lines[0]) == COLUMNS:
+        lines = lines[1:]
+    elif path.name == ROWS_FILE:
+        raise DataError(f"{path}: expected the columns {', '.join(COLUMNS)}")
+    if lines and len(lines[-1]) != len(COLUMNS):
+        lines.pop()
+    return [_row(cells, where=f"{path}: row {number}") for number, cells in enumerate(lines, start=1)]
+
+
+def _row(cells: Sequence[str], *, where: str) -> Row:
+    if len(cells) != len(COLUMNS):
+        raise DataError(f"{where} has {len(cells)} cells, expected {len(COLUMNS)}; remove it, or evaluate again")
+    named = dict(zip(COLUMNS, cells, strict=True))
+    try:
+        scores = {name: float(named[name]) for name in METRICS if named[name]}
+        if not all(math.isfinite(value) for value in scores.values()):
+            raise ValueError("a number that is not finite")
+        return Row(
+            image=int(named["image"]),
+            key=named["key"],
+            patient=named["patient"],
+            num_graders=int(named["num_graders"]),
+            subset_b={"0": False, "1": True}[named["subset_b"]],
+            scores=scores,
+            matches=_matches_from(named["instances"]) if named["instances"] else None,
+            error=named["error"],
+        )
+    except (ValueError, KeyError, TypeError, IndexError, ArithmeticError, RecursionError) as error:
+        raise DataError(f"{where} cannot be read ({error}); remove it, or evaluate again") from None
+
+
+def _header() -> str:
+    return ",".join(COLUMNS) + "\n"
+
+
+def _as_csv(rows: Iterable[Row]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    for row in rows:
+        scores = [repr(float(row.scores[name])) if name in row.scores else "" for name in METRICS]
+        instances = "" if row.matches is None else _matches_text(row.matches)
+        error = " ".join(row.error.split())
+        named = (row.image, row.key, row.patient, row.num_graders, int(row.subset_b))
+        writer.writerow([*named, *scores, instances, error])
+    return text.getvalue()
+
+
+def _matches_text(matches: InstanceMatches) -> str:
+    """As JSON: scores, shares of ignored pixels, the number of true instances, and the overlaps that are not 0."""
+    overlaps = [[int(i), int(j), float(matches.iou[i, j])] for i, j in zip(*matches.iou.nonzero(), strict=True)]
+    return json.dumps([matches.scores.tolist(), matches.ignored_share.tolist(), matches.iou.shape[1], overlaps])
+
+
+def _matches_from(text: str) -> InstanceMatches:
+    scores, ignored, num_true, overlaps = json.loads(text)
+    if not 0 <= num_true * len(scores) <= MAX_PAIRS or num_true > MAX_PAIRS or len(ignored) != len(scores):
+        raise ValueError("instances that do not fit each other")
+    iou = np.zeros((len(scores), num_true))
+    for i, j, value in overlaps:
+        iou[i, j] = value
+    confidence, shares = (np.array(values, dtype=np.float64) for values in (scores, ignored))
+    if not all(array.ndim == 1 and np.isfinite(array).all() for array in (iou.ravel(), confidence, shares)):
+        raise ValueError("instances that are not finite numbers")
+    return InstanceMatches(iou=iou, scores=confidence, ignored_share=shares)

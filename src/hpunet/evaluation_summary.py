@@ -1,0 +1,173 @@
+"""From rows to numbers: mean ± std by bootstrap over images and patients, pooled over trained models (Table 1)."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hpunet.evaluation_rows import METRICS, Row
+from hpunet.metrics import average_precision, resampled_average_precision, resampled_means
+
+ALL_METRICS = (*METRICS, "ap50", "ap")
+"""Those of an image, then those that only a set of images has."""
+TOGETHER = (*((name,) for name in METRICS), ("ap50", "ap"))
+"""Metrics that are defined, and resampled, together."""
+DIRECTIONS = {
+    **dict.fromkeys(("ged2", "ged2_unbiased", "calibration_error", "rand_error"), "↓"),
+    **dict.fromkeys(("hm_iou", "iou_rec", "best_match_dice", "uncertainty_error_ncc", "ap50", "ap"), "↑"),
+}
+"""Which way is better, where there is one."""
+NUM_BOOTSTRAPS = 1000
+MAX_FAILED_SHOWN = 20
+Entry = dict[str, Any] | None
+"""mean, std (over images), patient_mean, patient_std, and num_images where the metric is defined; or None."""
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What an evaluation is of, as far as it decides which metrics there can be."""
+
+    num_samples: int
+    has_instances: bool
+    has_average_precision: bool
+    """Instances among other classes, as in street scenes."""
+
+
+def summarise(rows: Sequence[Row], *, scope: Scope) -> dict[str, Any]:
+    """The summary of one model: every metric, the same over subset B, reasons for nulls, and what failed."""
+    good = [row for row in rows if not row.error]
+    failed = [row for row in rows if row.error]
+    return {
+        "num_images": len(good),
+        "num_samples": scope.num_samples,
+        "num_failed": len(failed),
+        "failed": [{"key": row.key, "error": row.error} for row in failed[:MAX_FAILED_SHOWN]],
+        **metric_entries(good, scope=scope),
+        "subset_b": _subset_b(good, scope=scope),
+    }
+
+
+def metric_entries(rows: Sequence[Row], *, scope: Scope) -> dict[str, Any]:
+    """An entry for each metric, and `reasons` for those that are None."""
+    entries = {name: entry for names in TOGETHER for name, entry in _entries(rows, names).items()}
+    reasons = {name: _reason(name, rows, scope=scope) for name, entry in entries.items() if entry is None}
+    return {**entries, "reasons": reasons}
+
+
+def _subset_b(rows: Sequence[Row], *, scope: Scope) -> dict[str, Any]:
+    marked_by_all = [row for row in rows if row.subset_b]
+    return {"num_images": len(marked_by_all), **metric_entries(marked_by_all, scope=scope)}
+
+
+def _entries(rows: Sequence[Row], names: Sequence[str]) -> dict[str, Entry]:
+    defined = [row for row in rows if is_defined(row, names[0])]
+    by_image, by_patient = resampled(defined, names), resampled(defined, names, by_patient=True)
+    entries: dict[str, Entry] = {}
+    for name in names:
+        images, patients = by_image[name], by_patient[name]
+        if not images.size or not patients.size:
+            entries[name] = None
+            continue
+        entry = {
+            "mean": float(images.mean()),
+            "std": float(images.std()),
+            "patient_mean": float(patients.mean()),
+            "patient_std": float(patients.std()),
+            "num_images": len(defined),
+        }
+        entries[name] = entry if name in METRICS else {**entry, "value": _set_value(defined, name)}
+    return entries
+
+
+def is_defined(row: Row, name: str) -> bool:
+    """Whether a row has its part of a metric."""
+    return name in row.scores if name in METRICS else row.matches is not None
+
+
+def resampled(
+    rows: Sequence[Row], names: Sequence[str], *, by_patient: bool = False, less: Sequence[Row] | None = None
+) -> dict[str, np.ndarray]:
+    """Metrics of images drawn with replacement, `NUM_BOOTSTRAPS` times; less those of other rows of the same images.
+
+    `names` are one of `TOGETHER`, and every row must have them. Empty where undefined; a drawn set without true
+    instances is left out.
+    """
+    if not rows:
+        return {name: np.empty(0) for name in names}
+    how: dict[str, Any] = {"seed": 0, "groups": [row.patient for row in rows] if by_patient else None}
+    if names[0] in METRICS:
+        (name,) = names
+        values = np.array([row.scores[name] for row in rows])
+        if less is not None:
+            values = values - np.array([row.scores[name] for row in less])
+        return {name: resampled_means(values, num=NUM_BOOTSTRAPS, **how)}
+    drawn = [
+        resampled_average_precision(
+            [row.matches for row in part if row.matches is not None], num=NUM_BOOTSTRAPS, **how
+        )
+        for part in (rows, less)
+        if part is not None
+    ]
+    difference = drawn[0] - drawn[1] if len(drawn) == 2 else drawn[0]
+    defined = difference[np.isfinite(difference).all(axis=1)]
+    return dict(zip(("ap", "ap50"), defined.T, strict=True))
+
+
+def _set_value(rows: Sequence[Row], name: str) -> float | None:
+    found = average_precision([row.matches for row in rows if row.matches is not None])
+    return found.ap if name == "ap" else found.ap50
+
+
+def _reason(name: str, rows: Sequence[Row], *, scope: Scope) -> str:
+    """Why a metric is undefined over these rows."""
+    one_grader = all(row.num_graders == 1 for row in rows)
+    reasons: Iterable[tuple[bool, str]] = (
+        (name in ("rand_error", "ap", "ap50") and not scope.has_instances, "labels are classes, not instances"),
+        (name in ("ap", "ap50") and not scope.has_average_precision, "only for instances among other classes"),
+        (not rows, "no image"),
+        (name in ("ged2_unbiased", "sample_diversity") and scope.num_samples == 1, "needs at least two samples"),
+        (name == "ged2_unbiased" and one_grader, "needs at least two graders"),
+        (name in ("rand_error", "ap", "ap50"), "no image has a true instance"),
+        (name == "calibration_error", "no image has a valid pixel"),
+        (name == "uncertainty_error_ncc", "uncertainty or error is the same at all pixels, in every image"),
+    )
+    return next((reason for applies, reason in reasons if applies), "undefined for every image")
+
+
+def pooled(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """One summary of several trained models: their bootstraps, equally many of each, as one set.
+
+    The mean of the pooled draws is the mean of the models' means; their variance the mean of the models' variances
+    and the variance of their means. A metric that is undefined for one model is so for the pool.
+    """
+    first = summaries[0]
+    merged: dict[str, Any] = {}
+    for key in first:
+        values = [summary[key] for summary in summaries]
+        if key in ALL_METRICS:
+            merged[key] = None if any(value is None for value in values) else _pooled_entry(values)
+        elif key == "subset_b":
+            merged[key] = pooled(values)
+        elif key == "reasons":
+            merged[key] = {name: reason for value in reversed(values) for name, reason in value.items()}
+        elif key == "num_images":
+            merged[key] = min(values)
+        elif key == "num_failed":
+            merged[key] = sum(values)
+        elif key == "failed":
+            merged[key] = [entry for value in values for entry in value][:MAX_FAILED_SHOWN]
+        else:
+            merged[key] = values[0]
+    return merged
+
+
+def _pooled_entry(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    merged: dict[str, Any] = {}
+    for mean, std in (("mean", "std"), ("patient_mean", "patient_std")):
+        means, stds = (np.array([entry[key] for entry in entries]) for key in (mean, std))
+        merged |= {mean: float(means.mean()), std: float(np.sqrt((stds**2).mean() + means.var()))}
+    merged["num_images"] = min(entry["num_images"] for entry in entries)
+    if all(entry.get("value") is not None for entry in entries):
+        merged["value"] = float(np.mean([entry["value"] for entry in entries]))
+    return merged

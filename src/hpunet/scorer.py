@@ -1,0 +1,296 @@
+"""How a model scores on single images: samples and reconstructions drawn, all metrics taken, one row an image.
+
+Noise belongs to the image's key, the seed and the hypothesis, so that neither the batch size nor the number of
+processes, nor an interruption, changes what is drawn for an image.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int, Int32, UInt8
+from torch import Tensor, nn
+
+from hpunet.batch import Batch
+from hpunet.data.base import Sample, SetInfo, Source
+from hpunet.errors import ConfigError, DataError, HPUNetError
+from hpunet.evaluation_rows import Row
+from hpunet.evaluation_summary import Scope
+from hpunet.instances import cluster, instance_scores, merge_to_background, postprocess
+from hpunet.metrics import (
+    best_match_dice,
+    calibration_error,
+    match_instances,
+    rand_error,
+    subset_b,
+    uncertainty_error_ncc,
+)
+from hpunet.models.protocol import SegmentationModel
+from hpunet.sampling import reconstruct, sample
+from hpunet.scoring import (
+    centre_crop,
+    image_scores,
+    metric_arguments,
+    prior_inputs,
+    shown_arrays,
+    with_evaluation_ids,
+)
+
+LOGITS_AT_ONCE = 2**25
+"""Logits of an image that are held at once, where their softmax is needed."""
+
+
+class Item(NamedTuple):
+    """An image of the set as it was read, or why it could not be."""
+
+    number: int
+    sample: Sample | None
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """A model, and how it is scored on an image."""
+
+    model: SegmentationModel
+    info: SetInfo
+    """What the model was trained on: its classes, and which of them metrics look at."""
+    crop: tuple[int, int]
+    num_samples: int = 16
+    seed: int = 0
+    alpha: int | None = None
+    """Threshold of the clustering to instances; by default the number of samples, as in the paper (App. G)."""
+    extrapolate: bool = False
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    def __post_init__(self) -> None:
+        for name in ("num_samples", "seed"):
+            if getattr(self, name) < (least := 0 if name == "seed" else 1):
+                raise ConfigError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        if self.alpha is not None and self.alpha < 0:
+            raise ConfigError(f"alpha must be at least 0, got {self.alpha}")
+
+    @property
+    def scope(self) -> Scope:
+        """Which metrics there can be. Average precision is for instances among other classes: street scenes."""
+        among_others = self.info.has_instances and self.info.num_fixed_classes > 1
+        return Scope(self.num_samples, self.info.has_instances, among_others)
+
+    def identity(self, source: Source, *, options: Mapping[str, Any]) -> dict[str, Any]:
+        """All that decides the rows."""
+        return {
+            "weights": weights_sum(self.model),
+            "data": data_sum(source, options=options),
+            "split": source.split,
+            "samples": self.num_samples,
+            "seed": self.seed,
+            "alpha": self._alpha if self.info.has_instances else None,
+            "crop": list(self.crop),
+            "extrapolate": self.extrapolate,
+        }
+
+    @property
+    def _alpha(self) -> int:
+        return self.num_samples if self.alpha is None else self.alpha
+
+    def check(self, source: Source) -> None:
+        """Refuse data that the model was not made for, as a whole."""
+        ours, theirs = (
+            {
+                "image channels": info.in_channels,
+                "classes": info.num_fixed_classes,
+                "random ids of instances": info.num_random_ids,
+            }
+            for info in (self.info, source.info)
+        )
+        different = [f"{theirs[k]} {k} where the model has {ours[k]}" for k in ours if ours[k] != theirs[k]]
+        if different:
+            raise DataError(f"{source.info.kind} data do not fit the model: {'; '.join(different)}")
+        if not len(source):
+            raise DataError(f"{source.info.kind} data: the split {source.split} holds no image")
+
+    def rows(self, source: Source, items: Sequence[Item]) -> list[Row]:
+        """What the model scores on these images, in their order."""
+        named = {item.number: _without_scores(source, item) for item in items}
+        read = [(item.number, item.sample) for item in items if item.sample is not None]
+        if read:
+            named |= self._scored(source, [index for index, _ in read], [found for _, found in read])
+        return [named[item.number] for item in items]
+
+    def _scored(self, source: Source, indices: Sequence[int], samples: Sequence[Sample]) -> dict[int, Row]:
+        keys = [source.identities[i].key for i in indices]
+        batch, true_instances = self._batch(samples, keys)
+        labels, confidence, rebuilt = self._draw(batch, indices=indices, keys=keys)
+        maps, common = torch.from_numpy(labels), metric_arguments(batch, self.info)
+        all_classes = {name: value for name, value in common.items() if name != "classes"}
+        scores = {
+            **image_scores(samples=maps, reconstructions=rebuilt, batch=batch, info=self.info),
+            "best_match_dice": best_match_dice(samples=maps, **common),
+            "calibration_error": calibration_error(samples=maps, **common),
+            "uncertainty_error_ncc": uncertainty_error_ncc(samples=maps, **all_classes),
+        }
+        marked = subset_b(**common)
+        found = {}
+        for i, index in enumerate(indices):
+            values = {name: float(value[i]) for name, value in scores.items()}
+            matches = None
+            if true_instances is not None:
+                valid, predicted = batch.valid[i].numpy(), self.instances(labels[i])
+                values["rand_error"] = float(
+                    rand_error(prediction=predicted[None], truth=true_instances[i][None], valid=valid[None])[0]
+                )
+                if confidence is not None:
+                    matches = match_instances(
+                        prediction=predicted,
+                        scores=instance_scores(predicted, stochastic_probs=confidence[i][None]),
+                        truth=true_instances[i],
+                        valid=valid,
+                    )
+            found[index] = Row(
+                image=index,
+                key=keys[i],
+                patient=source.identities[index].patient,
+                num_graders=int(batch.graders[i].sum()),
+                subset_b=bool(marked[i]),
+                scores={name: value for name, value in values.items() if np.isfinite(value)},
+                matches=matches,
+            )
+        return found
+
+    def _batch(
+        self, samples: Sequence[Sample], keys: Sequence[str]
+    ) -> tuple[Batch, Int32[np.ndarray, "b h w"] | None]:
+        """Images as evaluation sees them, each at its own centre; and true instances, 0 where there is none."""
+        singles = [centre_crop(_as_batch(found), crop=self.crop) for found in samples]
+        batch = Batch(**{name: torch.cat([getattr(s, name) for s in singles]) for name in vars(singles[0])})
+        truth = None
+        if self.info.has_instances:
+            first = batch.graders.int().argmax(dim=1)  # the first grader there is
+            labels = batch.labels[torch.arange(len(first)), first].numpy()
+            truth = np.maximum(labels - (self.info.num_fixed_classes - 1), 0).astype(np.int32)
+        return with_evaluation_ids(batch, keys=keys, info=self.info, seed=self.seed), truth
+
+    def _draw(
+        self, batch: Batch, *, indices: Sequence[int], keys: Sequence[str]
+    ) -> tuple[UInt8[np.ndarray, "b s h w"], Float[np.ndarray, "b h w"] | None, Int[Tensor, "b r h w"]]:
+        """Samples, the mean softmax of the stochastic classes where that is needed, and reconstructions."""
+        image, cond = self._prior_inputs(batch, indices)
+        labels = batch.labels.to(self.device).long()
+        rebuilt = reconstruct(self.model, image=image, labels=labels, cond=cond, return_logits=False).labels.cpu()
+        generators, wants_scores = self._generators(keys), self.scope.has_average_precision
+        at_once = self.num_samples
+        if wants_scores:
+            at_once = max(1, LOGITS_AT_ONCE // (self.info.num_classes * self.crop[0] * self.crop[1]))
+        drawn, total = [], torch.zeros(len(image), *self.crop, device=self.device)
+        for start in range(0, self.num_samples, at_once):  # the generators go on where they were
+            part = sample(
+                self.model,
+                image=image,
+                cond=cond,
+                num_samples=min(at_once, self.num_samples - start),
+                generator=generators,
+                return_logits=wants_scores,
+            )
+            drawn.append(part.labels.to(torch.uint8).cpu())
+            if wants_scores:
+                total += part.probs[:, :, list(self.info.stochastic_classes)].sum(dim=(1, 2))
+        confidence = (total / self.num_samples).cpu().numpy() if wants_scores else None
+        return torch.cat(drawn, dim=1).numpy(), confidence, rebuilt
+
+    def _prior_inputs(self, batch: Batch, indices: Sequence[int]) -> tuple[Tensor, Tensor | None]:
+        on_device = Batch(**{name: value.to(self.device) for name, value in vars(batch).items()})
+        return prior_inputs(
+            on_device, places=indices, extrapolate=self.extrapolate, num_classes=self.info.num_classes
+        )
+
+    def _generators(self, keys: Sequence[str]) -> list[torch.Generator]:
+        digests = [hashlib.sha256(f"{self.seed}\0{key}".encode()).digest() for key in keys]
+        return [torch.Generator().manual_seed(int.from_bytes(digest[:7])) for digest in digests]
+
+    def instances(self, samples: UInt8[np.ndarray, "s h w"]) -> Int32[np.ndarray, "h w"]:
+        """Instances by clustering the samples, and post-processing (App. G and H)."""
+        only = merge_to_background(samples, stochastic_classes=self.info.stochastic_classes)
+        num_classes = 1 + len(self.info.stochastic_classes)
+        found = cluster(only, num_classes=num_classes, threshold=self._alpha, seed=self.seed)
+        return postprocess(found, keep_unmatched=not self.scope.has_average_precision)
+
+    def examples(self, source: Source, rows: Sequence[Row]) -> dict[str, np.ndarray]:
+        """Maps of these images where they can be read, as in `shown_arrays`, drawn as when they were scored.
+
+        For instances also `instances` (predicted) and `true_instances` (b, h, w), 0 where there is none.
+        """
+        collected: dict[str, list[np.ndarray]] = {}
+        for row in rows:  # one at a time: their logits would not all fit
+            item = read_item(source, row.image, self.info)
+            if item.sample is None:  # it was readable when it was scored
+                continue
+            batch, truth = self._batch([item.sample], [row.key])
+            image, cond = self._prior_inputs(batch, [row.image])
+            on_device = Batch(**{name: value.to(self.device) for name, value in vars(batch).items()})
+            arrays = shown_arrays(
+                self.model,
+                batch=on_device,
+                image=image,
+                cond=cond,
+                keys=[row.key],
+                info=self.info,
+                num_samples=self.num_samples,
+                generators=lambda key=row.key: self._generators([key]),  # type: ignore[misc]
+            )
+            if truth is not None:
+                labels, _, _ = self._draw(batch, indices=[row.image], keys=[row.key])
+                arrays |= {"instances": self.instances(labels[0])[None], "true_instances": truth}
+            for name, value in arrays.items():
+                collected.setdefault(name, []).append(value)
+        return {name: np.concatenate(values) for name, values in collected.items()}
+
+
+def read_item(source: Source, index: int, info: SetInfo) -> Item:
+    """An image with its labels, checked against what the model takes, or why it cannot be had."""
+    try:
+        found = source[index]
+        if found.image.shape[0] != info.in_channels:
+            raise DataError(f"{found.identity.key}: {found.image.shape[0]} channels, expected {info.in_channels}")
+        highest = int(found.labels.max(initial=0))
+        if highest >= info.num_classes and not info.has_instances:
+            raise DataError(
+                f"{found.identity.key}: label {highest}, the model has classes 0...{info.num_classes - 1}"
+            )
+    except (HPUNetError, OSError) as error:
+        return Item(index, None, str(error) or type(error).__name__)
+    return Item(index, found)
+
+
+def _without_scores(source: Source, item: Item) -> Row:
+    patient, key = source.identities[item.number]
+    return Row(image=item.number, key=key, patient=patient, error=item.error)
+
+
+def _as_batch(found: Sample) -> Batch:
+    return Batch(**{name: torch.from_numpy(getattr(found, name))[None] for name in Batch.__dataclass_fields__})
+
+
+def weights_sum(model: SegmentationModel) -> str:
+    """One name for the values of all weights."""
+    total = hashlib.sha256()
+    if isinstance(model, nn.Module):
+        for name, tensor in sorted(model.state_dict().items()):
+            total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+            total.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+    return total.hexdigest()
+
+
+def data_sum(source: Source, *, options: Mapping[str, Any]) -> str:
+    """One name for a set: a pack's own, else the sum of its description and of the names of its images.
+
+    So a changed image in a folder is not noticed, a changed pack is.
+    """
+    own = getattr(source, "fingerprint", None)
+    if isinstance(own, str):
+        return own
+    described = [source.info.as_json(), source.split, [list(i) for i in source.identities], dict(options)]
+    return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,134 @@
+"""Images as evaluation sees them, and how a model's maps of them score: for validation and for `hpunet evaluate`."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float64, Integer
+from torch import Tensor
+
+from hpunet.batch import Batch
+from hpunet.data.augment import NO_AUGMENTATION, apply_warp, draw_warp
+from hpunet.data.base import SetInfo
+from hpunet.data.extrapolation import NUM_UNIFORMS, hide
+from hpunet.data.instance_ids import assign_ids, evaluation_table
+from hpunet.metrics import iou_rec, pair_ious
+from hpunet.models.protocol import SegmentationModel
+from hpunet.noise import Stream, keyed_uniform
+from hpunet.sampling import Generators, HowToTake, reconstruct, sample
+
+NUM_SHOWN_SAMPLES = 8
+NUM_TABLE_IDS = 4096
+
+
+def centre_crop(batch: Batch, *, crop: tuple[int, int]) -> Batch:
+    """The centre of each image, this high and wide; a smaller image lies in the middle of invalid pixels."""
+    index = torch.arange(len(batch.image), device=batch.image.device)
+    size = (batch.image.shape[2], batch.image.shape[3])
+    warp = draw_warp(
+        NO_AUGMENTATION, seed=0, step=0, index=index, source_size=size, crop_size=crop, device=batch.image.device
+    )
+    return apply_warp(batch, warp, crop_size=crop)
+
+
+def with_evaluation_ids(batch: Batch, *, keys: Sequence[str], info: SetInfo, seed: int) -> Batch:
+    """Instances under one fixed mapping to ids, by the image's key; classes stay as they are."""
+    if not info.has_instances:
+        return batch
+    table = evaluation_table(keys, seed=seed, num_random_ids=info.num_random_ids, num_instances=NUM_TABLE_IDS)
+    labels = assign_ids(
+        batch.labels,
+        num_fixed_classes=info.num_fixed_classes,
+        num_random_ids=info.num_random_ids,
+        table=table.to(batch.labels.device),
+    )
+    return Batch(image=batch.image, labels=labels, valid=batch.valid, graders=batch.graders)
+
+
+def prior_inputs(
+    batch: Batch, *, places: Sequence[int], extrapolate: bool, num_classes: int
+) -> tuple[Float[Tensor, "b c h w"], Float[Tensor, "b e h w"] | None]:
+    """What the prior is given of a batch; when extrapolating, the images' numbers decide which part is hidden."""
+    if not extrapolate:
+        return batch.image, None
+    index = torch.tensor(places, device=batch.image.device)
+    uniform = keyed_uniform(seed=0, step=0, index=index, stream=Stream.HIDE, count=NUM_UNIFORMS)
+    hidden = hide(image=batch.image, labels=batch.labels[:, 0], uniform=uniform, num_classes=num_classes)
+    return hidden.image, hidden.cond
+
+
+def metric_arguments(batch: Batch, info: SetInfo) -> dict[str, Any]:
+    """What every metric of samples is told beside them."""
+    return {
+        "labels": batch.labels,
+        "num_classes": info.num_classes,
+        "classes": info.stochastic_classes,
+        "valid": batch.valid,
+        "graders": batch.graders,
+    }
+
+
+def image_scores(
+    *, samples: Integer[Tensor, "b s h w"], reconstructions: Integer[Tensor, "b r h w"], batch: Batch, info: SetInfo
+) -> dict[str, Float64[Tensor, " b"]]:
+    """What GED² and its relatives, and reconstruction IoU, are for each image, on the CPU; NaN where undefined."""
+    common = metric_arguments(batch, info)
+    pairs = pair_ious(samples=samples, **common)
+    scores = {
+        "ged2": pairs.ged2(),
+        "ged2_unbiased": pairs.ged2_unbiased(),
+        "hm_iou": pairs.hungarian_iou(),
+        "sample_diversity": pairs.sample_diversity(),
+        "iou_rec": iou_rec(reconstructions=reconstructions, **common),
+    }
+    return {name: torch.as_tensor(values, device="cpu") for name, values in scores.items()}
+
+
+def shown_arrays(
+    model: SegmentationModel,
+    *,
+    batch: Batch,
+    image: Float[Tensor, "b c h w"],
+    cond: Float[Tensor, "b e h w"] | None,
+    keys: Sequence[str],
+    info: SetInfo,
+    num_samples: int,
+    generators: Callable[[], Generators],
+) -> dict[str, np.ndarray]:
+    """What figures draw of a few images: maps of graders, reconstructions and samples, deviations by scale.
+
+    image (b, c, h, w) as the prior sees it; labels and reconstructions (b, r, h, w); graders (b, r); valid and
+    prior_mean (b, h, w); keys (b,); and, where all latent scales are sampled (full), only the coarsest (global) or
+    only the finest (local) and the others stay at their mean: samples_* (b, at most 8, h, w), and std_* (b, h, w),
+    the standard deviation of the stochastic classes' probability over all samples.
+    """
+    rest: list[HowToTake] = ["mean"] * (len(model.latent_dims) - 1)
+    ways: dict[str, Sequence[HowToTake]] = {
+        "full": ["sample"] * (len(rest) + 1),
+        "global": ["sample", *rest],
+        "local": [*rest, "sample"],
+    }
+    arrays: dict[str, np.ndarray] = {
+        "image": image.float().cpu().numpy(),
+        "labels": _maps(batch.labels),
+        "graders": batch.graders.cpu().numpy(),
+        "valid": batch.valid.cpu().numpy(),
+        "keys": np.array(keys),
+    }
+    for name, latents in ways.items():
+        drawn = sample(
+            model, image=image, cond=cond, num_samples=num_samples, latents=latents, generator=generators()
+        )
+        arrays[f"samples_{name}"] = _maps(drawn.labels[:, :NUM_SHOWN_SAMPLES])
+        probability = drawn.probs[:, :, list(info.stochastic_classes)].sum(dim=2)
+        arrays[f"std_{name}"] = probability.float().std(dim=1, correction=0).cpu().numpy()
+    mean = sample(model, image=image, cond=cond, num_samples=1, latents="mean", return_logits=False)
+    arrays["prior_mean"] = _maps(mean.labels[:, 0])
+    rebuilt = reconstruct(model, image=image, labels=batch.labels.long(), cond=cond, return_logits=False)
+    arrays["reconstructions"] = _maps(rebuilt.labels)
+    return arrays
+
+
+def _maps(labels: Tensor) -> np.ndarray:
+    return labels.cpu().numpy().astype(np.uint8)
