@@ -35,6 +35,8 @@ ALLOWED = {
     "distributed": set(),
     "objectives": {"errors", "batch", "distributed", "models.gaussian"},
     "sampling": {"errors", "batch", "models"},
+    "tiling": {"errors", "batch", "models"},
+    "hypotheses": {"errors", "metrics"},
     "storage": {"errors"},
     "weights": {"errors", "storage"},
     "checkpoint": {"errors", "storage", "weights"},
