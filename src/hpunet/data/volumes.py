@@ -134,14 +134,15 @@ def _nifti_header(head: bytes, *, packed: int, name: str, size: ImageSize | None
     nibabel = need("nibabel")
     sizes = {int.from_bytes(head[:4], "little"), int.from_bytes(head[:4], "big")}
     if _NIFTI1_HEADER in sizes and len(head) >= _NIFTI1_HEADER:
-        header_class = nibabel.Nifti1Header
+        header_class, length = nibabel.Nifti1Header, _NIFTI1_HEADER
     elif _NIFTI2_HEADER in sizes and len(head) >= _NIFTI2_HEADER:
-        header_class = nibabel.Nifti2Header
+        header_class, length = nibabel.Nifti2Header, _NIFTI2_HEADER
     else:
         raise DataError(f"{name}: not a readable NIfTI (no header)")
     try:
         with warnings.catch_warnings(action="ignore"):
-            header = header_class.from_fileobj(io.BytesIO(head), check=False)
+            # Without the extensions that may follow, which can be longer than `head`.
+            header = header_class.from_fileobj(io.BytesIO(head[:length]), check=False)
         header.check_fix(logger=_SILENT)  # by itself nibabel prints what it puts right
         shape, end = _nifti_shape(header, name=name), _nifti_end(header)
     except DataError:
@@ -235,7 +236,6 @@ def encode_nifti(slices: Shaped[np.ndarray, "z h w"], *, header: Any | None) -> 
         image = nibabel.Nifti1Image(voxels, np.eye(4))
     else:
         header = header.copy()
-        header.extensions.clear()
         header.set_data_dtype(slices.dtype)
         header["cal_min"] = header["cal_max"] = 0  # the greys of the other volume
         is_second_version = isinstance(header, nibabel.Nifti2Header)
