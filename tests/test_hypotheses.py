@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from hpunet.errors import ConfigError
-from hpunet.hypotheses import group, percentages
+from hpunet.hypotheses import group
 
 
 def disc(radius: float, *, x: int = 32, y: int = 32, size: int = 64) -> np.ndarray:
@@ -36,7 +36,6 @@ def test_group_recovers_a_known_mixture(seed: int) -> None:
         opinion = drawn[hypothesis.representative]
         assert hypothesis.members == tuple(np.flatnonzero(drawn == opinion).tolist())
         assert (hypothesis.description == "nothing marked") == (opinion == 0)
-    assert sum(percentages(found)) == 100
 
 
 def test_group_threshold_decides_what_is_the_same() -> None:
@@ -73,9 +72,3 @@ def test_group_looks_at_the_chosen_classes_only() -> None:
     assert [h.members for h in group(samples, num_classes=4)] == [(0,), (1,), (2,)]
     assert [h.members for h in group(samples, num_classes=4, classes=(3,))] == [(0, 1), (2,)]
     assert group(samples, num_classes=4, classes=(3,))[0].description == "nothing marked"
-
-
-def test_percentages_add_up() -> None:
-    samples = np.stack([disc(3, x=x) for x in (10, 30, 50)])
-    assert percentages(group(samples, num_classes=2)) == [34, 33, 33]
-    assert percentages(group(samples[:1], num_classes=2)) == [100]

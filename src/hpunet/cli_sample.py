@@ -103,14 +103,14 @@ def sample_command(
 
 
 def _hypotheses_table(name: str, hypotheses: Sequence["Hypothesis"]) -> Table:
-    from hpunet.hypotheses import percentages
     from hpunet.sample_files import sample_name
 
     num_samples = sum(len(hypothesis.members) for hypothesis in hypotheses)
     title = f"{name}: {len(hypotheses)} distinct among {num_samples} samples"
-    table = Table("share", "what it shows", "typical", title=escape(title), title_justify="left")
-    for percent, hypothesis in zip(percentages(hypotheses), hypotheses, strict=True):
-        table.add_row(f"{percent} %", hypothesis.description, sample_name(hypothesis.representative))
+    table = Table("share", "samples", "what it shows", "typical", title=escape(title), title_justify="left")
+    for hypothesis in hypotheses:
+        share, count = f"{float(hypothesis.share):.0%}", str(len(hypothesis.members))
+        table.add_row(share, count, hypothesis.description, sample_name(hypothesis.representative))
     return table
 
 

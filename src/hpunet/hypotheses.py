@@ -81,13 +81,3 @@ def group(
             )
         )
     return sorted(found, key=lambda hypothesis: (-hypothesis.share, hypothesis.members))
-
-
-def percentages(hypotheses: Sequence[Hypothesis]) -> list[int]:
-    """Shares of all groups in whole percent that add up to 100: the largest remainders are rounded up."""
-    exact = [100 * hypothesis.share for hypothesis in hypotheses]
-    whole = [int(value) for value in exact]
-    by_remainder = sorted(range(len(exact)), key=lambda i: whole[i] - exact[i])
-    for i in by_remainder[: 100 - sum(whole)]:
-        whole[i] += 1
-    return whole

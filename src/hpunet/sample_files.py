@@ -185,9 +185,9 @@ def sample_file(
     is_volume = len(source.images) > 1
     found: dict[str, list[Hypothesis]] = {}
     with whole_folder(out / source.name) as folder:
-        volumes = (
-            _Volumes(folder, source, num_samples=how.num_samples) if nifti or source.header is not None else None
-        )
+        types = {sample_name(n): np.min_scalar_type(trained.info.num_classes - 1) for n in range(how.num_samples)}
+        types |= {"mean": np.dtype(np.float32), "std": np.dtype(np.float32)}
+        volumes = Volumes(folder, source, types=types) if nifti or source.header is not None else None
         for z in slices:
             name = f"{source.name}/z-{z:03d}" if is_volume else source.name
             image = source.images[z]

@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Float, Integer
 from PIL import Image
 
-from hpunet.hypotheses import Hypothesis, percentages
+from hpunet.hypotheses import Hypothesis
 from hpunet.pictures import grey_or_colour, overlay, sheet, stacked
 
 _TILE, _PER_ROW, _MAX_SHOWN = 176, 6, 48
@@ -30,8 +30,8 @@ def sample_sheet(
     }
     letters = [_letters(number) for number in range(len(hypotheses))]
     distinct = [
-        (f"{letter}: {percent} %, {hypothesis.description}", hypothesis.representative)
-        for letter, percent, hypothesis in zip(letters, percentages(hypotheses), hypotheses, strict=True)
+        (f"{letter}: {float(hypothesis.share):.0%}, {hypothesis.description}", hypothesis.representative)
+        for letter, hypothesis in zip(letters, hypotheses, strict=True)
     ]
     group_of = {member: letter for letter, h in zip(letters, hypotheses, strict=True) for member in h.members}
     single = [(f"{number + 1} ({group_of[number]})", number) for number in range(len(labels))]
