@@ -37,6 +37,13 @@ ALLOWED = {
     "sampling": {"errors", "batch", "models"},
     "tiling": {"errors", "batch", "models"},
     "hypotheses": {"errors", "metrics"},
+    "sample_sheet": {"hypotheses", "pictures"},
+    "sample_files": {
+        *("errors", "data", "hypotheses", "models", "pictures", "sample_sheet", "sampling", "tiling", "trained"),
+    },
+    "instance_files": {"errors", "data", "instances", "metrics", "pictures", "sample_files", "trained"},
+    "cli_sample": {"errors", "data", "hypotheses", "sample_files", "trained"},
+    "cli_instances": {"errors", "config", "cli_sample", "data", "instance_files", "sample_files", "trained"},
     "storage": {"errors"},
     "weights": {"errors", "storage"},
     "checkpoint": {"errors", "storage", "weights"},
