@@ -1,7 +1,9 @@
 """`hpunet sample` and `hpunet instances` on files, with untrained networks: what is written, and what is refused."""
 
 import json
+import re
 from collections.abc import Callable, Sequence
+from inspect import signature
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +18,7 @@ from typer import Typer
 from typer.testing import CliRunner
 
 import hpunet.trained
+from hpunet.cli_data import make
 from hpunet.cli_instances import instances_command
 from hpunet.cli_sample import sample_command
 from hpunet.data.base import SetInfo
@@ -349,3 +352,18 @@ def test_instances_refusals(hpunet_command: Callable[..., Any]) -> None:
         assert isinstance(result.exception, HPUNetError), result.output
         assert expected in str(result.exception)
         assert not Path("out").exists()
+
+
+def test_sampling_page_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (Path(__file__).parents[1] / "docs" / "sampling.md").read_text()
+    (block,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    exec(block, {})
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["1/2", "1/4", "1/4"]
+
+
+def test_sampling_page_names_options_that_exist() -> None:
+    text = (Path(__file__).parents[1] / "docs" / "sampling.md").read_text()
+    known = {
+        name.replace("_", "-") for f in (sample_command, instances_command, make) for name in signature(f).parameters
+    }
+    assert set(re.findall(r"--([a-z][a-z-]+)", text)) - known == {"set"}  # which is called options there

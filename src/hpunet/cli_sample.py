@@ -78,7 +78,7 @@ def sample_command(
     how = HowToSample(num_samples=samples, scales=scales, temperature=temperature, seed=seed, tile=tile)
     if trained.info.has_instances and not quiet:
         words = "The ids of instances differ from sample to sample; hpunet instances puts them together."
-        notes.print(words, highlight=False)
+        notes.print(words, highlight=False, soft_wrap=True)
 
     def work(path: Path, begin: Callable[[int], None], advance: Callable[[int], None]) -> None:
         source = read_input(path, info=trained.info, window=window)
