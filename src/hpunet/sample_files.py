@@ -78,7 +78,7 @@ def draw(
     """Samples of an image of any size; `advance` hears how many more there are.
 
     The image is padded by its border pixels to a size that the model can halve. The noise of sample n depends on the
-    seed and on the image's size alone, so neighbouring slices of a volume share it and vary together.
+    seed and on the image's size alone, so the slices of a volume share it.
     """
     model = trained.model
     if model.cond_channels:
