@@ -82,7 +82,9 @@ def instances_command(
         found = segment_file(trained, source=source, slices=numbers, advance=advance, **settings)
         for name, instances in found.items():
             if not quiet:
-                console.print(f"{name}: {len(set(instances.ravel().tolist()) - {0})} instances", highlight=False)
+                console.print(
+                    f"{name}: {len(set(instances.ravel().tolist()) - {0})} instances", highlight=False, markup=False
+                )
 
     if data is None:
         one_after_the_other(images, from_file, quiet=quiet)
@@ -97,7 +99,7 @@ def instances_command(
         found = segment_file(trained, source=image, slices=[0], advance=advance, **settings)
         errors[image.name] = rand_error_of(found[image.name], sample=sample, info=source.info)
         if not quiet:
-            console.print(f"{image.name}: {_in_words(errors[image.name])}", highlight=False)
+            console.print(f"{image.name}: {_in_words(errors[image.name])}", highlight=False, markup=False)
 
     try:
         one_after_the_other(range(len(source)), from_data, quiet=quiet)

@@ -97,7 +97,7 @@ def sample_command(
         if not quiet:
             for name, hypotheses in found.items():
                 console.print(_hypotheses_table(name, hypotheses))
-            console.print(str(out / source.name), highlight=False, soft_wrap=True)
+            console.print(str(out / source.name), highlight=False, markup=False, soft_wrap=True)
 
     one_after_the_other(images, work, quiet=quiet)
 
