@@ -18,6 +18,7 @@ SMALL = [
     *("--set", "watch.validate_images=1", "--set", "watch.validate_samples=1"),
 ]
 LESIONS = ["--data", "synthetic:lesions"]
+IMAGE = "crops/test/images/lesions-s0-test-0000/z-000_c0.png"
 
 SUCCEEDS = [
     *(
@@ -26,6 +27,8 @@ SUCCEEDS = [
     ),
     [*TRAIN, *SMALL],
     ["init", "--data", "here", "--out", "here.toml"],
+    ["data", "make", "lidc", "crops", "--count", "1", "--size", "16"],
+    ["sample", "run", IMAGE, "--out", "drawn", "--samples", "2"],
 ]
 FAILS = {
     "wrong preset": (
@@ -77,6 +80,16 @@ FAILS = {
         ["compare", "run", "run2"],
         "run/evaluation/val-16: no such evaluation; make it first: hpunet evaluate run --data DIR",
     ),
+    "sample: no run": (["sample", "nowhere", IMAGE, "--out", "x"], "nowhere: no such folder"),
+    "sample: no checkpoint": (
+        ["sample", "run", IMAGE, "--out", "x", "--checkpoint", "step-1"],
+        "step-1: no such checkpoint",
+    ),
+    "sample: wrong scale": (
+        ["sample", "run", IMAGE, "--out", "x", "--scales", "9"],
+        "scales: expected full, global, local, or numbers from 0",
+    ),
+    "instances: only classes": (["instances", "run", IMAGE, "--out", "x"], "not on instances; use hpunet sample"),
     "init: missing data": (["init", "--data", "nowhere", "--out", "x.toml"], "nowhere: no such file or folder"),
     "init: wrong option": (["init", *LESIONS, "--set", "seize=3"], "seize: synthetic data take no such option"),
     "init: the file is there": (

@@ -1,6 +1,7 @@
 import numpy as np
+from PIL import Image
 
-from hpunet.pictures import PALETTE, grey_or_colour, label_colours, overlay, sheet
+from hpunet.pictures import PALETTE, grey_or_colour, label_colours, overlay, sheet, stacked
 
 
 def test_label_colours_tell_labels_apart_and_keep_background_black() -> None:
@@ -33,3 +34,16 @@ def test_sheet_places_every_tile_and_fits_captions() -> None:
     is_red = (page == [255, 0, 0]).all(axis=2)
     assert is_red.sum() == 3 * 40 * 80
     assert sheet([[red]], title="a title much longer than the picture is wide").width > 200
+
+
+def test_sheet_columns_are_as_wide_as_their_captions() -> None:
+    tile = np.zeros((10, 10, 3), dtype=np.uint8)
+    narrow, wide = (sheet([[tile, tile]], columns=[caption, "b"], tile=20) for caption in ("a", "a long caption" * 3))
+    assert wide.width > narrow.width + 150
+
+
+def test_stacked_pages_are_all_there() -> None:
+    pages = [Image.new("RGB", size, "black") for size in ((30, 10), (20, 15))]
+    whole = np.asarray(stacked(pages))
+    assert whole.shape == (25, 30, 3)
+    assert (whole == 0).all(axis=2).sum() == 30 * 10 + 20 * 15

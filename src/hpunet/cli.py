@@ -11,7 +11,9 @@ from hpunet import __version__
 from hpunet.cli_data import app as data_app
 from hpunet.cli_evaluate import compare_command, evaluate_command
 from hpunet.cli_init import init_command
+from hpunet.cli_instances import instances_command
 from hpunet.cli_report import demo_command, report_command
+from hpunet.cli_sample import sample_command
 from hpunet.cli_train import train_command
 from hpunet.errors import HPUNetError
 
@@ -27,6 +29,8 @@ app.command(name="init")(init_command)
 app.command(name="train")(train_command)
 app.command(name="evaluate")(evaluate_command)
 app.command(name="compare")(compare_command)
+app.command(name="sample")(sample_command)
+app.command(name="instances")(instances_command)
 app.command(name="report")(report_command)
 console = Console()
 

@@ -61,11 +61,13 @@ def sheet(
     """Tiles in rows on white, with a title and captions.
 
     A tile is scaled so that its shorter side is `tile` pixels, or its longer one twice that, whichever is smaller.
+    Columns are as wide as their captions need.
     """
     font = ImageFont.load_default(size=13)
     gap, line = 6, 20
     tiles = [[_scale(pixels, tile) for pixels in row] for row in rows]
     widths = [max((row[x].width for row in tiles if x < len(row)), default=0) for x in range(max(map(len, tiles)))]
+    widths = [max(w, int(font.getlength(columns[x])) + 1 if x < len(columns) else 0) for x, w in enumerate(widths)]
     heights = [max(picture.height for picture in row) for row in tiles]
     left = gap + (max((int(font.getlength(t)) for t in row_titles), default=0) + 2 * gap if row_titles else 0)
     top = gap + (line + gap if title else 0) + (line if columns else 0)
@@ -84,6 +86,16 @@ def sheet(
             page.paste(picture, (x, y))
         y += heights[number] + gap
     return page
+
+
+def stacked(pages: Sequence[Image.Image]) -> Image.Image:
+    """Pages below one another, on white."""
+    whole = Image.new("RGB", (max(page.width for page in pages), sum(page.height for page in pages)), "white")
+    top = 0
+    for page in pages:
+        whole.paste(page, (0, top))
+        top += page.height
+    return whole
 
 
 def _scale(pixels: UInt8[np.ndarray, "h w 3"], tile: int) -> Image.Image:

@@ -1,6 +1,6 @@
 """Hypotheses from a model: encode an image once, decode it as often as wanted, scale by scale if wanted."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Literal, TypeVar
@@ -105,9 +105,77 @@ def sample(
         chunk_size: hypotheses decoded at once; by default as many as is fast and fits.
         return_logits: False keeps only the labels, a fraction of the memory.
     """
+    chunks = list(
+        _drawn(
+            model,
+            image=image,
+            num_samples=num_samples,
+            latents=latents,
+            temperature=temperature,
+            cond=cond,
+            generator=generator,
+            chunk_size=chunk_size,
+            return_logits=return_logits,
+        )
+    )
+    return _joined(chunks, shape=(image.shape[0], num_samples))
+
+
+def stream(
+    model: SegmentationModel,
+    *,
+    image: Float[Tensor, "1 c h w"],
+    num_samples: int = 16,
+    latents: Literal["sample", "mean"] | Sequence[HowToTake] = "sample",
+    temperature: float | Sequence[float] = 1.0,
+    generator: torch.Generator | None = None,
+) -> Iterator[Samples]:
+    """The hypotheses of one image as `sample` draws them, a few at a time: their logits need not fit together."""
+    if image.shape[0] != 1:
+        raise DataError(f"image: expected a batch of one image, got shape {tuple(image.shape)}")
+    for chunk in _drawn(
+        model, image=image, num_samples=num_samples, latents=latents, temperature=temperature, generator=generator
+    ):
+        yield _joined([chunk], shape=(1, len(chunk.labels)))
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """Some (image, hypothesis) pairs, decoded."""
+
+    labels: Int[Tensor, "n h w"]
+    logits: Float[Tensor, "n k h w"] | None
+    latents: list[Tensor]
+
+
+def _joined(chunks: Sequence[_Chunk], *, shape: tuple[int, int]) -> Samples:
+    logits = [chunk.logits for chunk in chunks if chunk.logits is not None]
+    return Samples(
+        labels=torch.cat([chunk.labels for chunk in chunks]).unflatten(0, shape),
+        logits=torch.cat(logits).unflatten(0, shape) if logits else None,
+        latents=[
+            torch.cat(scale).unflatten(0, shape) for scale in zip(*(chunk.latents for chunk in chunks), strict=True)
+        ],
+    )
+
+
+def _drawn(
+    model: SegmentationModel,
+    *,
+    image: Tensor,
+    num_samples: int,
+    latents: Literal["sample", "mean"] | Sequence[HowToTake],
+    temperature: float | Sequence[float],
+    cond: Tensor | None = None,
+    generator: torch.Generator | None,
+    chunk_size: int | None = None,
+    return_logits: bool = True,
+) -> Iterator[_Chunk]:
+    """What `sample` returns, chunk by chunk."""
     if num_samples < 1 or (chunk_size is not None and chunk_size < 1):
         raise ConfigError(f"num_samples and chunk_size must be at least 1, got {num_samples} and {chunk_size}")
-    features = model.encode(image=image, cond=cond)
+    with torch.no_grad():  # not around a `yield`, where it would reach the caller
+        features = model.encode(image=image, cond=cond)
     b, _, h, w = image.shape
     shapes = model.latent_shapes(h, w)
     n = len(shapes)
@@ -129,7 +197,7 @@ def sample(
             if isinstance(choice, Tensor)
             else None
         )
-    return _decode_in_chunks(
+    yield from _decode_in_chunks(
         model,
         features,
         num_samples=num_samples,
@@ -177,16 +245,19 @@ def reconstruct(
         mine = [n if n is None else n[:, grader] for n in noise]
         latents, _ = model.infer(image=image, labels=labels[:, grader], noise=mine)
         per_grader.append(latents)
-    return _decode_in_chunks(
-        model,
-        features,
-        num_samples=r,
-        noise=[None] * len(model.latent_dims),
-        given=[torch.stack(scale, dim=1) for scale in zip(*per_grader, strict=True)],
-        num_pixels=h * w,
-        chunk_size=None,
-        return_logits=return_logits,
+    chunks = list(
+        _decode_in_chunks(
+            model,
+            features,
+            num_samples=r,
+            noise=[None] * len(model.latent_dims),
+            given=[torch.stack(scale, dim=1) for scale in zip(*per_grader, strict=True)],
+            num_pixels=h * w,
+            chunk_size=None,
+            return_logits=return_logits,
+        )
     )
+    return _joined(chunks, shape=(b, r))
 
 
 def _decode_in_chunks(
@@ -199,7 +270,7 @@ def _decode_in_chunks(
     num_pixels: int,
     chunk_size: int | None,
     return_logits: bool,
-) -> Samples:
+) -> Iterator[_Chunk]:
     """Decode all (image, hypothesis) pairs, `chunk_size` at a time."""
     b, device = features[0].shape[0], features[0].device
     if chunk_size is None:
@@ -209,25 +280,17 @@ def _decode_in_chunks(
         return [None if t is None else t.expand(b, num_samples, *t.shape[2:]).flatten(0, 1) for t in per_scale]
 
     noise, given = flat(noise), flat(given)
-    logits, labels, latents = [], [], []
     for start in range(0, b * num_samples, chunk_size):
         pairs = slice(start, min(start + chunk_size, b * num_samples))
         which_image = torch.arange(pairs.start, pairs.stop, device=device) // num_samples
-        out, taken, _ = model.decode(
-            [_select(f, which_image) for f in features],
-            noise=[None if t is None else t[pairs] for t in noise],
-            given=[None if t is None else t[pairs] for t in given],
-        )
-        labels.append(out.argmax(dim=1))
-        latents.append(taken)
-        if return_logits:
-            logits.append(out)
-    shape = (b, num_samples)
-    return Samples(
-        labels=torch.cat(labels).unflatten(0, shape),
-        logits=torch.cat(logits).unflatten(0, shape) if return_logits else None,
-        latents=[torch.cat(scale).unflatten(0, shape) for scale in zip(*latents, strict=True)],
-    )
+        is_only_image = b == 1 and pairs.stop - pairs.start == 1  # then large features need no copy
+        with torch.no_grad():
+            logits, latents, _ = model.decode(
+                features if is_only_image else [_select(f, which_image) for f in features],
+                noise=[None if t is None else t[pairs] for t in noise],
+                given=[None if t is None else t[pairs] for t in given],
+            )
+        yield _Chunk(labels=logits.argmax(dim=1), logits=logits if return_logits else None, latents=latents)
 
 
 def _select(features: Tensor, which_image: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from hpunet.data.bounds import need
 from hpunet.data.file_tree import FileTree, read_tar
 from hpunet.data.files import decode_image, decode_png, read_image
 from hpunet.data.png import num_pixel_bytes, read_png_header
-from hpunet.data.volumes import decode_nifti, nifti_depth, read_stack, stack_header
+from hpunet.data.volumes import decode_nifti, encode_nifti, nifti_depth, read_stack, stack_header
 from hpunet.errors import DataError
 
 RAMP = np.arange(24, dtype=np.uint8).reshape(4, 6)
@@ -333,6 +333,21 @@ def test_decode_nifti_applies_its_own_scaling() -> None:
     content = bytearray(image.to_bytes())
     content[112:120] = struct.pack("<ff", 0.5, -1.0)  # scl_slope, scl_inter
     assert decode_nifti(bytes(content), name="v").slices[:, 0, 0].tolist() == [-1.0, -0.5]
+
+
+def test_decode_nifti_passes_over_long_extensions() -> None:
+    image = nibabel.Nifti1Image(np.arange(8, dtype=np.int16).reshape(2, 2, 2), np.eye(4))
+    image.header.extensions.append(nibabel.nifti1.Nifti1Extension("comment", b"x" * 20000))
+    assert decode_nifti(image.to_bytes(), name="v").slices.ravel().tolist() == [0, 2, 4, 6, 1, 3, 5, 7]
+
+
+def test_encode_nifti_without_a_header_and_back() -> None:
+    slices = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+    content = encode_nifti(slices, header=None)
+    assert content == encode_nifti(slices, header=None)
+    back = decode_nifti(content, name="v")
+    np.testing.assert_array_equal(back.slices, slices)
+    np.testing.assert_array_equal(back.affine, np.eye(4))
 
 
 def test_decode_nifti_refusals_name_the_file(monkeypatch: pytest.MonkeyPatch) -> None:

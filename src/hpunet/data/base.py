@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Bool, Float32, Int32
 
+from hpunet.data.pixels import unit_floats
 from hpunet.errors import ConfigError, DataError
 
 SPLITS = ("train", "val", "test")
@@ -129,7 +130,7 @@ def make_sample(
     if image.ndim != 3 or image.shape[0] != info.in_channels or 0 in image.shape:
         raise DataError(f"{where}: expected an image of {info.in_channels} channels, got shape {image.shape}")
     if image.dtype in (np.uint8, np.uint16):
-        image = image.astype(np.float32) / np.float32(np.iinfo(image.dtype).max)
+        image = unit_floats(image)
     elif not np.issubdtype(image.dtype, np.floating):
         raise DataError(f"{where}: expected 8 or 16 bit or float pixels, got {image.dtype}")
     elif not np.isfinite(image).all() or image.min() < 0 or image.max() > 1:

@@ -28,13 +28,13 @@ from hpunet.data.file_tree import FileTree
 from hpunet.data.files import decode_image
 from hpunet.data.folder_table import Entry, assign_splits, read_table
 from hpunet.data.label_maps import class_map, number_instances
-from hpunet.data.volumes import NIFTI_HEAD_BYTES, decode_nifti, nifti_depth
+from hpunet.data.pixels import to_planes
+from hpunet.data.volumes import NIFTI_ENDINGS, NIFTI_HEAD_BYTES, decode_nifti, nifti_depth
 from hpunet.errors import ConfigError, DataError
 
 _TABLE = "data.csv"
 _TOPS = ("images", "graders", "masks", "instances", _TABLE)
-_NIFTI_ENDINGS = (".nii", ".nii.gz")
-_ENDINGS = (".png", ".jpg", ".jpeg", ".tif", ".tiff", *_NIFTI_ENDINGS)
+_ENDINGS = (".png", ".jpg", ".jpeg", ".tif", ".tiff", *NIFTI_ENDINGS)
 
 
 @dataclass(frozen=True)
@@ -247,7 +247,7 @@ def _entries(tree: FileTree, items: list[_Item], table: dict[str, Entry] | None)
 
 def _depth(tree: FileTree, name: str) -> int | None:
     """Number of slices of a volume; None for a picture."""
-    if _ending(name) not in _NIFTI_ENDINGS:
+    if _ending(name) not in NIFTI_ENDINGS:
         return None
     return nifti_depth(tree.head(name, NIFTI_HEAD_BYTES), packed=tree.size(name), name=tree.where(name))
 
@@ -257,7 +257,7 @@ def _read(
 ) -> tuple[np.ndarray, np.ndarray | None]:
     """A file as slices (z, h, w) or (z, h, w, c), and a volume's affine; `size` is what a label map must have."""
     where = tree.where(name)
-    if _ending(name) in _NIFTI_ENDINGS:
+    if _ending(name) in NIFTI_ENDINGS:
         return decode_nifti(tree.read(name), name=where, size=size)
     return decode_image(tree.read(name), name=where, labels=labels, size=size)[None], None
 
@@ -268,36 +268,4 @@ def _load_images(
     """The pictures of a file as (z, c, h, w), uint8, uint16 or float32 in [0, 1], and a volume's affine."""
     where = tree.where(name)
     values, affine = _read(tree, name, labels=False)
-    images = np.moveaxis(_without_alpha(values, name=where), -1, 1)
-    if window is None and affine is None and images.dtype in (np.uint8, np.uint16):
-        return images, affine
-    return _scaled(images, window=window, name=where), affine
-
-
-def _without_alpha(picture: np.ndarray, *, name: str) -> np.ndarray:
-    """Grey or RGB as (z, h, w, c); an alpha channel may go only where it hides nothing."""
-    if picture.ndim == 3:
-        return picture[..., None]
-    channels = picture.shape[-1]
-    if channels not in (1, 2, 3, 4):
-        raise DataError(f"{name}: expected grey or RGB, got {channels} channels")
-    if channels in (1, 3):
-        return picture
-    if picture.dtype.kind != "u" or (picture[..., -1] != np.iinfo(picture.dtype).max).any():
-        raise DataError(f"{name}: is partly transparent; save it as grey or RGB without an alpha channel")
-    return picture[..., :-1]
-
-
-def _scaled(values: np.ndarray, *, window: tuple[float, float] | None, name: str) -> np.ndarray:
-    """Values of the window, or of the file's own range, brought to [0, 1]; a constant file becomes 0."""
-    if values.dtype.kind not in "iuf":
-        raise DataError(f"{name}: expected numbers as pixels, got {values.dtype}")
-    if not np.isfinite(values).all():
-        raise DataError(f"{name}: {int((~np.isfinite(values)).sum())} pixels are NaN or infinite")
-    low, high = window or (float(values.min()), float(values.max()))
-    if not np.isfinite(high - low):
-        raise DataError(f"{name}: pixels from {low:g} to {high:g} cannot be scaled")
-    scaled = np.empty(values.shape, dtype=np.float32)
-    for z, stored in enumerate(values):  # one by one: in double precision a volume takes much memory
-        scaled[z] = np.clip((stored.astype(np.float64) - low) / ((high - low) or 1.0), 0, 1)
-    return scaled
+    return to_planes(values, by_range=affine is not None, window=window, name=where), affine

@@ -1,4 +1,4 @@
-"""Readers of stacks and volumes: TIFF and HDF5 stacks (z, h, w) from disk, NIfTI volumes from bytes.
+"""Stacks and volumes: TIFF and HDF5 stacks (z, h, w) from disk, NIfTI volumes from bytes and to bytes.
 
 Bounded and named in errors like everything in `files.py`; a header is read without the voxels, so that opening a
 set is quick.
@@ -26,6 +26,7 @@ MAX_VOLUME_BYTES = 2**32
 """Largest stack or volume that is read, unpacked (4 GiB)."""
 NIFTI_HEAD_BYTES = 4096
 """So many bytes from the start of a NIfTI file, packed or not, hold its header."""
+NIFTI_ENDINGS = (".nii", ".nii.gz")
 MAX_SLICES = 2**15
 """Largest number of slices of a NIfTI volume."""
 _NIFTI1_HEADER, _NIFTI2_HEADER = 348, 540
@@ -133,14 +134,15 @@ def _nifti_header(head: bytes, *, packed: int, name: str, size: ImageSize | None
     nibabel = need("nibabel")
     sizes = {int.from_bytes(head[:4], "little"), int.from_bytes(head[:4], "big")}
     if _NIFTI1_HEADER in sizes and len(head) >= _NIFTI1_HEADER:
-        header_class = nibabel.Nifti1Header
+        header_class, length = nibabel.Nifti1Header, _NIFTI1_HEADER
     elif _NIFTI2_HEADER in sizes and len(head) >= _NIFTI2_HEADER:
-        header_class = nibabel.Nifti2Header
+        header_class, length = nibabel.Nifti2Header, _NIFTI2_HEADER
     else:
         raise DataError(f"{name}: not a readable NIfTI (no header)")
     try:
         with warnings.catch_warnings(action="ignore"):
-            header = header_class.from_fileobj(io.BytesIO(head), check=False)
+            # Without the extensions that may follow, which can be longer than `head`.
+            header = header_class.from_fileobj(io.BytesIO(head[:length]), check=False)
         header.check_fix(logger=_SILENT)  # by itself nibabel prints what it puts right
         shape, end = _nifti_shape(header, name=name), _nifti_end(header)
     except DataError:
@@ -174,13 +176,18 @@ def _nifti_end(header: Any) -> int:
     return int(header.get_data_offset()) + voxels * int(header.get_data_dtype().itemsize)
 
 
-def nifti_depth(head: bytes, *, packed: int, name: str) -> int:
-    """Slices along the last axis, from the first `NIFTI_HEAD_BYTES` of a file that has `packed` bytes."""
+def nifti_header(head: bytes, *, packed: int, name: str) -> Any:
+    """The checked header, as nibabel has it, from the first `NIFTI_HEAD_BYTES` of a file that has `packed` bytes."""
     try:
         head = _unpacked_head(head)
     except zlib.error as error:
         raise DataError(f"{name}: not a readable NIfTI ({error})") from None
-    return _nifti_shape(_nifti_header(head, packed=packed, name=name), name=name)[2]
+    return _nifti_header(head, packed=packed, name=name)
+
+
+def nifti_depth(head: bytes, *, packed: int, name: str) -> int:
+    """Slices along the last axis, from the first `NIFTI_HEAD_BYTES` of a file that has `packed` bytes."""
+    return _nifti_shape(nifti_header(head, packed=packed, name=name), name=name)[2]
 
 
 class Volume(NamedTuple):
@@ -215,3 +222,24 @@ def decode_nifti(content: bytes, *, name: str, size: ImageSize | None = None) ->
         raise DataError(f"{name}: not a readable NIfTI ({error})") from None
     array = array.astype(array.dtype.newbyteorder("="), copy=False)
     return Volume(np.moveaxis(array, 2, 0), affine)
+
+
+def encode_nifti(slices: Shaped[np.ndarray, "z h w"], *, header: Any | None) -> bytes:
+    """A .nii.gz volume of these slices, and of no scaling; the same bytes every time.
+
+    With the `header` of another volume of this size, it lies where that lies: affines, voxel sizes, units and their
+    codes are kept bit by bit. Extensions, where scanners put what they know of the patient, are not.
+    """
+    nibabel = need("nibabel")
+    voxels = np.moveaxis(slices, 0, 2)
+    if header is None:
+        image = nibabel.Nifti1Image(voxels, np.eye(4))
+    else:
+        header = header.copy()
+        header.set_data_dtype(slices.dtype)
+        header["cal_min"] = header["cal_max"] = 0  # the greys of the other volume
+        is_second_version = isinstance(header, nibabel.Nifti2Header)
+        image_class = nibabel.Nifti2Image if is_second_version else nibabel.Nifti1Image
+        image = image_class(voxels.reshape(header.get_data_shape()), header.get_best_affine(), header)
+    image.header.set_slope_inter(1, 0)
+    return gzip.compress(image.to_bytes(), compresslevel=6, mtime=0)

@@ -1,0 +1,140 @@
+"""`hpunet instances`: instance maps of image files, or of a data set with their Rand errors."""
+
+import csv
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hpunet.cli_sample import (
+    Checkpoint,
+    Nifti,
+    Out,
+    Quiet,
+    Run,
+    Seed,
+    Slices,
+    Tile,
+    Window,
+    check_names,
+    console,
+    loading,
+    one_after_the_other,
+    parse_slices,
+)
+from hpunet.config import parse_assignments
+from hpunet.errors import ConfigError
+
+if TYPE_CHECKING:
+    from hpunet.data.base import Source
+    from hpunet.trained import TrainedModel
+
+
+def instances_command(
+    run: Run,
+    out: Out,
+    images: Annotated[list[Path] | None, typer.Argument(help="Images, as `hpunet sample` takes them.")] = None,
+    data: Annotated[
+        str | None, typer.Option(help="Data with instances, instead of images; gives Rand errors.")
+    ] = None,
+    split: Annotated[str, typer.Option(help="Split of the data.")] = "test",
+    options: Annotated[
+        list[str] | None, typer.Option("--set", help="Option of the data's kind; by default as in training.")
+    ] = None,
+    samples: Annotated[
+        int | None, typer.Option(help="Samples an image; by default 16, or 32 beside other classes.", min=1)
+    ] = None,
+    alpha: Annotated[
+        int | None, typer.Option(help="Hamming distance (two a differing sample) within a cluster; likewise.", min=0)
+    ] = None,
+    seed: Seed = 0,
+    checkpoint: Checkpoint = "latest",
+    tile: Tile = "auto",
+    window: Window = None,
+    slices: Slices = None,
+    nifti: Nifti = False,
+    quiet: Quiet = False,
+) -> None:
+    """Find instances by clustering samples: 16 bit label maps and coloured overlays."""
+    images = images or []
+    if (data is None) == (not images):
+        raise ConfigError("instances: expected images or --data, one of them")
+    with loading(quiet=quiet):
+        from hpunet.data.inputs import Input, read_input
+        from hpunet.instance_files import check_has_instances, rand_error_of, segment_file, usual_number
+        from hpunet.sample_files import HowToSample, slice_numbers, with_tiles
+        from hpunet.trained import load
+
+        trained = load(run, checkpoint=checkpoint)
+    check_has_instances(trained)
+    check_names(images)
+    with_tiles(trained.model, size=(1, 1), tile=tile)
+    usual, chosen = usual_number(trained.info), parse_slices(slices)
+    how = HowToSample(num_samples=samples or usual, seed=seed, tile=tile)
+    settings: dict[str, Any] = {"out": out, "how": how, "alpha": usual if alpha is None else alpha, "nifti": nifti}
+
+    def from_file(path: Path, begin: Callable[[int], None], advance: Callable[[int], None]) -> None:
+        source = read_input(path, info=trained.info, window=window)
+        numbers = slice_numbers(source, chosen, where=str(path))
+        begin(len(numbers) * how.num_samples)
+        found = segment_file(trained, source=source, slices=numbers, advance=advance, **settings)
+        for name, instances in found.items():
+            if not quiet:
+                console.print(
+                    f"{name}: {len(set(instances.ravel().tolist()) - {0})} instances", highlight=False, markup=False
+                )
+
+    if data is None:
+        one_after_the_other(images, from_file, quiet=quiet)
+        return
+    source = _open(data, split=split, options=options or [], trained=trained)
+    errors: dict[str, float] = {}
+
+    def from_data(index: int, begin: Callable[[int], None], advance: Callable[[int], None]) -> None:
+        sample = source[index]
+        begin(how.num_samples)
+        image = Input(sample.identity.key, sample.image[None], header=None)
+        found = segment_file(trained, source=image, slices=[0], advance=advance, **settings)
+        errors[image.name] = rand_error_of(found[image.name], sample=sample, info=source.info)
+        if not quiet:
+            console.print(f"{image.name}: {_in_words(errors[image.name])}", highlight=False, markup=False)
+
+    try:
+        one_after_the_other(range(len(source)), from_data, quiet=quiet)
+    finally:
+        _summarise(errors, out=out, quiet=quiet)
+
+
+def _in_words(error: float) -> str:
+    return "Rand error undefined, no instances in truth" if math.isnan(error) else f"Rand error {error:.4f}"
+
+
+def _summarise(errors: Mapping[str, float], *, out: Path, quiet: bool) -> None:
+    """A table on disk of what there is, and the mean."""
+    if not errors:
+        return
+    with (out / "rand_error.csv").open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["image", "rand_error"])
+        rows.writerows([name, "" if math.isnan(error) else repr(error)] for name, error in errors.items())
+    defined = [error for error in errors.values() if not math.isnan(error)]
+    if not quiet:
+        mean = f"{sum(defined) / len(defined):.4f}" if defined else "undefined"
+        left_out = f" ({len(errors) - len(defined)} without instances left out)" if len(defined) < len(errors) else ""
+        console.print(f"Mean Rand error of {len(defined)} images{left_out}: {mean}", highlight=False)
+
+
+def _open(where: str, *, split: str, options: list[str], trained: "TrainedModel") -> "Source":
+    """The data, with the options of training where they are of the same kind, if they fit the model."""
+    from hpunet.data.sources import detect_kind, open_data
+
+    same_kind = trained.info.kind.startswith(detect_kind(where))
+    known = trained.settings.data.options if same_kind else {}
+    source = open_data(where, split=split, options={**known, **parse_assignments(options)})
+    for name in ("in_channels", "fixed_classes", "has_instances", "image_bits", "intensity_window"):
+        mine, theirs = getattr(source.info, name), getattr(trained.info, name)
+        if mine != theirs:
+            raise ConfigError(f"{where}: {name} is {mine}, the model was trained with {theirs}")
+    return source

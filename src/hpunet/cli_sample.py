@@ -1,0 +1,162 @@
+"""`hpunet sample`, and what it shares with `hpunet instances`: options, progress, going on after a bad image."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.status import Status
+from rich.table import Table
+
+from hpunet.errors import ConfigError, HPUNetError
+
+if TYPE_CHECKING:
+    from hpunet.hypotheses import Hypothesis
+
+T = TypeVar("T")
+Work = Callable[[T, Callable[[int], None], Callable[[int], None]], None]
+"""Does one item; tells a first function how many samples it will draw, a second one how many more it has drawn."""
+
+console = Console()
+notes = Console(stderr=True)
+
+Run = Annotated[Path, typer.Argument(help="Folder of a run that `hpunet train` wrote.")]
+Images = Annotated[
+    list[Path], typer.Argument(help="Images: PNG, JPEG, TIFF, .npy, or NIfTI volumes, slice by slice.")
+]
+Out = Annotated[Path, typer.Option(help="Folder; each image gets its own in it.")]
+Seed = Annotated[int, typer.Option(help="Seed of the draws.", min=0)]
+Checkpoint = Annotated[str, typer.Option(help="latest, best, or a name in the run's checkpoints folder.")]
+Tile = Annotated[
+    str, typer.Option(help="Large images: auto, whole, or the side of the tiles; the result is the same.")
+]
+Window = Annotated[
+    tuple[float, float] | None,
+    typer.Option(help="Stored pixel values that become 0 and 1; by default as in training.", metavar="LOW HIGH"),
+]
+Slices = Annotated[str | None, typer.Option(help="Slices of volumes, first:end, the end not included.")]
+Nifti = Annotated[bool, typer.Option("--nifti", help="Write NIfTI beside the PNGs also for pictures.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print errors only.")]
+
+
+def sample_command(
+    run: Run,
+    images: Images,
+    out: Out,
+    samples: Annotated[int, typer.Option(help="Samples an image.", min=1)] = 16,
+    scales: Annotated[
+        str, typer.Option(help="What is drawn: full, global, local, or scales such as 0,2; the others at their mean.")
+    ] = "full",
+    seed: Seed = 0,
+    checkpoint: Checkpoint = "latest",
+    tile: Tile = "auto",
+    temperature: Annotated[float, typer.Option(help="Factor on the prior's standard deviation.", min=0)] = 1.0,
+    same_iou: Annotated[
+        float, typer.Option(help="IoU from which on two samples are one hypothesis.", min=0.01, max=1)
+    ] = 0.7,
+    window: Window = None,
+    slices: Slices = None,
+    nifti: Nifti = False,
+    quiet: Quiet = False,
+) -> None:
+    """Draw hypotheses of images, and group them: which are distinct, and how often each comes up."""
+    with loading(quiet=quiet):
+        from hpunet.data.inputs import read_input
+        from hpunet.sample_files import HowToSample, sample_file, scale_choices, slice_numbers, with_tiles
+        from hpunet.trained import load
+
+        trained = load(run, checkpoint=checkpoint)
+    check_names(images)
+    chosen = parse_slices(slices)
+    # Impossible choices end here, not at every image.
+    scale_choices(scales, num_scales=len(trained.model.latent_dims))
+    with_tiles(trained.model, size=(1, 1), tile=tile)
+    how = HowToSample(num_samples=samples, scales=scales, temperature=temperature, seed=seed, tile=tile)
+    if trained.info.has_instances and not quiet:
+        words = "The ids of instances differ from sample to sample; hpunet instances puts them together."
+        notes.print(words, highlight=False, soft_wrap=True)
+
+    def work(path: Path, begin: Callable[[int], None], advance: Callable[[int], None]) -> None:
+        source = read_input(path, info=trained.info, window=window)
+        numbers = slice_numbers(source, chosen, where=str(path))
+        begin(len(numbers) * samples)
+        found = sample_file(
+            trained,
+            source=source,
+            out=out,
+            how=how,
+            slices=numbers,
+            same_iou=same_iou,
+            nifti=nifti,
+            advance=advance,
+        )
+        if not quiet:
+            for name, hypotheses in found.items():
+                console.print(_hypotheses_table(name, hypotheses))
+            console.print(str(out / source.name), highlight=False, markup=False, soft_wrap=True)
+
+    one_after_the_other(images, work, quiet=quiet)
+
+
+def _hypotheses_table(name: str, hypotheses: Sequence["Hypothesis"]) -> Table:
+    from hpunet.sample_files import sample_name
+
+    num_samples = sum(len(hypothesis.members) for hypothesis in hypotheses)
+    title = f"{name}: {len(hypotheses)} distinct among {num_samples} samples"
+    table = Table("share", "samples", "what it shows", "typical", title=escape(title), title_justify="left")
+    for hypothesis in hypotheses:
+        share, count = f"{float(hypothesis.share):.0%}", str(len(hypothesis.members))
+        table.add_row(share, count, hypothesis.description, sample_name(hypothesis.representative))
+    return table
+
+
+def loading(*, quiet: bool) -> Status:
+    """Shown while torch and the model are loaded."""
+    return Console(stderr=True, quiet=quiet).status("loading the model")
+
+
+def check_names(images: Iterable[Path]) -> None:
+    """Raise a `ConfigError` if two images would be written to one folder."""
+    from hpunet.data.inputs import input_name
+
+    for name, count in Counter(input_name(path) for path in images).items():
+        if not name or count > 1:
+            raise ConfigError(f"images: {count} called {name!r}; results go by names, so use several --out")
+
+
+def parse_slices(text: str | None) -> tuple[int, int] | None:
+    """`first:end` as numbers."""
+    if text is None:
+        return None
+    first, colon, end = text.partition(":")
+    if not (colon and first.isdecimal() and end.isdecimal()):
+        raise ConfigError(f"slices: expected first:end such as 10:20, got {text!r}")
+    return int(first), int(end)
+
+
+def one_after_the_other(items: Sequence[T], work: Work[T], *, quiet: bool) -> None:
+    """Do all; an item that fails is named, the rest goes on, and the exit code is 1."""
+    failed = 0
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    hidden = quiet or not notes.is_terminal
+    with Progress(*columns, console=notes, transient=True, disable=hidden) as progress:
+        task = progress.add_task("", total=None)
+        for number, item in enumerate(items, start=1):
+            progress.reset(task, total=None, description=f"image {number} of {len(items)}")
+            try:
+                work(
+                    item,
+                    lambda total: progress.update(task, total=total),
+                    lambda count: progress.advance(task, count),
+                )
+            except (HPUNetError, OSError) as error:
+                failed += 1
+                message = f"[bold red]error:[/bold red] {escape(str(error))}"
+                notes.print(message, highlight=False, soft_wrap=True)
+    if failed:
+        notes.print(f"{failed} of {len(items)} failed.", highlight=False)
+        raise typer.Exit(1)

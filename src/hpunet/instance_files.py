@@ -1,0 +1,100 @@
+"""`hpunet instances`: from an image to a map of instances, by clustering samples (Algorithm 1, App. G and H).
+
+<out>/<name>/instances.png   16 bits: 0 is background, every other value one instance
+<out>/<name>/overlay.png     the image with its instances in colours
+<out>/<name>/instances.nii.gz where the input is a volume; its slices are clustered one by one
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+from jaxtyping import Float32, Int32, Integer
+from PIL import Image
+
+from hpunet.data.base import Sample, SetInfo
+from hpunet.data.inputs import Input
+from hpunet.errors import ConfigError, DataError
+from hpunet.instances import cluster, merge_to_background, postprocess
+from hpunet.metrics import rand_error
+from hpunet.pictures import overlay, save_picture
+from hpunet.sample_files import HowToSample, Volumes, draw, whole_folder
+from hpunet.trained import TrainedModel
+
+MAX_INSTANCES = 2**16 - 1
+
+
+def usual_number(info: SetInfo) -> int:
+    """The paper's number of samples, which is also its α: 16 where all is instances (EM), else 32 (street scenes)."""
+    return 32 if _has_other_classes(info) else 16
+
+
+def _has_other_classes(info: SetInfo) -> bool:
+    return info.num_fixed_classes > 1
+
+
+def check_has_instances(trained: TrainedModel) -> None:
+    """Raise a `ConfigError` unless the model was trained on instances."""
+    if not trained.info.has_instances:
+        raise ConfigError(
+            f"{trained.name}: was trained on classes ({', '.join(trained.info.fixed_classes)}), not on instances; "
+            "use hpunet sample"
+        )
+
+
+def instances_of(
+    samples: Integer[np.ndarray, "s h w"], *, info: SetInfo, alpha: int, seed: int
+) -> Int32[np.ndarray, "h w"]:
+    """Clustered and post-processed as the paper does on this kind of data.
+
+    Beside other classes, everything but the instances becomes background first, and thin clusters without neighbours
+    vanish; where all is instances they stay.
+    """
+    merged = merge_to_background(samples.astype(np.int32), stochastic_classes=info.stochastic_classes)
+    clusters = cluster(merged, num_classes=1 + len(info.stochastic_classes), threshold=alpha, seed=seed)
+    return postprocess(clusters, keep_unmatched=not _has_other_classes(info))
+
+
+def segment_file(
+    trained: TrainedModel,
+    *,
+    source: Input,
+    out: Path,
+    how: HowToSample,
+    alpha: int,
+    slices: Sequence[int],
+    nifti: bool = False,
+    advance: Callable[[int], None] = lambda _: None,
+) -> dict[str, Int32[np.ndarray, "h w"]]:
+    """The instances of one file's slices, written to `out`/<name>; by the names of slices."""
+    parts = PurePosixPath(source.name).parts
+    if not parts or ".." in parts or parts[0] == "/":
+        raise DataError(f"{source.name!r}: cannot be the name of a folder below {out}")
+    is_volume = len(source.images) > 1
+    found: dict[str, np.ndarray] = {}
+    with whole_folder(out / source.name) as folder:
+        is_nifti = nifti or source.header is not None
+        volumes = Volumes(folder, source, types={"instances": np.dtype(np.uint16)}) if is_nifti else None
+        for z in slices:
+            name = f"{source.name}/z-{z:03d}" if is_volume else source.name
+            drawn = draw(trained, image=source.images[z], how=how, advance=advance)
+            found[name] = instances_of(drawn.labels, info=trained.info, alpha=alpha, seed=how.seed)
+            _write(folder / f"z-{z:03d}" if is_volume else folder, image=source.images[z], instances=found[name])
+            if volumes is not None:
+                volumes.put(z, [found[name]])
+        if volumes is not None:
+            volumes.write()
+    return found
+
+
+def _write(folder: Path, *, image: Float32[np.ndarray, "c h w"], instances: Int32[np.ndarray, "h w"]) -> None:
+    if instances.max() > MAX_INSTANCES:
+        raise DataError(f"{instances.max()} instances, a map holds {MAX_INSTANCES}; choose a larger --alpha")
+    save_picture(Image.fromarray(instances.astype(np.uint16)), folder / "instances.png")
+    save_picture(Image.fromarray(overlay(image=image, labels=instances)), folder / "overlay.png")
+
+
+def rand_error_of(instances: Int32[np.ndarray, "h w"], *, sample: Sample, info: SetInfo) -> float:
+    """The Rand error against the first grader's instances; NaN where there are none."""
+    truth = np.maximum(sample.labels[:1] - info.num_fixed_classes + 1, 0)
+    return float(rand_error(prediction=instances[None], truth=truth, valid=sample.valid[None])[0])
