@@ -14,7 +14,7 @@ PACKS = {"here": "seed=0", "elsewhere": "seed=1"}
 TRAIN = ["train", "demo", "--data", "here", "--out", "run"]
 SMALL = [
     *("--set", "optimiser.iterations=1", "--set", "optimiser.batch_size=2"),
-    *("--set", "model.channels=[4,4,4,4]", "--set", "data.crop=[16,16]"),
+    *("--set", "model.channels=[4,4,4,4,4]", "--set", "data.crop=[16,16]"),
     *("--set", "watch.validate_images=1", "--set", "watch.validate_samples=1"),
 ]
 LESIONS = ["--data", "synthetic:lesions"]

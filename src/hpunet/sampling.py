@@ -167,7 +167,7 @@ def _drawn(
     latents: Literal["sample", "mean"] | Sequence[HowToTake],
     temperature: float | Sequence[float],
     cond: Tensor | None = None,
-    generator: torch.Generator | None,
+    generator: Generators,
     chunk_size: int | None = None,
     return_logits: bool = True,
 ) -> Iterator[_Chunk]:
