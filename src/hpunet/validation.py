@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Bool, Integer
 from torch import Tensor
 
 from hpunet.batch import Batch
@@ -21,8 +22,9 @@ from hpunet.data.extrapolation import NUM_UNIFORMS, hide
 from hpunet.data.instance_ids import assign_ids, evaluation_table
 from hpunet.data.packs import Pack
 from hpunet.distributed import rank, summed, world_size
+from hpunet.instances import cluster, merge_to_background, postprocess
 from hpunet.logs import Logger
-from hpunet.metrics import iou_rec, pair_ious
+from hpunet.metrics import iou_rec, pair_ious, rand_error
 from hpunet.noise import Stream, keyed_uniform
 from hpunet.pictures import grey_or_colour, overlay, save_picture, sheet
 from hpunet.sampling import HowToTake, reconstruct, sample
@@ -36,10 +38,10 @@ METRICS = ("ged2", "hm_iou", "iou_rec")
 _LOWER_IS_BETTER = ("ged2",)
 
 
-def evaluation_batch(pack: Pack, indices: Sequence[int], *, crop: tuple[int, int], seed: int) -> Batch:
-    """Images as evaluation sees them: the centre crop, and instances under one fixed mapping to ids an image."""
+def centre_crops(pack: Pack, indices: Sequence[int], *, crop: tuple[int, int]) -> Batch:
+    """Images cut out at their centres, with labels as they are stored: instances are still instances."""
     if len({pack.sizes[i] for i in indices}) > 1:  # each at its own centre, whatever its neighbours
-        singles = [evaluation_batch(pack, [i], crop=crop, seed=seed) for i in indices]
+        singles = [centre_crops(pack, [i], crop=crop) for i in indices]
         return Batch(**{name: torch.cat([getattr(s, name) for s in singles]) for name in vars(singles[0])})
     batch = pack.batch(torch.tensor(indices))
     index = torch.tensor(indices, device=batch.image.device)
@@ -47,7 +49,12 @@ def evaluation_batch(pack: Pack, indices: Sequence[int], *, crop: tuple[int, int
     warp = draw_warp(
         NO_AUGMENTATION, seed=0, step=0, index=index, source_size=size, crop_size=crop, device=batch.image.device
     )
-    batch = apply_warp(batch, warp, crop_size=crop)
+    return apply_warp(batch, warp, crop_size=crop)
+
+
+def evaluation_batch(pack: Pack, indices: Sequence[int], *, crop: tuple[int, int], seed: int) -> Batch:
+    """Images as evaluation sees them: the centre crop, and instances under one fixed mapping to ids an image."""
+    batch = centre_crops(pack, indices, crop=crop)
     if not pack.info.has_instances:
         return batch
     keys = [pack.identities[i].key for i in indices]
@@ -59,6 +66,32 @@ def evaluation_batch(pack: Pack, indices: Sequence[int], *, crop: tuple[int, int
         table=table.to(batch.labels.device),
     )
     return Batch(image=batch.image, labels=labels, valid=batch.valid, graders=batch.graders)
+
+
+def clustered(
+    samples: Integer[np.ndarray, "b s h w"], *, info: SetInfo, valid: Bool[np.ndarray, "b h w"], truth: Batch
+) -> dict[str, np.ndarray]:
+    """Instances from samples as in App. G and H, beside the true ones (`truth`: stored labels) and the Rand error.
+
+    All but the stochastic classes become background first. α, the threshold, is the number of samples, as with the
+    paper's 16 and 32. The truth is that of the image's first grader. Arrays as in `examples.py`.
+    """
+    ids = merge_to_background(samples.reshape(-1, *samples.shape[2:]), stochastic_classes=info.stochastic_classes)
+    clusters = [
+        postprocess(
+            cluster(maps, num_classes=1 + len(info.stochastic_classes), threshold=len(maps), seed=0),
+            keep_unmatched=info.num_fixed_classes == 1,  # as on SNEMI3D; with other classes as on Cityscapes
+        )
+        for maps in ids.reshape(samples.shape)
+    ]
+    first = truth.graders.int().argmax(dim=1)
+    drawn = truth.labels[torch.arange(len(first)), first].cpu().numpy()
+    arrays = {
+        "instances": (drawn - (info.num_fixed_classes - 1)).clip(min=0).astype(np.int32),
+        "clusters": np.stack(clusters),
+    }
+    error = rand_error(prediction=arrays["clusters"], truth=arrays["instances"], valid=valid)
+    return arrays | {"rand_error": np.asarray(error)}
 
 
 def image_scores(*, samples: Tensor, reconstructions: Tensor, batch: Batch, info: SetInfo) -> dict[str, Tensor]:
@@ -125,7 +158,7 @@ class Validation:
         return {name: float(totals[i] / totals[-1]) for i, name in enumerate(METRICS)}
 
     def _inputs(self, indices: Sequence[int]) -> tuple[Batch, Tensor, Tensor | None]:
-        """A batch, and what the prior is given of it."""
+        """A batch, and what the prior is given of it: image, and visibility and visible labels (`Hidden.cond`)."""
         batch = evaluation_batch(self.pack, indices, crop=self.settings.data.crop, seed=self.settings.seed)
         batch = Batch(**{name: value.to(self.device) for name, value in vars(batch).items()})
         if not self.settings.data.extrapolate:
@@ -138,7 +171,8 @@ class Validation:
         return batch, hidden.image, hidden.cond
 
     def _show(self, step: int, loggers: Sequence[Logger]) -> None:
-        """A sheet of samples, and the arrays behind it with standard deviations by scale."""
+        """A sheet of samples, and the arrays behind it and the figures (see `examples.py`)."""
+        info = self.pack.info
         chosen = self.indices[:: max(1, len(self.indices) // NUM_SHOWN)][:NUM_SHOWN]
         batch, image, cond = self._inputs(chosen)
         rest: list[HowToTake] = ["mean"] * (len(self.model.latent_dims) - 1)
@@ -148,12 +182,16 @@ class Validation:
             "local": [*rest, "sample"],
         }
         arrays: dict[str, np.ndarray] = {
-            "image": image.float().cpu().numpy(),
+            "image": batch.image.float().cpu().numpy(),
             "labels": batch.labels.cpu().numpy().astype(np.uint8),
             "graders": batch.graders.cpu().numpy(),
             "valid": batch.valid.cpu().numpy(),
             "keys": np.array([self.pack.identities[i].key for i in chosen]),
+            "stochastic_classes": np.array(info.stochastic_classes),
+            "class_names": np.array([*info.fixed_classes, *(f"id {i + 1}" for i in range(info.num_random_ids))]),
         }
+        if cond is not None:
+            arrays["visible"] = cond[:, 0].cpu().numpy() > 0
         for name, latents in ways.items():
             drawn = sample(
                 self.model,
@@ -163,9 +201,14 @@ class Validation:
                 latents=latents,
                 generator=torch.Generator().manual_seed(0),
             )
-            arrays[f"samples_{name}"] = drawn.labels[:, :NUM_SHOWN_SAMPLES].cpu().numpy().astype(np.uint8)
-            probability = drawn.probs[:, :, list(self.pack.info.stochastic_classes)].sum(dim=2)
+            labels = drawn.labels.cpu().numpy().astype(np.uint8)
+            arrays[f"samples_{name}"] = labels[:, :NUM_SHOWN_SAMPLES]
+            probability = drawn.probs[:, :, list(info.stochastic_classes)].sum(dim=2)
             arrays[f"std_{name}"] = probability.float().std(dim=1, correction=0).cpu().numpy()
+            # Where a part is hidden, samples are meant to differ: there are no instances to agree on.
+            if name == "full" and info.has_instances and cond is None:
+                truth = centre_crops(self.pack, chosen, crop=self.settings.data.crop)
+                arrays |= clustered(labels, info=info, valid=arrays["valid"], truth=truth)
         mean = sample(self.model, image=image, cond=cond, num_samples=1, latents="mean", return_logits=False)
         arrays["prior_mean"] = mean.labels[:, 0].cpu().numpy().astype(np.uint8)
         rebuilt = reconstruct(self.model, image=image, labels=batch.labels.long(), cond=cond, return_logits=False)
@@ -173,15 +216,17 @@ class Validation:
         folder = self.run / "pictures"
         folder.mkdir(parents=True, exist_ok=True)
         np.savez_compressed(folder / f"step-{step:08d}.npz", **arrays)  # type: ignore[arg-type]
-        picture = _samples_sheet(arrays, title=f"iteration {step}: graders, reconstructions, samples")
+        picture = _samples_sheet(
+            image.float().cpu().numpy(), arrays, title=f"iteration {step}: graders, reconstructions, samples"
+        )
         save_picture(picture, folder / f"step-{step:08d}.png")
         for logger in loggers:
             logger.picture(step, "samples", np.asarray(picture))
 
 
-def _samples_sheet(arrays: Mapping[str, np.ndarray], *, title: str) -> Any:
+def _samples_sheet(images: np.ndarray, arrays: Mapping[str, np.ndarray], *, title: str) -> Any:
     rows = []
-    for i, image in enumerate(arrays["image"]):
+    for i, image in enumerate(images):
         maps = [*arrays["labels"][i], *arrays["reconstructions"][i], *arrays["samples_full"][i]]
         rows.append([grey_or_colour(image), *(overlay(image=image, labels=m.astype(np.int64)) for m in maps)])
     r = arrays["labels"].shape[1]
