@@ -7,8 +7,10 @@ both the same way. Arrays, with b images, r graders, s samples (dimension legend
                    valid (b h w); keys (b); samples_full (b s h w)
     scales         prior_mean (b h w); samples_global, samples_local (b s h w); std_full, std_global, std_local
                    (b h w): samples and standard deviation by what was sampled
-    instances      instances, clusters (b h w): the true instances and those found by clustering the samples, 0 where
-                   there is none; rand_error (b), NaN where nothing is true
+    instances      true_instances, instances (b h w): those of the data, and those found by clustering the samples; 0
+                   where there is none
+    hardness       hardness (b), NaN where it is undefined, and hardness_metric (), "rand_error" or "ged2"
+    hardest        is_hardest (b): which are the hardest of a whole set, not just of these images
     extrapolation  visible (b h w), false where the prior did not see the image
     classes        stochastic_classes (n), class_names (k)
 
@@ -33,24 +35,27 @@ WAYS = ("full", "global", "local")
 """What was sampled: all latent scales, or one with the others at their mean."""
 _ALWAYS = ("image", "labels", "graders", "valid", "keys", "reconstructions", "samples_full")
 _SCALES = ("prior_mean", "samples_global", "samples_local", *(f"std_{way}" for way in WAYS))
-_INSTANCES = ("instances", "clusters", "rand_error")
+_INSTANCES = ("true_instances", "instances")
+_HARDNESS = ("hardness", "hardness_metric")
 _CLASSES = ("stochastic_classes", "class_names")
 _SHAPES = {
     "image": "b c h w",  # first: the others are held against it
     **dict.fromkeys(("labels", "reconstructions"), "b r h w"),
     **{f"samples_{way}": "b s h w" for way in WAYS},
     **{f"std_{way}": "b h w" for way in WAYS},
-    **dict.fromkeys(("valid", "prior_mean", "instances", "clusters", "visible"), "b h w"),
+    **dict.fromkeys(("valid", "prior_mean", "instances", "true_instances", "visible"), "b h w"),
     "graders": "b r",
     "keys": "b",
-    "rand_error": "b",
+    "hardness": "b",
+    "is_hardest": "b",
+    "hardness_metric": "",
     "stochastic_classes": "n",
     "class_names": "k",
 }
 _KINDS = {
-    **dict.fromkeys(("image", "rand_error", *(f"std_{way}" for way in WAYS)), "f"),
-    **dict.fromkeys(("graders", "valid", "visible"), "b"),
-    **dict.fromkeys(("keys", "class_names"), "U"),
+    **dict.fromkeys(("image", "hardness", *(f"std_{way}" for way in WAYS)), "f"),
+    **dict.fromkeys(("graders", "valid", "visible", "is_hardest"), "b"),
+    **dict.fromkeys(("keys", "class_names", "hardness_metric"), "U"),
 }
 """Kinds of numpy types; what is not named holds whole numbers, 0 or more."""
 _KIND_WORDS = {"f": "floats", "b": "booleans", "U": "words", "iu": "whole numbers"}
@@ -71,19 +76,30 @@ class Examples:
     std: Mapping[str, Float[np.ndarray, "b h w"]]
     """By way of sampling; empty where scales were not taken apart."""
     prior_mean: Integer[np.ndarray, "b h w"] | None
+    true_instances: Integer[np.ndarray, "b h w"] | None
     instances: Integer[np.ndarray, "b h w"] | None
-    clusters: Integer[np.ndarray, "b h w"] | None
-    rand_error: Float[np.ndarray, " b"] | None
+    hardness: Float[np.ndarray, " b"] | None
+    hardness_metric: str
+    is_hardest: Bool[np.ndarray, " b"] | None
     visible: Bool[np.ndarray, "b h w"] | None
     stochastic_classes: Sequence[int]
     class_names: Sequence[str]
 
 
-def read_examples(path: Path) -> Examples:
-    """Read a file of examples, or raise an error that names the file and what is wrong with it."""
+def read_examples(path: Path, *, same_classes: Examples | None = None) -> Examples:
+    """Read a file of examples, or raise an error that names the file and what is wrong with it.
+
+    What it does not say of classes is as in `same_classes`; else all but class 0 are stochastic and have no names.
+    """
     arrays = _read_arrays(path)
     has_scales = _check(arrays, path)
-    num_classes = 1 + max(int(arrays[n].max()) for n in ("labels", "reconstructions", "samples_full"))
+    if "class_names" in arrays:
+        stochastic, names = arrays["stochastic_classes"].tolist(), arrays["class_names"].tolist()
+    elif same_classes is not None:
+        stochastic, names = same_classes.stochastic_classes, same_classes.class_names
+    else:
+        num_classes = 1 + max(1, *(int(arrays[n].max()) for n in ("labels", "reconstructions", "samples_full")))
+        stochastic, names = range(1, num_classes), [f"class {i}" for i in range(num_classes)]
     return Examples(
         image=arrays["image"],
         labels=arrays["labels"],
@@ -93,12 +109,14 @@ def read_examples(path: Path) -> Examples:
         reconstructions=arrays["reconstructions"],
         samples={way: arrays[f"samples_{way}"] for way in (WAYS if has_scales else WAYS[:1])},
         std={way: arrays[f"std_{way}"] for way in (WAYS if has_scales else ())},
-        stochastic_classes=arrays.get("stochastic_classes", np.arange(1, num_classes)).tolist(),
-        class_names=arrays.get("class_names", np.array([f"class {i}" for i in range(num_classes)])).tolist(),
+        stochastic_classes=stochastic,
+        class_names=names,
         prior_mean=arrays.get("prior_mean"),
+        true_instances=arrays.get("true_instances"),
         instances=arrays.get("instances"),
-        clusters=arrays.get("clusters"),
-        rand_error=arrays.get("rand_error"),
+        hardness=arrays.get("hardness"),
+        hardness_metric=str(arrays.get("hardness_metric", "")),
+        is_hardest=arrays.get("is_hardest"),
         visible=arrays.get("visible"),
     )
 
@@ -120,7 +138,7 @@ def _read_arrays(path: Path) -> dict[str, np.ndarray]:
 
 def _check(arrays: Mapping[str, np.ndarray], path: Path) -> bool:
     """Refuse arrays that are missing, of another kind, or do not fit each other; says whether scales are there."""
-    groups = [group for group in (_SCALES, _INSTANCES, _CLASSES) if any(name in arrays for name in group)]
+    groups = [group for group in (_SCALES, _INSTANCES, _HARDNESS, _CLASSES) if any(name in arrays for name in group)]
     missing = [name for group in (_ALWAYS, *groups) for name in group if name not in arrays]
     if missing:
         raise DataError(f"{path}: lacks {', '.join(missing)}")
@@ -146,5 +164,5 @@ def _check_array(array: np.ndarray, *, name: str, dims: Sequence[str], sizes: di
         raise DataError(f"{path}: {name}: expected {_KIND_WORDS[kind]} ({wanted}), got {got}")
     if kind == "iu" and array.min() < 0:
         raise DataError(f"{path}: {name}: expected numbers from 0 on, found {array.min()}")
-    if kind == "f" and name != "rand_error" and not np.isfinite(array).all():
+    if kind == "f" and name != "hardness" and not np.isfinite(array).all():
         raise DataError(f"{path}: {name}: holds values that are not finite")

@@ -2,16 +2,18 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from hpunet.examples import Examples
 from hpunet.report_examples import (
-    MAX_EXAMPLES,
+    METRIC_NAMES,
     draw_extrapolation,
     draw_instances,
     draw_samples,
     draw_scales,
-    hardest,
+    hardest_first,
+    has_other_classes,
 )
 from hpunet.report_figures import training_dynamics, validation_curves
 from hpunet.saved_run import SavedRun
@@ -33,13 +35,13 @@ _SAMPLES = (
     "as the graders do. {colours}"
 )
 _SCALES = (
-    "What each scale decides, {where}: the prior-mean prediction, then samples and, pixel by pixel, the standard "
+    "{what}, {where}: the prior-mean prediction, then samples and, pixel by pixel, the standard "
     "deviation over all samples of the probability of {classes}. All: every latent scale is sampled; global: only "
     "the most global one, the others stay at their mean; local: only the most local one. In the paper the global "
     "scale switches whole structures on and off, the local one alters mostly their borders. {colours}"
 )
 _ONE_SCALE = (
-    "Where the samples differ, {where}: the prior-mean prediction, samples and, pixel by pixel, the standard "
+    "Where samples differ, {where}: the prior-mean prediction, samples and, pixel by pixel, the standard "
     "deviation over all samples of the probability of {classes}. This model has a single, global latent scale, so "
     "there is nothing to take apart. {colours}"
 )
@@ -50,7 +52,7 @@ _INSTANCES = (
     "The Rand error is 0 for a perfect clustering. {colours}"
 )
 _EXTRAPOLATION = (
-    "Extrapolation, {where}: beyond the dashed line the image was hidden from the prior, which saw the visible part "
+    "{what}, {where}: beyond the dashed line the image was hidden from the prior, which saw the visible part "
     "and its labels. Reconstructions come from the posterior, which is given all labels; samples from the prior are "
     "guesses that should go on with what is visible. {colours}"
 )
@@ -79,10 +81,12 @@ class Section:
 def report_sections(runs: Sequence[SavedRun]) -> list[Section]:
     """Curves of all runs together, then what each run's validation and evaluations saved."""
     several = "all runs overlaid" if len(runs) > 1 else runs[0].name
-    dynamics = Drawing("dynamics", f"Training curves, {several}", _DYNAMICS, lambda: training_dynamics(runs))
+    dynamics = Drawing("dynamics", f"Training curves, {several}", _DYNAMICS, partial(training_dynamics, runs))
     sections = [Section("Training", [dynamics])]
     if any(run.examples for run in runs):
-        curves = Drawing("validation", f"Validation metrics, {several}", _VALIDATION, lambda: validation_curves(runs))
+        curves = Drawing(
+            "validation", f"Validation metrics, {several}", _VALIDATION, partial(validation_curves, runs)
+        )
         sections.append(Section("Validation", [curves]))
     for run in runs:
         if run.examples is None:
@@ -101,45 +105,43 @@ def report_sections(runs: Sequence[SavedRun]) -> list[Section]:
 
 
 def _drawings(examples: Examples, *, run: SavedRun, name: str, where: str) -> list[Drawing]:
-    """The figures that these examples allow."""
+    """The figures that these examples allow; the paper's order."""
     words = {"where": where, "colours": _colours(examples), "classes": _classes(examples)}
-    drawings = []
-    if examples.visible is None:
-        graders = (
-            "Graders, reconstructions and samples" if examples.labels.shape[1] > 1 else "Reconstructions and samples"
-        )
-        caption = _SAMPLES.format(what=graders, **words)
-        drawings.append(
-            Drawing(f"{name}-samples", f"{graders} of {run.name}", caption, lambda: draw_samples(examples))
-        )
+    found: dict[str, tuple[str, str, Callable[[], Any]]] = {}
+    as_saved, worst = range(len(examples.image)), hardest_first(examples)
+    if examples.visible is not None:
+        found["extrapolation"] = ("Extrapolations", _EXTRAPOLATION, partial(draw_extrapolation, examples))
     else:
-        caption, title = _EXTRAPOLATION.format(**words), f"Extrapolations of {run.name}"
-        drawings.append(Drawing(f"{name}-extrapolation", title, caption, lambda: draw_extrapolation(examples)))
+        found["samples"] = (
+            "Graders, reconstructions and samples",
+            _SAMPLES,
+            partial(draw_samples, examples, order=as_saved),
+        )
     if examples.std:
         several = len(run.settings.model.latent_dims) > 1
-        caption, title = (_SCALES if several else _ONE_SCALE).format(**words), f"Samples of {run.name} scale by scale"
-        drawings.append(Drawing(f"{name}-scales", title, caption, lambda: draw_scales(examples, several=several)))
-    if examples.instances is not None:
-        first, worst = range(min(MAX_EXAMPLES[2], len(examples.image))), hardest(examples)
-        for what, title, chosen in (
-            ("instances", "Instances", first),
-            ("hardest", f"The hardest by Rand error of the {len(examples.image)} saved examples", worst),
-        ):
-            if chosen:
-                caption = _INSTANCES.format(what=title, **words)
-                drawings.append(
-                    Drawing(f"{name}-{what}", f"{title} of {run.name}", caption, _bound(examples, chosen))
-                )
-    return drawings
+        caption = _SCALES if several else _ONE_SCALE
+        found["scales"] = ("What each scale decides", caption, partial(draw_scales, examples, several=several))
+    has_instances = examples.instances is not None
+    caption, draw = (_INSTANCES, draw_instances) if has_instances else (_SAMPLES, draw_samples)
+    if has_instances:
+        found["instances"] = ("Instances", caption, partial(draw, examples, order=as_saved))
+    if worst and examples.visible is None:
+        found["hardest"] = (_hardest(examples), caption, partial(draw, examples, order=worst))
+    return [
+        Drawing(f"{name}-{what}", f"{title}, {run.name}", caption.format(what=title, **words), draw)
+        for what, (title, caption, draw) in found.items()
+    ]
 
 
-def _bound(examples: Examples, chosen: Sequence[int]) -> Callable[[], Any]:
-    return lambda: draw_instances(examples, chosen=chosen)
+def _hardest(examples: Examples) -> str:
+    metric = METRIC_NAMES.get(examples.hardness_metric, examples.hardness_metric)
+    of = f"of {len(examples.image)} saved examples" if examples.is_hardest is None else "of all images"
+    return f"The hardest {of} by {metric}"
 
 
 def _classes(examples: Examples) -> str:
     classes = examples.stochastic_classes
-    return examples.class_names[classes[0]] if len(classes) == 1 else "all ids or classes in colour together"
+    return examples.class_names[classes[0]] if len(classes) == 1 else "the ids or classes in colour, all together"
 
 
 def _colours(examples: Examples) -> str:
@@ -147,5 +149,5 @@ def _colours(examples: Examples) -> str:
     names = examples.class_names
     if len(examples.stochastic_classes) == 1:
         return f"Painted: {names[examples.stochastic_classes[0]]}."
-    others = ", other classes grey" if len(names) > len(examples.stochastic_classes) + 1 else ""
+    others = ", other classes grey" if has_other_classes(examples) else ""
     return f"In label maps, colour and hatching are the id or class{others}, {names[0]} black."

@@ -8,28 +8,32 @@ import numpy as np
 from jaxtyping import Bool, Float, Integer
 
 from hpunet.examples import Examples
-from hpunet.report_paint import colours_apart, cover, show_classes, show_image, show_instances, swatch
-from hpunet.report_sheets import Cell, Line, Sheet, draw_sheet
+from hpunet.report_paint import colours_apart, cover, pale, show_classes, show_image, show_instances, swatch
+from hpunet.report_sheets import WIDTH, Cell, Line, Sheet, draw_sheet
 
-MAX_EXAMPLES = {1: 6, 2: 4, 3: 3}
-"""Examples in a figure by the lines that each takes, so that it fits a page."""
-NUM_HARDEST = 3
+_MAX_EXAMPLES = 6
+_MAX_HEIGHT = 11.5
+"""Inches: a printed page."""
 _MAX_GRADERS = 6
+METRIC_NAMES = {"rand_error": "Rand error", "ged2": "GED²"}
 _STD_BAR = "standard deviation"
 _ROWS = {"full": "all", "global": "global", "local": "local"}
 
 
-def draw_samples(examples: Examples) -> Any:
-    """Graders above their reconstructions (Fig. 2), samples beside them in two rows."""
+def draw_samples(examples: Examples, *, order: Sequence[int]) -> Any:
+    """Graders above their reconstructions (Fig. 2), samples beside them in two rows.
+
+    Examples are taken in the order given, as many as fit a page.
+    """
     num_graders = min(_MAX_GRADERS, examples.labels.shape[1])
     per_line = min(max(2, 8 - num_graders), 4, -(-examples.samples["full"].shape[1] // 2))
     lines: list[Line] = []
-    for i in range(min(MAX_EXAMPLES[2], len(examples.image))):
-        first = i == 0
+    for i in order[: _num_shown(examples, columns=1 + num_graders + per_line, lines=2)]:
+        first = not lines
         titles = ("grader {}", "rec. {}") if num_graders > 1 else ("ground truth", "reconstruction")
         rows: list[list[Cell | None]] = [
             [_image(examples, i, "image" if first else "")],
-            [_words("reconstructions ▸")],
+            [_words("rec. ▸")],
         ]
         for r in range(num_graders):
             there = bool(examples.graders[i, r])
@@ -40,7 +44,7 @@ def draw_samples(examples: Examples) -> Any:
         samples = examples.samples["full"][i][: 2 * per_line]
         for s, labels in enumerate(samples):
             rows[s // per_line].append(_titled(_classes(examples, i, labels), f"sample {s + 1}" if first else ""))
-        lines += [Line(rows[0], heading=examples.keys[i]), Line(rows[1])]
+        lines += [Line(rows[0], heading=_heading(examples, i)), Line(rows[1])]
     return _draw(examples, lines, groups=(1, 1 + num_graders))
 
 
@@ -53,7 +57,7 @@ def draw_scales(examples: Examples, *, several: bool) -> Any:
     num_samples = min(5, *(maps.shape[1] for maps in examples.samples.values()))
     ways = list(_ROWS) if several else ["full"]
     lines: list[Line] = []
-    for i in range(min(MAX_EXAMPLES[len(ways)], len(examples.image))):
+    for i in range(_num_shown(examples, columns=3 + num_samples, lines=len(ways))):
         for way in ways:
             first, top = not lines, way == "full"
             cells: list[Cell | None] = [None, None]
@@ -65,33 +69,34 @@ def draw_scales(examples: Examples, *, several: bool) -> Any:
                 cells.append(_titled(shown, f"sample {s + 1}" if first else ""))
             cells.append(_titled(_cell(examples, i, examples.std[way][i]), "std. dev." if first else ""))
             label = _ROWS[way] if several else ""
-            lines.append(Line(cells, heading=examples.keys[i] if top else "", label=label))
+            lines.append(Line(cells, heading=_heading(examples, i) if top else "", label=label))
     return _draw(examples, lines, groups=(2, 2 + num_samples), bar=_STD_BAR)
 
 
-def draw_instances(examples: Examples, *, chosen: Sequence[int]) -> Any:
-    """Image, true instances, their clustering, and samples; below them the framed part enlarged (Fig. 4 and 6)."""
+def draw_instances(examples: Examples, *, order: Sequence[int]) -> Any:
+    """Image, true instances, their clustering, and samples; below them the framed part enlarged (Fig. 4 and 6).
+
+    Examples are taken in this order, as many as fit a page.
+    """
+    assert examples.true_instances is not None
     assert examples.instances is not None
-    assert examples.clusters is not None
-    assert examples.rand_error is not None
     num_samples = min(4, examples.samples["full"].shape[1])
     titles = ["image", "true instances", "clustering", *(f"sample {s + 1}" for s in range(num_samples))]
     lines: list[Line] = []
-    for i in chosen:
-        error = examples.rand_error[i]
-        heading = f"{examples.keys[i]} – Rand error " + ("undefined" if np.isnan(error) else f"{error:.3f}")
-        truth, found = examples.instances[i], examples.clusters[i]
+    for i in order[: _num_shown(examples, columns=len(titles), lines=2)]:
+        truth, found = examples.true_instances[i], examples.instances[i]
         true_colours = colours_apart(truth)
         found_colours = colours_apart(found, prefer=true_colours)
         h, w = truth.shape
+        base = pale(examples.image[i]) if has_other_classes(examples) else np.zeros((h, w, 3), dtype=np.uint8)
         box = _busiest_part(truth, found)
         for y, x, height, width in ((0, 0, h, w), box):
             part = np.s_[y : y + height, x : x + width]
             image, whole = examples.image[i][:, *part], height == h
             pixels = [
                 show_image(image),
-                show_instances(image=image, instances=truth[part], colours=true_colours[part]),
-                show_instances(image=image, instances=found[part], colours=found_colours[part]),
+                show_instances(base=base[part], instances=truth[part], colours=true_colours[part]),
+                show_instances(base=base[part], instances=found[part], colours=found_colours[part]),
             ]
             for labels in examples.samples["full"][i, :num_samples]:
                 classes = examples.stochastic_classes
@@ -100,15 +105,26 @@ def draw_instances(examples: Examples, *, chosen: Sequence[int]) -> Any:
                 Cell(p, size=(height, width), box=box if whole else None, title="" if lines else title)
                 for p, title in zip(pixels, titles, strict=True)
             ]
-            lines.append(Line(cells, heading=heading if whole else "", label="" if whole else "enlarged"))
+            lines.append(
+                Line(cells, heading=_heading(examples, i) if whole else "", label="" if whole else "enlarged")
+            )
     return _draw(examples, lines, groups=(1, 3))
 
 
-def hardest(examples: Examples, *, count: int = NUM_HARDEST) -> list[int]:
-    """The examples of the greatest Rand error, worst first; none where it is undefined throughout."""
-    assert examples.rand_error is not None
-    order = np.argsort(-examples.rand_error, kind="stable")
-    return [int(i) for i in order if np.isfinite(examples.rand_error[i])][:count]
+def hardest_first(examples: Examples) -> list[int]:
+    """The examples by falling hardness, without those where it is undefined; none where it was not saved."""
+    if examples.hardness is None:
+        return []
+    order = np.argsort(-examples.hardness, kind="stable")
+    return [int(i) for i in order if np.isfinite(examples.hardness[i])]
+
+
+def _heading(examples: Examples, i: int) -> str:
+    if examples.hardness is None:
+        return examples.keys[i]
+    value = examples.hardness[i]
+    metric = METRIC_NAMES.get(examples.hardness_metric, examples.hardness_metric)
+    return f"{examples.keys[i]} – {metric} {'undefined' if np.isnan(value) else f'{value:.3f}'}"
 
 
 def draw_extrapolation(examples: Examples) -> Any:
@@ -116,7 +132,7 @@ def draw_extrapolation(examples: Examples) -> Any:
     assert examples.visible is not None
     num_samples = min(4, examples.samples["full"].shape[1])
     lines: list[Line] = []
-    for i in range(min(MAX_EXAMPLES[1], len(examples.image))):
+    for i in range(_num_shown(examples, columns=5 + num_samples, lines=1)):
         grader = int(examples.graders[i].argmax())
         visible, truth = examples.visible[i], examples.labels[i, grader]
         shown: list[tuple[str, Cell]] = [
@@ -129,8 +145,15 @@ def draw_extrapolation(examples: Examples) -> Any:
         for s, labels in enumerate(examples.samples["full"][i, :num_samples]):
             shown.append((f"sample {s + 1}", _classes(examples, i, labels)))
         cells = [_titled(cell, "" if lines else title) for title, cell in shown]
-        lines.append(Line(cells, heading=examples.keys[i]))
+        lines.append(Line(cells, heading=_heading(examples, i)))
     return _draw(examples, lines, groups=(3, 5))
+
+
+def _num_shown(examples: Examples, *, columns: int, lines: int) -> int:
+    """How many examples fit a page, if each takes so many columns and lines."""
+    h, w = examples.image.shape[2:]
+    height = lines * ((WIDTH - 1) / columns * h / w) + 0.3
+    return min(len(examples.image), _MAX_EXAMPLES, max(1, int(_MAX_HEIGHT / height)))
 
 
 def _draw(examples: Examples, lines: Sequence[Line], *, groups: Sequence[int], bar: str = "") -> Any:
@@ -143,7 +166,7 @@ def _legend(examples: Examples) -> list[tuple[np.ndarray, str]]:
     entries = [(swatch(i + 1), names[c]) for i, c in enumerate(classes)]
     if len(classes) == 1 and examples.visible is None:
         return entries
-    if len(names) > len(classes) + 1:
+    if has_other_classes(examples):
         entries.append((np.full((1, 1, 3), 160, dtype=np.uint8), "other classes, in greys"))
     entries.append((swatch(0), names[0]))
     if examples.visible is not None:
@@ -152,6 +175,11 @@ def _legend(examples: Examples) -> list[tuple[np.ndarray, str]]:
     if not examples.valid.all():
         entries.append((np.full((1, 1, 3), 255, dtype=np.uint8), "not counted"))
     return entries
+
+
+def has_other_classes(examples: Examples) -> bool:
+    """Whether there is anything but background and stochastic classes."""
+    return len(examples.class_names) > len(examples.stochastic_classes) + 1
 
 
 def _cell(examples: Examples, i: int, pixels: np.ndarray) -> Cell:

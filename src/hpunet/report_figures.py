@@ -50,6 +50,7 @@ def validation_curves(runs: Sequence[SavedRun]) -> Any:
         _prepare(axis, title)
         for number, run in enumerate(runs):
             axis.plot(*run.series(name), marker="o", markersize=4, **_look(number))
+        axis.set_xlim(left=0)
         axis.set_ylim(0, axis.get_ylim()[1] * 1.05)
     _legend(page, runs)
     return page

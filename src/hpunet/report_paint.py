@@ -46,12 +46,17 @@ def show_classes(
     return _painted(numbers, regions=labels, base=base, opacity=1.0 if flat else 0.5)
 
 
-def show_instances(
-    *, image: Float[np.ndarray, "c h w"], instances: Integer[np.ndarray, "h w"], colours: Integer[np.ndarray, "h w"]
-) -> UInt8[np.ndarray, "_ _ 3"]:
-    """Instances in the colours that `colours_apart` chose, over the image in pale grey."""
+def pale(image: Float[np.ndarray, "c h w"]) -> UInt8[np.ndarray, "h w 3"]:
+    """The image in light greys, lighter in print than most of the palette, for instances to be painted on."""
     grey = grey_or_colour(image).mean(axis=2, keepdims=True).repeat(3, axis=2)
-    return _painted(colours, regions=instances, base=(128 + grey / 2).astype(np.uint8), opacity=1.0)
+    return (195 + grey * (60 / 255)).astype(np.uint8)
+
+
+def show_instances(
+    *, base: UInt8[np.ndarray, "h w 3"], instances: Integer[np.ndarray, "h w"], colours: Integer[np.ndarray, "h w"]
+) -> UInt8[np.ndarray, "_ _ 3"]:
+    """Instances on `base` in the colours that `colours_apart` chose."""
+    return _painted(colours, regions=instances, base=base, opacity=1.0)
 
 
 def cover(picture: UInt8[np.ndarray, "_ _ 3"], *, visible: Bool[np.ndarray, "_ _"]) -> UInt8[np.ndarray, "_ _ 3"]:

@@ -15,10 +15,10 @@ PAGE_DPI, PRINT_DPI = 130, 300
 LARGEST_STD = 0.5
 """Of a probability: half of the samples say 0, the others 1."""
 _MARGIN, _GAP, _GROUP_GAP = 0.08, 0.05, 0.16
-_WORDS, _SMALL_WORDS = 0.19, 0.16
+_WORDS, _SMALL_WORDS = 0.21, 0.17
 """Heights of a line of words."""
 _MAX_TILE = 2.4
-_MAX_KEY = 90
+_MAX_KEY = 80
 
 
 @dataclass(frozen=True)
@@ -112,10 +112,10 @@ def draw_sheet(sheet: Sheet) -> Any:
         if line.heading:
             title_height = _WORDS if any(cell and cell.title for cell in line.cells) else 0.02
             place = (xs[0] / width, (y + tile * sheet.aspect + title_height) / height)
-            page.text(*place, _shortened(line.heading), fontsize=7.5, color="#333333", va="bottom", parse_math=False)
+            page.text(*place, _shortened(line.heading), fontsize=8.5, color="#333333", va="bottom", parse_math=False)
         if line.label:
             place = (_MARGIN / width, (y + tile * sheet.aspect / 2) / height)
-            page.text(*place, line.label, fontsize=8.5, rotation=90, va="center", ha="left")
+            page.text(*place, line.label, fontsize=9.5, rotation=90, va="center", ha="left")
         for x, cell in zip(xs, line.cells, strict=False):
             if cell is not None:
                 axis = page.add_axes((x / width, y / height, tile / width, tile * sheet.aspect / height))
@@ -139,10 +139,10 @@ def _draw_cell(axis: Any, cell: Cell) -> Any:
     axis.set_xticks([])
     axis.set_yticks([])
     if cell.title:
-        axis.set_title(cell.title, fontsize=8.5, pad=2.5, parse_math=False)
+        axis.set_title(cell.title, fontsize=9.5, pad=2.5, parse_math=False)
     if cell.pixels is None:
         axis.set_axis_off()
-        axis.text(1, 0.5, cell.words, fontsize=8, color="#333333", ha="right", va="center")
+        axis.text(1, 0.5, cell.words, fontsize=9, color="#333333", ha="right", va="center")
         return None
     h, w = cell.size
     is_std = cell.pixels.ndim == 2
@@ -192,8 +192,8 @@ def _draw_bar(page: Any, shown: Any, *, says: str, left: float, top: float) -> N
     tall = min(3.0, height * top - 0.2) / height
     axis = page.add_axes((left, top - tall, 0.13 / width, tall))
     page.colorbar(shown, cax=axis, ticks=np.linspace(0, LARGEST_STD, 6))
-    axis.tick_params(labelsize=7.5)
-    axis.set_ylabel(says, fontsize=8)
+    axis.tick_params(labelsize=8.5)
+    axis.set_ylabel(says, fontsize=9)
 
 
 def _legend_lines(
@@ -203,7 +203,7 @@ def _legend_lines(
     lines: list[list[tuple[float, np.ndarray, str]]] = []
     x = width
     for field_, text in legend:
-        needed = 0.26 + 0.075 * len(text) + 0.14
+        needed = 0.26 + 0.083 * len(text) + 0.12
         if x + needed > width - _MARGIN or not lines:
             lines.append([])
             x = _MARGIN
@@ -220,7 +220,7 @@ def _draw_legend(page: Any, lines: list[list[tuple[float, np.ndarray, str]]], *,
             axis.imshow(pixels, aspect="auto")
             axis.set_xticks([])
             axis.set_yticks([])
-            page.text((x + 0.25) / width, (y + 0.11) / height, text, fontsize=8.5, va="center", parse_math=False)
+            page.text((x + 0.25) / width, (y + 0.11) / height, text, fontsize=9.5, va="center", parse_math=False)
 
 
 def _shortened(text: str) -> str:

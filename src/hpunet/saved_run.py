@@ -46,17 +46,17 @@ def read_run(folder: Path, *, name: str | None = None) -> SavedRun:
     log = _read_log(folder / LOG_FILE)
     validated = [line["step"] for line in log if "val_ged2" in line]
     step = validated[-1] if validated else 0
+    examples = read_examples(folder / "pictures" / f"step-{step:08d}.npz") if validated else None
+    evaluated = sorted(folder.glob("evaluation/*/examples.npz"))
     return SavedRun(
         name=name or folder.resolve().name,
         folder=folder,
         settings=settings,
         description=_read_object(folder / "run.json"),
         log=log,
-        examples=read_examples(folder / "pictures" / f"step-{step:08d}.npz") if validated else None,
+        examples=examples,
         step=step,
-        evaluations={
-            path.parent.name: read_examples(path) for path in sorted(folder.glob("evaluation/*/examples.npz"))
-        },
+        evaluations={path.parent.name: read_examples(path, same_classes=examples) for path in evaluated},
     )
 
 

@@ -87,11 +87,11 @@ def clustered(
     first = truth.graders.int().argmax(dim=1)
     drawn = truth.labels[torch.arange(len(first)), first].cpu().numpy()
     arrays = {
-        "instances": (drawn - (info.num_fixed_classes - 1)).clip(min=0).astype(np.int32),
-        "clusters": np.stack(clusters),
+        "true_instances": (drawn - (info.num_fixed_classes - 1)).clip(min=0).astype(np.int32),
+        "instances": np.stack(clusters),
     }
-    error = rand_error(prediction=arrays["clusters"], truth=arrays["instances"], valid=valid)
-    return arrays | {"rand_error": np.asarray(error)}
+    error = rand_error(prediction=arrays["instances"], truth=arrays["true_instances"], valid=valid)
+    return arrays | {"hardness": np.asarray(error), "hardness_metric": np.array("rand_error")}
 
 
 def image_scores(*, samples: Tensor, reconstructions: Tensor, batch: Batch, info: SetInfo) -> dict[str, Tensor]:
