@@ -167,7 +167,7 @@ def _legend(examples: Examples) -> list[tuple[np.ndarray, str]]:
     if len(classes) == 1 and examples.visible is None:
         return entries
     if has_other_classes(examples):
-        entries.append((np.full((1, 1, 3), 160, dtype=np.uint8), "other classes, in greys"))
+        entries.append((np.full((1, 1, 3), 200, dtype=np.uint8), "other classes, in greys"))
     entries.append((swatch(0), names[0]))
     if examples.visible is not None:
         field = swatch(0)

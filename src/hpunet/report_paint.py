@@ -49,7 +49,7 @@ def show_classes(
 def pale(image: Float[np.ndarray, "c h w"]) -> UInt8[np.ndarray, "h w 3"]:
     """The image in light greys, lighter in print than most of the palette, for instances to be painted on."""
     grey = grey_or_colour(image).mean(axis=2, keepdims=True).repeat(3, axis=2)
-    return (195 + grey * (60 / 255)).astype(np.uint8)
+    return np.asarray(195 + grey * (60 / 255), dtype=np.uint8)
 
 
 def show_instances(
@@ -138,8 +138,8 @@ def _filled(numbers: np.ndarray, *, base: np.ndarray, opacity: float) -> np.ndar
 
 
 def _tones(labels: np.ndarray) -> np.ndarray:
-    """Greys of the classes that are no ids, neighbouring numbers far apart; the background, 0, is black."""
-    return np.asarray(np.where(labels == 0, 0, 70 + 140 * (labels * 0.618 % 1)), dtype=np.uint8)
+    """Light greys of the classes that are not in colour, neighbouring numbers far apart; background, 0, is black."""
+    return np.asarray(np.where(labels == 0, 0, 170 + 60 * (labels * 0.618 % 1)), dtype=np.uint8)
 
 
 def _enlarged(pixels: np.ndarray) -> np.ndarray:
