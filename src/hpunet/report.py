@@ -32,8 +32,9 @@ p { max-width: 60rem; }
 table { border-collapse: collapse; margin: 1rem 0; break-inside: avoid; }
 th, td { border-bottom: 1px solid #ccc; padding: .3rem .8rem; text-align: left; vertical-align: top; }
 thead th { border-bottom: 2px solid #111; }
-@page { size: A4 landscape; margin: 12mm; }
-@media print { body { max-width: none; margin: 0; font-size: 11pt; } .wide { overflow: visible; } }
+@page { size: A4; margin: 12mm; }
+@media print { body { max-width: none; margin: 0; padding: 0; font-size: 10pt; }
+               .wide { overflow: visible; } img { max-height: 240mm; } }
 """
 
 

@@ -82,12 +82,12 @@ def _prepare(axis: Any, title: str) -> None:
 
 def _logarithmic(axis: Any) -> None:
     """A logarithmic y axis with plain numbers, and labels between the powers of ten only where there is room."""
-    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
 
     axis.set_yscale("log")
     low, high = axis.get_ylim()
-    few_decades = high / low < 100
-    axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if few_decades else (1,)))
+    between = LogLocator(subs=(1, 2, 5) if high / low < 100 else (1,))
+    axis.yaxis.set_major_locator(MaxNLocator(5) if high / low < 5 else between)
     axis.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axis.yaxis.set_minor_formatter(NullFormatter())
 

@@ -17,7 +17,9 @@ LARGEST_STD = 0.5
 _MARGIN, _GAP, _GROUP_GAP = 0.08, 0.05, 0.16
 _WORDS, _SMALL_WORDS = 0.21, 0.17
 """Heights of a line of words."""
-_MAX_TILE = 2.4
+_LEGEND_LINE = 0.24
+_MAX_TILE, _MIN_WIDTH = 2.4, 4.0
+_GREY = "#333333"
 _MAX_KEY = 80
 
 
@@ -87,7 +89,7 @@ def as_svg(drawn: Any) -> bytes:
     from matplotlib import rc_context
 
     buffer = io.BytesIO()
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "hpunet"}):
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "hpunet", "image.composite_image": False}):
         drawn.savefig(buffer, format="svg", dpi=PRINT_DPI, metadata={"Date": None})
     return buffer.getvalue()
 
@@ -99,77 +101,91 @@ def draw_sheet(sheet: Sheet) -> Any:
     right = _MARGIN + (0.75 if sheet.bar else 0.0)
     gaps = [0.0] + [_GROUP_GAP if column in sheet.groups else _GAP for column in range(1, num_columns)]
     tile = min(_MAX_TILE, (WIDTH - left - right - sum(gaps)) / num_columns)
+    tall = tile * sheet.aspect
     xs = left + np.cumsum(gaps) + tile * np.arange(num_columns)
-    width = max(xs[-1] + tile + right, 4.0)
+    width = max(xs[-1] + tile + right, _MIN_WIDTH)
     above = [_words_above(line, first=i == 0) for i, line in enumerate(sheet.lines)]
     legend = _legend_lines(sheet.legend, width=width)
-    height = _MARGIN * 2 + sum(above) + tile * sheet.aspect * len(above) + len(legend) * 0.24 + bool(legend) * _GAP
+    height = _MARGIN * 2 + sum(above) + tall * len(above) + len(legend) * _LEGEND_LINE + bool(legend) * _GAP
     page = new_figure(figsize=(width, height))
+    axis = page.add_axes((0, 0, 1, 1))  # one for all: each costs as much as drawing a picture
+    axis.set(xlim=(0, width), ylim=(0, height), autoscale_on=False)
+    axis.set_axis_off()
     y = height - _MARGIN
     shown = None
     for line, words in zip(sheet.lines, above, strict=True):
-        y -= words + tile * sheet.aspect
+        y -= words + tall
         if line.heading:
-            title_height = _WORDS if any(cell and cell.title for cell in line.cells) else 0.02
-            place = (xs[0] / width, (y + tile * sheet.aspect + title_height) / height)
-            page.text(*place, _shortened(line.heading), fontsize=8.5, color="#333333", va="bottom", parse_math=False)
+            titles = _WORDS if _has_titles(line) else 0.02
+            _say(axis, xs[0], y + tall + titles, _shortened(line.heading), size=8.5, va="bottom", color=_GREY)
         if line.label:
-            place = (_MARGIN / width, (y + tile * sheet.aspect / 2) / height)
-            page.text(*place, line.label, fontsize=9.5, rotation=90, va="center", ha="left")
+            _say(axis, _MARGIN, y + tall / 2, line.label, size=9.5, rotation=90, va="center")
         for x, cell in zip(xs, line.cells, strict=False):
             if cell is not None:
-                axis = page.add_axes((x / width, y / height, tile / width, tile * sheet.aspect / height))
-                shown = _draw_cell(axis, cell) or shown
+                shown = _draw_cell(axis, cell, box=(x, y, tile, tall)) or shown
     if sheet.bar and shown is not None:
-        _draw_bar(
-            page, shown, says=sheet.bar, left=(width - right + 0.12) / width, top=1 - (_MARGIN + above[0]) / height
-        )
-    _draw_legend(page, legend, width=width, height=height)
+        bar_height = min(3.0, height - 2 * _MARGIN - above[0])
+        place = (width - right + 0.12, height - _MARGIN - above[0] - bar_height, 0.13, bar_height)
+        _draw_bar(page, shown, says=sheet.bar, place=place)
+    for number, entries in enumerate(reversed(legend)):
+        y = _MARGIN + number * _LEGEND_LINE
+        for x, pixels, text in entries:
+            _draw_cell(axis, Cell(pixels), box=(x, y + 0.03, 0.2, 0.16))
+            _say(axis, x + 0.25, y + 0.11, text, size=9.5, va="center")
     return page
 
 
 def _words_above(line: Line, *, first: bool) -> float:
-    titles = _WORDS if any(cell and cell.title for cell in line.cells) else 0.0
+    titles = _WORDS if _has_titles(line) else 0.0
     heading = _SMALL_WORDS + (0.0 if first else 0.1) if line.heading else 0.0
     return max(titles + heading, 0.0 if first else _GAP)
 
 
-def _draw_cell(axis: Any, cell: Cell) -> Any:
-    """Draw it; returns what a colour bar can be made of, if anything."""
-    axis.set_xticks([])
-    axis.set_yticks([])
+def _has_titles(line: Line) -> bool:
+    return any(cell is not None and cell.title for cell in line.cells)
+
+
+def _say(axis: Any, x: float, y: float, text: str, *, size: float, **look: Any) -> None:
+    axis.text(x, y, text, fontsize=size, parse_math=False, **look)  # a name may hold dollar signs
+
+
+def _draw_cell(axis: Any, cell: Cell, *, box: tuple[float, float, float, float]) -> Any:
+    """Draw it into the box (left, bottom, width, height); returns what a bar can be made of, if anything."""
+    from matplotlib.patches import Rectangle
+
+    left, bottom, wide, tall = box
     if cell.title:
-        axis.set_title(cell.title, fontsize=9.5, pad=2.5, parse_math=False)
+        _say(axis, left + wide / 2, bottom + tall + 0.04, cell.title, size=9.5, ha="center", va="baseline")
     if cell.pixels is None:
-        axis.set_axis_off()
-        axis.text(1, 0.5, cell.words, fontsize=9, color="#333333", ha="right", va="center")
+        _say(axis, left + wide, bottom + tall / 2, cell.words, size=9.0, color=_GREY, ha="right", va="center")
         return None
-    h, w = cell.size
     is_std = cell.pixels.ndim == 2
     scale = {"cmap": "cividis", "vmin": 0, "vmax": LARGEST_STD} if is_std else {}
-    drawn = axis.imshow(cell.pixels, extent=(0, w, h, 0), aspect="auto", **scale)
+    drawn = axis.imshow(cell.pixels, extent=(left, left + wide, bottom, bottom + tall), aspect="auto", **scale)
+    axis.add_patch(Rectangle((left, bottom), wide, tall, fill=False, edgecolor="black", linewidth=0.5))
+    h, w = cell.size
     if cell.visible is not None:
-        _draw_mask_line(axis, cell.visible)
+        for ends in _joined(_mask_steps(cell.visible)):
+            x, y = np.array(ends).T
+            place = (left + x * wide / w, bottom + tall - y * tall / h)
+            axis.plot(*place, color="black", linewidth=2.0, solid_capstyle="butt")
+            axis.plot(*place, color="white", linewidth=1.3, dashes=(4, 2.5))
     if cell.box is not None:
-        from matplotlib.patches import Rectangle
-
-        top, left, height, width = cell.box
+        top, start, height, width = cell.box
+        corner = (left + start * wide / w, bottom + tall - (top + height) * tall / h)
         for colour, thickness in (("black", 2.4), ("white", 1.0)):
-            axis.add_patch(Rectangle((left, top), width, height, fill=False, edgecolor=colour, linewidth=thickness))
-    for spine in axis.spines.values():
-        spine.set_linewidth(0.5)
+            frame = Rectangle(corner, width * wide / w, height * tall / h, fill=False, edgecolor=colour)
+            frame.set_linewidth(thickness)
+            axis.add_patch(frame)
     return drawn if is_std else None
 
 
-def _draw_mask_line(axis: Any, visible: np.ndarray) -> None:
-    """A dashed line, white on black, between what is visible and what is hidden."""
+def _mask_steps(visible: np.ndarray) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    """Ends (x, y) of the pixel sides between what is visible and what is hidden."""
     across = np.argwhere(visible[:, 1:] != visible[:, :-1])
     down = np.argwhere(visible[1:] != visible[:-1])
     steps = [((x + 1, y), (x + 1, y + 1)) for y, x in across.tolist()]
-    steps += [((x, y + 1), (x + 1, y + 1)) for y, x in down.tolist()]
-    for start, end in _joined(steps):
-        axis.plot(*zip(start, end, strict=True), color="black", linewidth=2.0, solid_capstyle="butt")
-        axis.plot(*zip(start, end, strict=True), color="white", linewidth=1.3, dashes=(4, 2.5))
+    return steps + [((x, y + 1), (x + 1, y + 1)) for y, x in down.tolist()]
 
 
 def _joined(steps: list[tuple[tuple[int, int], tuple[int, int]]]) -> list[tuple[tuple[int, int], tuple[int, int]]]:
@@ -187,10 +203,9 @@ def _joined(steps: list[tuple[tuple[int, int], tuple[int, int]]]) -> list[tuple[
     return lines
 
 
-def _draw_bar(page: Any, shown: Any, *, says: str, left: float, top: float) -> None:
+def _draw_bar(page: Any, shown: Any, *, says: str, place: tuple[float, float, float, float]) -> None:
     width, height = page.get_size_inches()
-    tall = min(3.0, height * top - 0.2) / height
-    axis = page.add_axes((left, top - tall, 0.13 / width, tall))
+    axis = page.add_axes((place[0] / width, place[1] / height, place[2] / width, place[3] / height))
     page.colorbar(shown, cax=axis, ticks=np.linspace(0, LARGEST_STD, 6))
     axis.tick_params(labelsize=8.5)
     axis.set_ylabel(says, fontsize=9)
@@ -202,25 +217,14 @@ def _legend_lines(
     """Entries with their places from the left, broken into as many lines as the width asks for."""
     lines: list[list[tuple[float, np.ndarray, str]]] = []
     x = width
-    for field_, text in legend:
+    for pixels, text in legend:
         needed = 0.26 + 0.083 * len(text) + 0.12
         if x + needed > width - _MARGIN or not lines:
             lines.append([])
             x = _MARGIN
-        lines[-1].append((x, field_, text))
+        lines[-1].append((x, pixels, text))
         x += needed
     return lines
-
-
-def _draw_legend(page: Any, lines: list[list[tuple[float, np.ndarray, str]]], *, width: float, height: float) -> None:
-    for number, line in enumerate(reversed(lines)):
-        y = _MARGIN + number * 0.24
-        for x, pixels, text in line:
-            axis = page.add_axes((x / width, (y + 0.03) / height, 0.2 / width, 0.16 / height))
-            axis.imshow(pixels, aspect="auto")
-            axis.set_xticks([])
-            axis.set_yticks([])
-            page.text((x + 0.25) / width, (y + 0.11) / height, text, fontsize=9.5, va="center", parse_math=False)
 
 
 def _shortened(text: str) -> str:
