@@ -8,7 +8,16 @@ import numpy as np
 from jaxtyping import Bool, Float, Integer
 
 from hpunet.examples import Examples
-from hpunet.report_paint import colours_apart, cover, pale, show_classes, show_image, show_instances, swatch
+from hpunet.report_paint import (
+    NOT_COUNTED,
+    colours_apart,
+    cover,
+    pale,
+    show_classes,
+    show_image,
+    show_instances,
+    swatch,
+)
 from hpunet.report_sheets import WIDTH, Cell, Line, Sheet, draw_sheet
 
 _MAX_EXAMPLES = 6
@@ -89,13 +98,14 @@ def draw_instances(examples: Examples, *, order: Sequence[int]) -> Any:
         found_colours = colours_apart(found, prefer=true_colours)
         h, w = truth.shape
         base = pale(examples.image[i]) if has_other_classes(examples) else np.zeros((h, w, 3), dtype=np.uint8)
+        counted = np.where(examples.valid[i][..., None], base, NOT_COUNTED)
         box = _busiest_part(truth, found)
         for y, x, height, width in ((0, 0, h, w), box):
             part = np.s_[y : y + height, x : x + width]
             image, whole = examples.image[i][:, *part], height == h
             pixels = [
                 show_image(image),
-                show_instances(base=base[part], instances=truth[part], colours=true_colours[part]),
+                show_instances(base=counted[part], instances=truth[part], colours=true_colours[part]),
                 show_instances(base=base[part], instances=found[part], colours=found_colours[part]),
             ]
             for labels in examples.samples["full"][i, :num_samples]:

@@ -96,7 +96,10 @@ def _legend(page: Any, runs: Sequence[SavedRun]) -> None:
     from matplotlib.lines import Line2D
 
     handles = [Line2D([], [], **_look(i), label=run.name) for i, run in enumerate(runs)]
-    page.legend(handles=handles, loc="outside upper center", ncols=min(4, len(runs)), frameon=False, fontsize=9.5)
+    place = {"loc": "outside upper center", "ncols": min(4, len(runs))}
+    legend = page.legend(handles=handles, **place, frameon=False, fontsize=9.5)
+    for text in legend.get_texts():
+        text.set_parse_math(False)  # a name may hold dollar signs
 
 
 def _running_mean(values: np.ndarray) -> np.ndarray:

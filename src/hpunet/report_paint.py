@@ -13,7 +13,7 @@ _PIXELS = 256
 """Shorter side of a picture, at least: room for hatching and thin outlines on small images."""
 _PERIOD, _STRIPE = 24, 8
 """Pixels from one stripe of a hatching to the next, and those of the stripe."""
-_NOT_COUNTED = 255
+NOT_COUNTED = np.uint8(255)
 """The tone of pixels that are not valid: white."""
 _NUM_PATTERNS = 4
 
@@ -40,7 +40,7 @@ def show_classes(
     flat = len(stochastic_classes) > 1
     base = np.repeat(_tones(labels)[..., None], 3, axis=2) if flat else grey_or_colour(image)
     if valid is not None:
-        base = np.where(valid[..., None], base, np.uint8(_NOT_COUNTED))
+        base = np.where(valid[..., None], base, NOT_COUNTED)
         labels = np.where(valid, labels, -1)
     numbers = np.where(labels < 0, 0, numbers[labels])
     return _painted(numbers, regions=labels, base=base, opacity=1.0 if flat else 0.5)
@@ -62,7 +62,7 @@ def show_instances(
 def cover(picture: UInt8[np.ndarray, "_ _ 3"], *, visible: Bool[np.ndarray, "_ _"]) -> UInt8[np.ndarray, "_ _ 3"]:
     """The picture with light stripes where it is hidden; `visible` may be as small as the map behind it."""
     factor = len(picture) // len(visible)
-    y, x = np.indices(picture.shape[:2])
+    y, x = np.indices(picture.shape[:2]) // _coarseness(picture)
     stripes = np.where((x + y) % _PERIOD < 6, 150, 225).astype(np.uint8)
     return np.where(visible.repeat(factor, axis=0).repeat(factor, axis=1)[..., None], picture, stripes[..., None])
 
@@ -117,16 +117,23 @@ def _painted(numbers: np.ndarray, *, regions: np.ndarray, base: np.ndarray, opac
     line = np.zeros(regions.shape, dtype=np.bool_)
     line[:, 1:] |= regions[:, 1:] != regions[:, :-1]
     line[1:] |= regions[1:] != regions[:-1]
-    if len(regions) > len(numbers):  # one pixel is enough on images that are large themselves
+    was_enlarged = len(regions) > len(numbers)  # else thin structures may be a pixel wide
+    for _ in range(_coarseness(regions) - (0 if was_enlarged else 1)):
         line[:, :-1] |= line[:, 1:]
         line[:-1] |= line[1:]
     picture[line] = 0
     return picture
 
 
+def _coarseness(pixels: np.ndarray) -> int:
+    """How much broader lines must be to look alike when all pictures are shown at one size."""
+    h, w = pixels.shape[:2]
+    return int(max(1, min(h, w) // _PIXELS))
+
+
 def _filled(numbers: np.ndarray, *, base: np.ndarray, opacity: float) -> np.ndarray:
     """Colours of numbers above 0 on `base`: seven plain ones, then the same with stripes up, down, and dots."""
-    y, x = np.indices(numbers.shape)
+    y, x = np.indices(numbers.shape) // _coarseness(numbers)
     which = np.maximum(numbers - 1, 0)
     pattern = which // NUM_COLOURS % _NUM_PATTERNS
     rising, falling = (x + y) % _PERIOD < _STRIPE, (x - y) % _PERIOD < _STRIPE
