@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from PIL import Image
 from hpunet.config import load_settings
 from hpunet.errors import ConfigError, DataError, HPUNetError
 from hpunet.report import Table, write_report
+from hpunet.report_sheets import PRINT_DPI
 from hpunet.saved_run import read_run
 
 pytest.importorskip("matplotlib")
@@ -105,6 +107,35 @@ def test_write_report_is_one_page_that_fetches_nothing(tmp_path: Path) -> None:
     assert list(out.parent.iterdir()) == [out]
 
 
+def test_write_report_writes_each_figure_for_print_with_its_caption(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert PRINT_DPI == 300
+    for module in ("report", "report_sheets"):
+        monkeypatch.setattr(f"hpunet.{module}.PRINT_DPI", 50)  # so that it is quick
+    run = make_run(tmp_path / "a b")
+    arrays = {**pictures(8), "hardness": np.array([0.5, np.nan]), "hardness_metric": np.array("ged2")}
+    (run / "evaluation/test-16").mkdir(parents=True)
+    save_pictures(run / "evaluation/test-16/examples.npz", arrays)
+    page = Page(write_report([run], tmp_path / "page.html", figures=tmp_path / "figures"))
+    names = ["dynamics", "validation", "a-b-samples", "a-b-scales"]
+    names += [f"a-b-test-16-{what}" for what in ("samples", "scales", "hardest")]
+    written = {path.name for path in (tmp_path / "figures").iterdir()}
+    assert written == {"captions.txt", *(f"{name}.{kind}" for name in names for kind in ("png", "svg"))}
+    assert len(page.images) == len(names)
+    captions = (tmp_path / "figures/captions.txt").read_text(encoding="utf-8")
+    for name in names:
+        assert f"\n{name}: " in f"\n{captions}"
+        with Image.open(tmp_path / f"figures/{name}.png") as picture:
+            assert picture.info["dpi"] == pytest.approx((50, 50), abs=1)
+        root = ElementTree.parse(tmp_path / f"figures/{name}.svg").getroot()
+        texts = {element.text for element in root.iter("{http://www.w3.org/2000/svg}text")}
+        assert len(texts) > 3
+    assert "a/0 – GED² 0.500" in texts  # the last one is that of the hardest
+    assert not any(text and text.startswith("b/1") for text in texts)  # its GED² is undefined
+    assert "The hardest of 2 saved examples by GED²" in page.text
+
+
 def test_write_report_overlays_runs_and_shows_each_ones_hypotheses(tmp_path: Path) -> None:
     runs = [
         make_run(tmp_path / "seed-0"),
@@ -124,7 +155,7 @@ def test_write_report_draws_more_panels_for_more_scales(tmp_path: Path) -> None:
         for preset in ("lidc-punet", "lidc-hpu")
     )
     assert many.images[0].height > few.images[0].height
-    assert many.images[3].width > few.images[3].width
+    assert many.images[3].height > few.images[3].height
 
 
 def test_write_report_puts_tables_first_and_escapes_words(tmp_path: Path) -> None:
@@ -189,10 +220,13 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "no zip": (lambda run: (run / "pictures/step-00000029.npz").write_bytes(b"PK"), "00029.npz: not a readable .npz"),
     "array missing": (with_array("std_local", None), "00029.npz: lacks std_local"),
     "array pickled": (with_array("labels", np.array([[{}]])), "00029.npz: not a readable .npz"),
-    "array misshapen": (with_array("labels", np.zeros((2, 4, 8, 7), np.uint8)), "labels: expected maps of 2 images"),
+    "array misshapen": (
+        with_array("labels", np.zeros((2, 4, 8, 7), np.uint8)),
+        r"00029.npz: labels: expected whole numbers \(b=2 r=4 h=8 w=8\)",
+    ),
     "image flat": (with_array("image", np.zeros((8, 8), np.float32)), "image: expected floats"),
-    "std of words": (with_array("std_full", np.full((2, 8, 8), "x")), "std_full: expected maps"),
-    "graders misshapen": (with_array("graders", np.ones((2, 3), np.bool_)), "graders and keys do not fit"),
+    "std of words": (with_array("std_full", np.full((2, 8, 8), "x")), "std_full: expected floats"),
+    "graders misshapen": (with_array("graders", np.ones((2, 3), np.bool_)), "graders: expected booleans"),
 }
 
 

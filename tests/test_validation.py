@@ -6,10 +6,16 @@ import torch
 from PIL import Image
 
 from hpunet.batch import Batch
+from hpunet.config import load_settings
 from hpunet.data.packs import Pack, open_pack, write_pack
 from hpunet.data.sources import open_splits
+from hpunet.data.synthetic import INFO as SYNTHETIC
 from hpunet.data.synthetic import open_synthetic
-from hpunet.validation import evaluation_batch, image_scores, swapped
+from hpunet.metrics import rand_error
+from hpunet.saved_run import read_run
+from hpunet.scoring import image_scores, instances_of, true_instances
+from hpunet.train import train
+from hpunet.validation import evaluation_batch, swapped
 
 
 @pytest.fixture
@@ -64,3 +70,65 @@ def test_swapped_puts_the_live_weights_back_whatever_happens() -> None:
     with pytest.raises(RuntimeError, match="in between"):
         fail()
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), live, strict=True))
+
+
+KINDS = {
+    "neurites": ("snemi3d-hpu", 16, False),
+    "streets": ("cityscapes-hpu", 23, False),
+    "hidden neurites": ("snemi3d-extrapolate", 16, True),
+}
+"""Preset, classes, and whether a part is hidden."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_validation_saves_the_examples_that_figures_of_its_kind_need(tmp_path: Path, kind: str) -> None:
+    preset, num_classes, hidden = KINDS[kind]
+    small = ["model.channels=[4,4,4,4]", "model.latent_dims=[1,1]", "model.blocks_per_scale=1", "data.num_workers=0"]
+    small += ["data.crop=[32,32]", "optimiser.iterations=1", "optimiser.batch_size=2", "optimiser.accumulate=1"]
+    small += ["data.options={num_images=3,size=32}", "watch.validate_samples=3"]
+    settings = load_settings(preset, small)
+    data = "synthetic:" + kind.split()[-1]
+    train(settings, data=data, run=tmp_path, device=torch.device("cpu"), say=lambda _message: None)
+    found = read_run(tmp_path).examples
+    assert found is not None
+    assert len(found.class_names) == num_classes
+    assert len(found.stochastic_classes) == (5 if kind == "streets" else 15)
+    assert found.image.max() > 0
+    if hidden:
+        assert found.visible is not None
+        assert 0.5 <= found.visible.mean() <= 0.75
+        assert found.image.transpose(0, 2, 3, 1)[~found.visible].any()  # the image is whole
+        assert found.instances is None
+    else:
+        assert found.visible is None
+        assert found.true_instances is not None
+        assert found.instances is not None
+        assert found.hardness is not None
+        # One id has one instance at least; where there is none, there is no id.
+        is_id = np.isin(found.labels[:, 0], found.stochastic_classes)
+        assert ((found.true_instances > 0) == is_id).all()
+        expected = rand_error(prediction=found.instances, truth=found.true_instances, valid=found.valid)
+        np.testing.assert_allclose(found.hardness, expected)
+
+
+def test_instances_of_samples_are_those_that_they_agree_on() -> None:
+    """Three cars on other classes, two of which touch; the first grader is missing."""
+    info = SYNTHETIC["streets"]
+    cars = np.zeros((24, 32), dtype=np.int32)
+    cars[4:12, 2:12], cars[4:12, 12:22], cars[14:22, 20:30] = 1, 2, 3
+    other = np.arange(32) // 16 + np.zeros((24, 1), dtype=np.int32)
+    labels = np.where(cars > 0, info.num_fixed_classes - 1 + cars, other)
+    truth = Batch(
+        image=torch.zeros(1, 3, 24, 32),
+        labels=torch.from_numpy(np.stack([np.zeros_like(labels), labels]))[None],
+        valid=torch.ones(1, 24, 32, dtype=torch.bool),
+        graders=torch.tensor([[False, True]]),
+    )
+    ids = np.random.default_rng(0).integers(info.num_random_ids, size=(16, 4))  # of each car in each sample
+    samples = np.where(cars > 0, info.num_fixed_classes + ids[:, cars], other)
+    assert (true_instances(truth, info)[0] == cars).all()
+    found = instances_of(samples, info=info, alpha=16, seed=0)
+    assert ((found > 0) == (cars > 0)).all()
+    assert rand_error(prediction=found[None], truth=cars[None])[0] == 0
+    one_for_all = instances_of(np.full_like(samples, labels.max()), info=info, alpha=16, seed=0)
+    assert rand_error(prediction=one_for_all[None], truth=cars[None])[0] > 0.2

@@ -1,19 +1,21 @@
 """`hpunet report` and `hpunet demo`: pages to look at."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 
 from hpunet.cli_train import ProgressLine
 from hpunet.config import Settings
 
 if TYPE_CHECKING:
+    from hpunet.report_contents import Drawing
     from hpunet.train import Watcher
 
 console = Console()
@@ -23,11 +25,26 @@ notes = Console(stderr=True)
 def report_command(
     runs: Annotated[list[Path], typer.Argument(help="Folders of runs; several, seeds for instance, are overlaid.")],
     out: Annotated[Path | None, typer.Option(help="The page; by default report.html in the first run.")] = None,
+    figures: Annotated[
+        Path | None, typer.Option(help="Folder for every figure as PNG (300 dpi) and SVG, with captions.txt.")
+    ] = None,
 ) -> None:
-    """Write one HTML page about runs: how they trained, what they predict, what each scale decides."""
+    """Write one HTML page about runs: how they trained, what they predict, what each scale decides.
+
+    It holds the paper's figures as far as they apply: graders, reconstructions and samples; samples scale by scale;
+    training dynamics; instances and the hardest of them; extrapolations. Evaluations in RUN/evaluation are shown too.
+    """
     from hpunet.report import write_report
 
-    console.print(str(write_report(runs, out or runs[0] / "report.html")), highlight=False, soft_wrap=True)
+    page = write_report(runs, out or runs[0] / "report.html", figures=figures, progress=_drawing)
+    console.print(str(page), highlight=False, soft_wrap=True)
+    if figures is not None:
+        console.print(str(figures), highlight=False, soft_wrap=True)
+
+
+def _drawing(drawings: "Iterable[Drawing]", count: int) -> "Iterable[Drawing]":
+    quiet = not notes.is_terminal
+    return track(drawings, description="drawing", total=count, console=notes, transient=True, disable=quiet)
 
 
 def demo_command(

@@ -19,7 +19,8 @@ from hpunet.evaluation_summary import (
     metric_entries,
     resampled,
 )
-from hpunet.report_figures import figure, run_look
+from hpunet.report_figures import run_look
+from hpunet.report_sheets import new_figure
 
 _MUST_AGREE = ("split", "samples", "crop", "extrapolate")
 _NUM_KEYS_SHOWN = 3
@@ -142,7 +143,7 @@ def draw_comparison(comparison: Mapping[str, Any]) -> dict[str, bytes]:
     """
     names = [run["name"] for run in comparison["runs"]]
     shown = [name for name in ALL_METRICS if any(comparison[name]["runs"])]
-    page = figure(figsize=(12, 1.6 + (0.25 + 0.2 * len(names)) * len(shown)))
+    page = new_figure(layout="constrained", figsize=(12, 1.6 + (0.25 + 0.2 * len(names)) * len(shown)))
     left, right = page.subplots(1, 2, sharey=True)
     for number, name in enumerate(names):
         look = run_look(number)

@@ -9,16 +9,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
 
 import numpy as np
-from jaxtyping import Float32, Int32, Integer
+from jaxtyping import Float32, Int32
 from PIL import Image
 
 from hpunet.data.base import Sample, SetInfo
 from hpunet.data.inputs import Input
 from hpunet.errors import ConfigError, DataError
-from hpunet.instances import cluster, merge_to_background, postprocess
 from hpunet.metrics import rand_error
 from hpunet.pictures import overlay, save_picture
 from hpunet.sample_files import HowToSample, Volumes, draw, whole_folder
+from hpunet.scoring import instances_of
 from hpunet.trained import TrainedModel
 
 MAX_INSTANCES = 2**16 - 1
@@ -26,11 +26,7 @@ MAX_INSTANCES = 2**16 - 1
 
 def usual_number(info: SetInfo) -> int:
     """The paper's number of samples, which is also its α: 16 where all is instances (EM), else 32 (street scenes)."""
-    return 32 if _has_other_classes(info) else 16
-
-
-def _has_other_classes(info: SetInfo) -> bool:
-    return info.num_fixed_classes > 1
+    return 16 if info.num_fixed_classes == 1 else 32
 
 
 def check_has_instances(trained: TrainedModel) -> None:
@@ -40,19 +36,6 @@ def check_has_instances(trained: TrainedModel) -> None:
             f"{trained.name}: was trained on classes ({', '.join(trained.info.fixed_classes)}), not on instances; "
             "use hpunet sample"
         )
-
-
-def instances_of(
-    samples: Integer[np.ndarray, "s h w"], *, info: SetInfo, alpha: int, seed: int
-) -> Int32[np.ndarray, "h w"]:
-    """Clustered and post-processed as the paper does on this kind of data.
-
-    Beside other classes, everything but the instances becomes background first, and thin clusters without neighbours
-    vanish; where all is instances they stay.
-    """
-    merged = merge_to_background(samples.astype(np.int32), stochastic_classes=info.stochastic_classes)
-    clusters = cluster(merged, num_classes=1 + len(info.stochastic_classes), threshold=alpha, seed=seed)
-    return postprocess(clusters, keep_unmatched=not _has_other_classes(info))
 
 
 def segment_file(

@@ -1,19 +1,23 @@
-"""One self-contained HTML page from what runs saved: how they trained, what they predict, what each scale decides.
+"""One self-contained HTML page from what runs saved, and its figures as files: how they trained, what they predict.
 
 Reads the run folders only (see `saved_run.py`): no torch, no data, no network; pictures are part of the page.
 """
 
 import base64
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
 from hpunet.errors import ConfigError, DataError
-from hpunet.report_figures import deviation_maps, sample_sheet, training_dynamics, validation_curves
+from hpunet.report_contents import Drawing, Section, report_sections
+from hpunet.report_sheets import PAGE_DPI, PRINT_DPI, as_png, as_svg
 from hpunet.saved_run import SavedRun, read_run
+
+Progress = Callable[[Iterable[Drawing], int], Iterable[Drawing]]
 
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; color: #111; background: #fff; max-width: 78rem; margin: 2rem auto;
@@ -28,36 +32,14 @@ p { max-width: 60rem; }
 table { border-collapse: collapse; margin: 1rem 0; break-inside: avoid; }
 th, td { border-bottom: 1px solid #ccc; padding: .3rem .8rem; text-align: left; vertical-align: top; }
 thead th { border-bottom: 2px solid #111; }
-@page { size: A4 landscape; margin: 12mm; }
-@media print { body { max-width: none; margin: 0; font-size: 11pt; } .wide { overflow: visible; } }
+@page { size: A4; margin: 12mm; }
+@media print { body { max-width: none; margin: 0; padding: 0; font-size: 10pt; }
+               .wide { overflow: visible; } img { max-height: 240mm; } }
 """
 
-_DYNAMICS = (
-    "Training dynamics, as in the paper's appendix. Thin lines are single batches, thick lines running means. GECO "
-    "raises λ while the reconstruction's cross-entropy lies above κ (dotted) and lowers it once it lies below; "
-    "then the KL terms, which say how many nats each latent scale carries, can shrink. Runs that count other pixels "
-    "(objective.top_k) have cross-entropies that cannot be compared. Logarithmic axes; KL below 0.001 is drawn there."
-)
-_VALIDATION = (
-    "Metrics on a fixed part of the validation images. GED² is the distance between samples and graders' maps; "
-    "matched IoU is the agreement of the two sets after an optimal one-to-one match; IoU_rec says how well a "
-    "grader's own map comes back through the posterior."
-)
-_SAMPLES = (
-    "Validation images at iteration {step}, one a row: the image, what each grader drew, how the model reconstructs "
-    "each of these maps through its posterior (rec.), and samples drawn from the prior, which sees the image alone. "
-    "Good samples differ from each other as the graders do. A missing grader leaves its tile white."
-)
-_DEVIATIONS_BY_SCALE = (
-    "What each scale decides, at iteration {step}: the prior-mean prediction and, pixel by pixel, the standard "
-    "deviation over samples when all latent scales are sampled, when only the most global one is and the others stay "
-    "at their mean, and when only the most local one is. Bright is uncertain. In the paper the global scale "
-    "switches whole structures on and off, the local one alters mostly their borders."
-)
-_DEVIATIONS = (
-    "Where the samples differ, at iteration {step}: the prior-mean prediction and, pixel by pixel, the standard "
-    "deviation over samples. This model has a single, global latent scale, so there is nothing to take apart."
-)
+
+def _silently(drawings: Iterable[Drawing], _count: int) -> Iterable[Drawing]:
+    return drawings
 
 
 @dataclass(frozen=True)
@@ -71,22 +53,50 @@ class Table:
 
 
 def write_report(
-    runs: Sequence[Path], out: Path, *, title: str = "Training report", tables: Sequence[Table] = ()
+    runs: Sequence[Path],
+    out: Path,
+    *,
+    figures: Path | None = None,
+    title: str = "Training report",
+    tables: Sequence[Table] = (),
+    progress: Progress = _silently,
 ) -> Path:
-    """Write the page of these run folders to `out`, replacing what is there; returns its path."""
+    """Write the page of these run folders to `out`, replacing what is there; returns its path.
+
+    `figures` is a folder for the same figures as PNG (300 dpi) and SVG, with `captions.txt`; files of the same names
+    are replaced. `progress` goes over the drawings, given them and their number.
+    """
     if not runs:
         raise ConfigError("a report needs at least one run")
-    page = _page([read_run(run, name=name) for run, name in zip(runs, _names(runs), strict=True)], title, tables)
-    partial = out.with_name(f".{out.name}.partial")
+    saved = [read_run(run, name=name) for run, name in zip(runs, _names(runs), strict=True)]
+    sections = report_sections(saved)
+    drawings = [drawing for section in sections for drawing in section.drawings]
+    files = _file_names(drawings)
+    shown: dict[str, str] = {}
+    for drawing in progress(drawings, len(drawings)):
+        drawn = drawing.draw()
+        shown[drawing.name] = _figure(as_png(drawn, dpi=PAGE_DPI), drawing)
+        if figures is not None:
+            _write(figures / f"{files[drawing.name]}.png", as_png(drawn, dpi=PRINT_DPI))
+            _write(figures / f"{files[drawing.name]}.svg", as_svg(drawn))
+    if figures is not None:
+        captions = [f"{files[d.name]}: {d.title}\n{d.caption}\n" for d in drawings]
+        _write(figures / "captions.txt", "\n".join(captions).encode())
+    _write(out, _page(saved, sections, shown, title=title, tables=tables).encode())
+    return out
+
+
+def _write(path: Path, content: bytes) -> None:
+    """A file that is whole or as it was."""
+    partial = path.with_name(f".{path.name}.partial")
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(page, encoding="utf-8")
-        os.replace(partial, out)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_bytes(content)
+        os.replace(partial, path)
     except OSError as error:
         with suppress(OSError):
             partial.unlink()
-        raise DataError(f"{out}: the page cannot be written ({error.strerror or error})") from None
-    return out
+        raise DataError(f"{path}: cannot be written ({error.strerror or error})") from None
 
 
 def _names(runs: Sequence[Path]) -> list[str]:
@@ -95,18 +105,33 @@ def _names(runs: Sequence[Path]) -> list[str]:
     return names if len(set(names)) == len(names) else [str(run) for run in runs]
 
 
-def _page(runs: Sequence[SavedRun], title: str, tables: Sequence[Table]) -> str:
-    several = "all runs overlaid" if len(runs) > 1 else runs[0].name
+def _file_names(drawings: Sequence[Drawing]) -> dict[str, str]:
+    """What each drawing's files are called: its name without what a file name cannot hold, and unique."""
+    files: dict[str, str] = {}
+    for drawing in drawings:
+        plain = name = re.sub(r"[^\w.-]+", "-", drawing.name).strip("-.")
+        number = 1
+        while name in files.values():
+            number += 1
+            name = f"{plain}-{number}"
+        files[drawing.name] = name
+    return files
+
+
+def _page(
+    runs: Sequence[SavedRun],
+    sections: Sequence[Section],
+    shown: Mapping[str, str],
+    *,
+    title: str,
+    tables: Sequence[Table],
+) -> str:
     parts = [_table(table) for table in tables]
     parts += ["<h2>Runs</h2>", _runs_table(runs)]
-    parts += ["<h2>Training</h2>", _figure(training_dynamics(runs), f"Training curves, {several}.", _DYNAMICS)]
-    if any(run.pictures for run in runs):
-        parts += [
-            "<h2>Validation</h2>",
-            _figure(validation_curves(runs), f"Validation metrics, {several}.", _VALIDATION),
-        ]
-    for run in runs:
-        parts += [f"<h2>Hypotheses of {escape(run.name)}</h2>", *_pictures_of(run)]
+    for section in sections:
+        parts.append(f"<h2>{escape(section.heading)}</h2>")
+        parts += [f"<p>{escape(section.note)}</p>"] if section.note else []
+        parts += [shown[drawing.name] for drawing in section.drawings]
     body = "\n".join(parts)
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -114,21 +139,6 @@ def _page(runs: Sequence[SavedRun], title: str, tables: Sequence[Table]) -> str:
         f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n"
         f"<body>\n<h1>{escape(title)}</h1>\n{body}\n</body>\n</html>\n"
     )
-
-
-def _pictures_of(run: SavedRun) -> list[str]:
-    if run.pictures is None:
-        return ["<p>This run has not validated yet, so it has saved no pictures.</p>"]
-    by_scale = len(run.settings.model.latent_dims) > 1
-    says = (_DEVIATIONS_BY_SCALE if by_scale else _DEVIATIONS).format(step=run.pictures_step)
-    return [
-        _figure(
-            sample_sheet(run),
-            f"Graders, reconstructions and samples of {run.name}.",
-            _SAMPLES.format(step=run.pictures_step),
-        ),
-        _figure(deviation_maps(run), f"Standard deviation of the samples of {run.name}.", says),
-    ]
 
 
 def _runs_table(runs: Sequence[SavedRun]) -> str:
@@ -163,9 +173,9 @@ def _html_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return f'<div class="wide"><table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{lines}\n</tbody>\n</table></div>'
 
 
-def _figure(png: bytes, alt: str, says: str) -> str:
+def _figure(png: bytes, drawing: Drawing) -> str:
     data = base64.b64encode(png).decode("ascii")
     return (
-        f'<figure><img alt="{escape(alt)}" src="data:image/png;base64,{data}">\n'
-        f"<figcaption>{escape(says)}</figcaption></figure>"
+        f'<figure><img alt="{escape(drawing.title)}." src="data:image/png;base64,{data}">\n'
+        f"<figcaption>{escape(drawing.caption)}</figcaption></figure>"
     )

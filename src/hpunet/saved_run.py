@@ -1,8 +1,7 @@
 """What a training run left in its folder, read back and checked. Needs neither torch nor the data."""
 
-import io
 import json
-import zipfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,27 +11,25 @@ import numpy as np
 from hpunet.config import Settings, check_settings
 from hpunet.data.files import read_bytes
 from hpunet.errors import DataError
+from hpunet.examples import Examples, read_examples
 from hpunet.logs import LOG_FILE
-
-MAX_PICTURE_BYTES = 2**31
-"""Bound on what a picture file may unpack to."""
-_LABEL_MAPS = ("labels", "reconstructions", "samples_full", "samples_global", "samples_local")
-_STD_MAPS = ("std_full", "std_global", "std_local")
-_PER_IMAGE_MAPS = ("prior_mean", "valid", *_STD_MAPS)
 
 
 @dataclass(frozen=True)
 class SavedRun:
-    """A run: its settings, where it ran, its log, and the pictures of its newest validation."""
+    """A run: its settings, where it ran, its log, and the examples that validation and evaluations saved."""
 
     name: str
     folder: Path
     settings: Settings
     description: dict[str, Any]
     log: list[dict[str, Any]]
-    pictures: dict[str, np.ndarray] | None
-    """The arrays that validation saved (see `validation.py`); None before the first validation."""
-    pictures_step: int
+    examples: Examples | None
+    """What the newest validation saved; None before the first one."""
+    step: int
+    """The iteration of that validation."""
+    evaluations: Mapping[str, Examples]
+    """What evaluations saved, by the names of their folders: "test-16"."""
 
     def series(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """Steps and values of a logged number; steps where it was not finite are left out."""
@@ -49,14 +46,17 @@ def read_run(folder: Path, *, name: str | None = None) -> SavedRun:
     log = _read_log(folder / LOG_FILE)
     validated = [line["step"] for line in log if "val_ged2" in line]
     step = validated[-1] if validated else 0
+    examples = read_examples(folder / "pictures" / f"step-{step:08d}.npz") if validated else None
+    evaluated = sorted(folder.glob("evaluation/*/examples.npz"))
     return SavedRun(
         name=name or folder.resolve().name,
         folder=folder,
         settings=settings,
         description=_read_object(folder / "run.json"),
         log=log,
-        pictures=_read_pictures(folder / "pictures" / f"step-{step:08d}.npz") if validated else None,
-        pictures_step=step,
+        examples=examples,
+        step=step,
+        evaluations={path.parent.name: read_examples(path, same_classes=examples) for path in evaluated},
     )
 
 
@@ -92,39 +92,3 @@ def _read_log(path: Path) -> list[dict[str, Any]]:
 
 def _is_number(value: object) -> bool:
     return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
-
-
-def _read_pictures(path: Path) -> dict[str, np.ndarray]:
-    content = read_bytes(path)
-    try:
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            size = sum(entry.file_size for entry in archive.infolist())
-        if size > MAX_PICTURE_BYTES:
-            raise DataError(f"{path}: unpacks to {size} bytes, more than the {MAX_PICTURE_BYTES} this reader takes")
-        with np.load(io.BytesIO(content), allow_pickle=False) as archive:
-            arrays = {name: np.asarray(archive[name]) for name in archive.files}
-    except DataError:
-        raise
-    except Exception as error:  # zipfile, zlib and numpy raise errors of many kinds
-        raise DataError(f"{path}: not a readable .npz file ({error})") from None
-    _check_pictures(arrays, path)
-    return arrays
-
-
-def _check_pictures(arrays: dict[str, np.ndarray], path: Path) -> None:
-    """Refuse arrays that are not there or do not fit each other."""
-    expected = ("image", "graders", "keys", *_LABEL_MAPS, *_PER_IMAGE_MAPS)
-    missing = [name for name in expected if name not in arrays]
-    if missing:
-        raise DataError(f"{path}: lacks {', '.join(missing)}")
-    image = arrays["image"]
-    if image.ndim != 4 or image.dtype.kind != "f" or 0 in image.shape:
-        raise DataError(f"{path}: image: expected floats (b, c, h, w), got {image.dtype} of shape {image.shape}")
-    b, _, h, w = image.shape
-    for name in (*_LABEL_MAPS, *_PER_IMAGE_MAPS):
-        array = arrays[name]
-        ends = (h, w) if name in _PER_IMAGE_MAPS else (array.shape[1] if array.ndim > 1 else 0, h, w)
-        if array.shape != (b, *ends) or array.dtype.kind != ("f" if name in _STD_MAPS else array.dtype.kind):
-            raise DataError(f"{path}: {name}: expected maps of {b} images of {h}x{w}, got shape {array.shape}")
-    if arrays["graders"].shape != arrays["labels"].shape[:2] or arrays["keys"].shape != (b,):
-        raise DataError(f"{path}: graders and keys do not fit the {b} images and their labels")

@@ -20,7 +20,7 @@ from hpunet.data.base import Sample, SetInfo, Source
 from hpunet.errors import ConfigError, DataError, HPUNetError
 from hpunet.evaluation_rows import Row
 from hpunet.evaluation_summary import Scope
-from hpunet.instances import cluster, instance_scores, merge_to_background, postprocess
+from hpunet.instances import instance_scores
 from hpunet.metrics import (
     best_match_dice,
     calibration_error,
@@ -34,9 +34,11 @@ from hpunet.sampling import reconstruct, sample
 from hpunet.scoring import (
     centre_crop,
     image_scores,
+    instances_of,
     metric_arguments,
     prior_inputs,
     shown_arrays,
+    true_instances,
     with_evaluation_ids,
 )
 
@@ -123,7 +125,7 @@ class Scorer:
 
     def _scored(self, source: Source, indices: Sequence[int], samples: Sequence[Sample]) -> dict[int, Row]:
         keys = [source.identities[i].key for i in indices]
-        batch, true_instances = self._batch(samples, keys)
+        batch, truth = self._batch(samples, keys)
         labels, confidence, rebuilt = self._draw(batch, indices=indices, keys=keys)
         maps, common = torch.from_numpy(labels), metric_arguments(batch, self.info)
         all_classes = {name: value for name, value in common.items() if name != "classes"}
@@ -138,16 +140,17 @@ class Scorer:
         for i, index in enumerate(indices):
             values = {name: float(value[i]) for name, value in scores.items()}
             matches = None
-            if true_instances is not None:
-                valid, predicted = batch.valid[i].numpy(), self.instances(labels[i])
+            if truth is not None:
+                valid = batch.valid[i].numpy()
+                predicted = instances_of(labels[i], info=self.info, alpha=self._alpha, seed=self.seed)
                 values["rand_error"] = float(
-                    rand_error(prediction=predicted[None], truth=true_instances[i][None], valid=valid[None])[0]
+                    rand_error(prediction=predicted[None], truth=truth[i][None], valid=valid[None])[0]
                 )
                 if confidence is not None:
                     matches = match_instances(
                         prediction=predicted,
                         scores=instance_scores(predicted, stochastic_probs=confidence[i][None]),
-                        truth=true_instances[i],
+                        truth=truth[i],
                         valid=valid,
                     )
             found[index] = Row(
@@ -169,9 +172,7 @@ class Scorer:
         batch = Batch(**{name: torch.cat([getattr(s, name) for s in singles]) for name in vars(singles[0])})
         truth = None
         if self.info.has_instances:
-            first = batch.graders.int().argmax(dim=1)  # the first grader there is
-            labels = batch.labels[torch.arange(len(first)), first].numpy()
-            truth = np.maximum(labels - (self.info.num_fixed_classes - 1), 0).astype(np.int32)
+            truth = true_instances(batch, self.info)
         return with_evaluation_ids(batch, keys=keys, info=self.info, seed=self.seed), truth
 
     def _draw(
@@ -211,18 +212,8 @@ class Scorer:
         digests = [hashlib.sha256(f"{self.seed}\0{key}".encode()).digest() for key in keys]
         return [torch.Generator().manual_seed(int.from_bytes(digest[:7])) for digest in digests]
 
-    def instances(self, samples: UInt8[np.ndarray, "s h w"]) -> Int32[np.ndarray, "h w"]:
-        """Instances by clustering the samples, and post-processing (App. G and H)."""
-        only = merge_to_background(samples, stochastic_classes=self.info.stochastic_classes)
-        num_classes = 1 + len(self.info.stochastic_classes)
-        found = cluster(only, num_classes=num_classes, threshold=self._alpha, seed=self.seed)
-        return postprocess(found, keep_unmatched=not self.scope.has_average_precision)
-
     def examples(self, source: Source, rows: Sequence[Row]) -> dict[str, np.ndarray]:
-        """Maps of these images where they can be read, as in `shown_arrays`, drawn as when they were scored.
-
-        For instances also `instances` (predicted) and `true_instances` (b, h, w), 0 where there is none.
-        """
+        """Maps of these images where they can be read, as in `shown_arrays`, drawn as when they were scored."""
         collected: dict[str, list[np.ndarray]] = {}
         for row in rows:  # one at a time: their logits would not all fit
             item = read_item(source, row.image, self.info)
@@ -240,10 +231,10 @@ class Scorer:
                 info=self.info,
                 num_samples=self.num_samples,
                 generators=lambda key=row.key: self._generators([key]),  # type: ignore[misc]
+                truth=truth,
+                alpha=self._alpha,
+                seed=self.seed,
             )
-            if truth is not None:
-                labels, _, _ = self._draw(batch, indices=[row.image], keys=[row.key])
-                arrays |= {"instances": self.instances(labels[0])[None], "true_instances": truth}
             for name, value in arrays.items():
                 collected.setdefault(name, []).append(value)
         return {name: np.concatenate(values) for name, values in collected.items()}

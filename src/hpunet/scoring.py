@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float64, Integer
+from jaxtyping import Float, Float64, Int32, Integer
 from torch import Tensor
 
 from hpunet.batch import Batch
@@ -13,6 +13,7 @@ from hpunet.data.augment import NO_AUGMENTATION, apply_warp, draw_warp
 from hpunet.data.base import SetInfo
 from hpunet.data.extrapolation import NUM_UNIFORMS, hide
 from hpunet.data.instance_ids import assign_ids, evaluation_table
+from hpunet.instances import cluster, merge_to_background, postprocess
 from hpunet.metrics import iou_rec, pair_ious
 from hpunet.models.protocol import SegmentationModel
 from hpunet.noise import Stream, keyed_uniform
@@ -85,6 +86,26 @@ def image_scores(
     return {name: torch.as_tensor(values, device="cpu") for name, values in scores.items()}
 
 
+def true_instances(batch: Batch, info: SetInfo) -> Int32[np.ndarray, "b h w"]:
+    """The instances that each image's first grader drew, 0 where there is none; `batch` has labels as stored."""
+    first = batch.graders.int().argmax(dim=1)
+    labels = batch.labels[torch.arange(len(first)), first].cpu().numpy()
+    return np.asarray(np.maximum(labels - (info.num_fixed_classes - 1), 0), dtype=np.int32)
+
+
+def instances_of(
+    samples: Integer[np.ndarray, "s h w"], *, info: SetInfo, alpha: int, seed: int
+) -> Int32[np.ndarray, "h w"]:
+    """Instances by clustering samples, and post-processing, as the paper does on this kind of data (App. G and H).
+
+    Beside other classes (street scenes) everything but the instances becomes background first, and thin clusters
+    without neighbours vanish; where all is instances (EM) they stay.
+    """
+    merged = merge_to_background(samples, stochastic_classes=info.stochastic_classes)
+    clusters = cluster(merged, num_classes=1 + len(info.stochastic_classes), threshold=alpha, seed=seed)
+    return postprocess(clusters, keep_unmatched=info.num_fixed_classes == 1)
+
+
 def shown_arrays(
     model: SegmentationModel,
     *,
@@ -95,13 +116,16 @@ def shown_arrays(
     info: SetInfo,
     num_samples: int,
     generators: Callable[[], Generators],
+    truth: Int32[np.ndarray, "b h w"] | None = None,
+    alpha: int | None = None,
+    seed: int = 0,
 ) -> dict[str, np.ndarray]:
     """What figures draw of a few images: maps of graders, reconstructions and samples, deviations by scale.
 
-    image (b, c, h, w) as the prior sees it; labels and reconstructions (b, r, h, w); graders (b, r); valid and
-    prior_mean (b, h, w); keys (b,); and, where all latent scales are sampled (full), only the coarsest (global) or
-    only the finest (local) and the others stay at their mean: samples_* (b, at most 8, h, w), and std_* (b, h, w),
-    the standard deviation of the stochastic classes' probability over all samples.
+    The arrays are those of `examples.py`; of the samples at most 8 an image are kept, deviations are over all. Where
+    there are true instances (`truth`), those found by clustering all samples stand beside them, α (by default the
+    number of samples) and `seed` as in `instances_of`. Where a part of the image was hidden, samples are meant to
+    differ, so there are no instances to agree on.
     """
     rest: list[HowToTake] = ["mean"] * (len(model.latent_dims) - 1)
     ways: dict[str, Sequence[HowToTake]] = {
@@ -110,17 +134,22 @@ def shown_arrays(
         "local": [*rest, "sample"],
     }
     arrays: dict[str, np.ndarray] = {
-        "image": image.float().cpu().numpy(),
+        "image": batch.image.float().cpu().numpy(),
         "labels": _maps(batch.labels),
         "graders": batch.graders.cpu().numpy(),
         "valid": batch.valid.cpu().numpy(),
         "keys": np.array(keys),
     }
+    if cond is not None:
+        arrays["visible"] = cond[:, 0].cpu().numpy() > 0
     for name, latents in ways.items():
         drawn = sample(
             model, image=image, cond=cond, num_samples=num_samples, latents=latents, generator=generators()
         )
         arrays[f"samples_{name}"] = _maps(drawn.labels[:, :NUM_SHOWN_SAMPLES])
+        if name == "full" and truth is not None and cond is None:
+            found = [instances_of(m, info=info, alpha=alpha or num_samples, seed=seed) for m in _maps(drawn.labels)]
+            arrays |= {"instances": np.stack(found), "true_instances": truth}
         probability = drawn.probs[:, :, list(info.stochastic_classes)].sum(dim=2)
         arrays[f"std_{name}"] = probability.float().std(dim=1, correction=0).cpu().numpy()
     mean = sample(model, image=image, cond=cond, num_samples=1, latents="mean", return_logits=False)

@@ -18,9 +18,17 @@ from hpunet.config import Settings
 from hpunet.data.packs import Pack
 from hpunet.distributed import rank, summed, world_size
 from hpunet.logs import Logger
+from hpunet.metrics import rand_error
 from hpunet.pictures import grey_or_colour, overlay, save_picture, sheet
 from hpunet.sampling import reconstruct, sample
-from hpunet.scoring import centre_crop, image_scores, prior_inputs, shown_arrays, with_evaluation_ids
+from hpunet.scoring import (
+    centre_crop,
+    image_scores,
+    prior_inputs,
+    shown_arrays,
+    true_instances,
+    with_evaluation_ids,
+)
 
 NUM_SHOWN = 6
 IMAGES_AT_ONCE = 8
@@ -30,12 +38,17 @@ METRICS = ("ged2", "hm_iou", "iou_rec")
 _LOWER_IS_BETTER = ("ged2",)
 
 
+def centre_crops(pack: Pack, indices: Sequence[int], *, crop: tuple[int, int]) -> Batch:
+    """Images cut out at their centres, with labels as they are stored: instances are still instances."""
+    if len({pack.sizes[i] for i in indices}) > 1:  # each at its own centre, whatever its neighbours
+        singles = [centre_crops(pack, [i], crop=crop) for i in indices]
+        return Batch(**{name: torch.cat([getattr(s, name) for s in singles]) for name in vars(singles[0])})
+    return centre_crop(pack.batch(torch.tensor(indices)), crop=crop)
+
+
 def evaluation_batch(pack: Pack, indices: Sequence[int], *, crop: tuple[int, int], seed: int) -> Batch:
     """Images as evaluation sees them: the centre crop, and instances under one fixed mapping to ids an image."""
-    if len({pack.sizes[i] for i in indices}) > 1:  # each at its own centre, whatever its neighbours
-        singles = [evaluation_batch(pack, [i], crop=crop, seed=seed) for i in indices]
-        return Batch(**{name: torch.cat([getattr(s, name) for s in singles]) for name in vars(singles[0])})
-    batch = centre_crop(pack.batch(torch.tensor(indices)), crop=crop)
+    batch = centre_crops(pack, indices, crop=crop)
     return with_evaluation_ids(batch, keys=[pack.identities[i].key for i in indices], info=pack.info, seed=seed)
 
 
@@ -88,7 +101,7 @@ class Validation:
         return {name: float(totals[i] / totals[-1]) for i, name in enumerate(METRICS)}
 
     def _inputs(self, indices: Sequence[int]) -> tuple[Batch, Tensor, Tensor | None]:
-        """A batch, and what the prior is given of it."""
+        """A batch, and what the prior is given of it: image, and visibility and visible labels (`Hidden.cond`)."""
         batch = evaluation_batch(self.pack, indices, crop=self.settings.data.crop, seed=self.settings.seed)
         batch = Batch(**{name: value.to(self.device) for name, value in vars(batch).items()})
         image, cond = prior_inputs(
@@ -100,31 +113,45 @@ class Validation:
         return batch, image, cond
 
     def _show(self, step: int, loggers: Sequence[Logger]) -> None:
-        """A sheet of samples, and the arrays behind it with standard deviations by scale."""
+        """A sheet of samples, and the arrays behind it and the figures (see `examples.py`)."""
+        info = self.pack.info
         chosen = self.indices[:: max(1, len(self.indices) // NUM_SHOWN)][:NUM_SHOWN]
         batch, image, cond = self._inputs(chosen)
+        keys = [self.pack.identities[i].key for i in chosen]
+        truth = None
+        if info.has_instances:
+            truth = true_instances(centre_crops(self.pack, chosen, crop=self.settings.data.crop), info)
         arrays = shown_arrays(
             self.model,
             batch=batch,
             image=image,
             cond=cond,
-            keys=[self.pack.identities[i].key for i in chosen],
-            info=self.pack.info,
+            keys=keys,
+            info=info,
             num_samples=self.settings.watch.validate_samples,
             generators=lambda: torch.Generator().manual_seed(0),
+            truth=truth,
         )
+        arrays["stochastic_classes"] = np.array(info.stochastic_classes)
+        names = [*info.fixed_classes, *(f"id {i + 1}" for i in range(info.num_random_ids))]
+        arrays["class_names"] = np.array(names)
+        if truth is not None and "instances" in arrays:
+            error = rand_error(prediction=arrays["instances"], truth=truth, valid=arrays["valid"])
+            arrays |= {"hardness": np.asarray(error), "hardness_metric": np.array("rand_error")}
         folder = self.run / "pictures"
         folder.mkdir(parents=True, exist_ok=True)
         np.savez_compressed(folder / f"step-{step:08d}.npz", **arrays)  # type: ignore[arg-type]
-        picture = _samples_sheet(arrays, title=f"iteration {step}: graders, reconstructions, samples")
+        picture = _samples_sheet(
+            image.float().cpu().numpy(), arrays, title=f"iteration {step}: graders, reconstructions, samples"
+        )
         save_picture(picture, folder / f"step-{step:08d}.png")
         for logger in loggers:
             logger.picture(step, "samples", np.asarray(picture))
 
 
-def _samples_sheet(arrays: Mapping[str, np.ndarray], *, title: str) -> Any:
+def _samples_sheet(images: np.ndarray, arrays: Mapping[str, np.ndarray], *, title: str) -> Any:
     rows = []
-    for i, image in enumerate(arrays["image"]):
+    for i, image in enumerate(images):
         maps = [*arrays["labels"][i], *arrays["reconstructions"][i], *arrays["samples_full"][i]]
         rows.append([grey_or_colour(image), *(overlay(image=image, labels=m.astype(np.int64)) for m in maps)])
     r = arrays["labels"].shape[1]
