@@ -46,7 +46,7 @@ ALLOWED = {
     "sample_files": {
         *("errors", "data", "hypotheses", "models", "pictures", "sample_sheet", "sampling", "tiling", "trained"),
     },
-    "instance_files": {"errors", "data", "instances", "metrics", "pictures", "sample_files", "trained"},
+    "instance_files": {"errors", "data", "metrics", "pictures", "sample_files", "scoring", "trained"},
     "cli_sample": {"errors", "data", "hypotheses", "sample_files", "trained"},
     "cli_instances": {"errors", "config", "cli_sample", "data", "instance_files", "sample_files", "trained"},
     "storage": {"errors"},

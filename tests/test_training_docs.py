@@ -42,7 +42,7 @@ def test_training_page_logger_example_runs(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, "wandb", wandb)  # type: ignore[arg-type]
     monkeypatch.chdir(tmp_path)
     (block,) = re.findall(r"```python\n(.*?)```", TEXT, flags=re.DOTALL)
-    changes = ["model.channels=[4,4,4,4]", "data.crop=[16,16]", "data.options={num_images=2, size=16}"]
+    changes = ["model.channels=[4,4,4,4,4]", "data.crop=[16,16]", "data.options={num_images=2, size=16}"]
     changes += ["optimiser.iterations=1", "watch.validate_samples=2"]
     block = block.replace('load_settings("demo")', f'load_settings("demo", {changes})')
     exec(block, {"__name__": "example"})

@@ -16,9 +16,9 @@ _METRICS = {"val_ged2": "GED² (lower is better)", "val_hm_iou": "matched IoU", 
 
 def training_dynamics(runs: Sequence[SavedRun]) -> Any:
     """Reconstruction against κ, λ, and KL altogether and by scale over the iterations; runs overlaid."""
-    num_scales = max(len(run.settings.model.latent_dims) for run in runs)
+    scales = sorted({i for run in runs for i, dim in enumerate(run.settings.model.latent_dims) if dim})
     panels = [("rec", "cross-entropy per counted pixel"), ("lambda", "λ"), ("kl", "KL, all scales (nats)")]
-    panels += [(f"kl_{i}", f"KL, scale {i}{_which(i, num_scales)}") for i in range(num_scales)]
+    panels += [(f"kl_{i}", f"KL, scale {i}{_which(i, scales)}") for i in scales]
     rows = -(-len(panels) // 3)
     page = new_figure(layout="constrained", figsize=(WIDTH, 2.4 * rows + 0.4))
     axes = page.subplots(rows, 3, squeeze=False).ravel()
@@ -56,10 +56,10 @@ def validation_curves(runs: Sequence[SavedRun]) -> Any:
     return page
 
 
-def _which(scale: int, num_scales: int) -> str:
-    if num_scales == 1:
+def _which(scale: int, scales: Sequence[int]) -> str:
+    if len(scales) == 1:
         return ""
-    return {0: " (most global)", num_scales - 1: " (most local)"}.get(scale, "")
+    return {scales[0]: " (most global)", scales[-1]: " (most local)"}.get(scale, "")
 
 
 _MARKERS = ("o", "s", "^", "D", "v", "P")
