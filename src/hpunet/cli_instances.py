@@ -62,12 +62,14 @@ def instances_command(
     if (data is None) == (not images):
         raise ConfigError("instances: expected images or --data, one of them")
     with loading(quiet=quiet):
+        from hpunet.build import autocast_for
         from hpunet.data.inputs import Input, read_input
         from hpunet.instance_files import check_has_instances, rand_error_of, segment_file, usual_number
         from hpunet.sample_files import HowToSample, slice_numbers, with_tiles
         from hpunet.trained import load
 
         trained = load(run, checkpoint=checkpoint)
+        autocast_for("fp32", trained.device)  # no TF32: tiles give what the whole image gives
     check_has_instances(trained)
     check_names(images)
     with_tiles(trained.model, size=(1, 1), tile=tile)

@@ -65,11 +65,13 @@ def sample_command(
 ) -> None:
     """Draw hypotheses of images, and group them: which are distinct, and how often each comes up."""
     with loading(quiet=quiet):
+        from hpunet.build import autocast_for
         from hpunet.data.inputs import read_input
         from hpunet.sample_files import HowToSample, sample_file, scale_choices, slice_numbers, with_tiles
         from hpunet.trained import load
 
         trained = load(run, checkpoint=checkpoint)
+        autocast_for("fp32", trained.device)  # no TF32: tiles give what the whole image gives
     check_names(images)
     chosen = parse_slices(slices)
     # Impossible choices end here, not at every image.

@@ -196,7 +196,7 @@ class Training:
     def run_steps(self) -> Iterator[tuple[Terms, Tensor]]:
         """Train from the current step to the last: terms and gradient norm of each step."""
         end = self.settings.optimiser.iterations
-        if self.settings.optimiser.cuda_graph and self._can_be_captured():
+        if self.settings.optimiser.cuda_graph and self.can_be_captured():
             if self.step < end:
                 yield from self._graph_steps(end)
             return
@@ -205,7 +205,7 @@ class Training:
             self._set_learning_rate()
             yield self.train_step(on_device, step=self.step, positions=self.positions)
 
-    def _can_be_captured(self) -> bool:
+    def can_be_captured(self) -> bool:
         """Whether a step needs nothing from the host: data on the GPU, of one size, and no other processes."""
         return self.pack.device.type == "cuda" and len(set(self.pack.sizes)) == 1 and world_size() == 1
 
@@ -297,6 +297,8 @@ def train(
         say(f"{run}: no checkpoint yet, starting from the beginning")
     if training.step >= settings.optimiser.iterations:
         say(f"{run}: all {settings.optimiser.iterations} iterations are done already")
+    if device.type == "cuda" and settings.optimiser.cuda_graph and not training.can_be_captured():
+        say("optimiser.cuda_graph: not used; it needs one process, and images of one size that fit the GPU's memory")
     validation = Validation(
         training.model, pack=open_pack(pack_path, split="val"), settings=settings, device=device, run=run
     )
