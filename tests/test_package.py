@@ -83,6 +83,7 @@ ALLOWED = {
     "cli_report": {"config", "cli_train", "demo", "report", "report_contents", "stopping", "train"},
     "cli_train": {"errors", "config", "distributed", "stopping", "train"},
     "models": {"errors", "batch", "models"},
+    "kernels": {"kernels", "models.blocks"},
     "data": {"errors", "batch", "noise", "pictures", "data"},
     "metrics": {"errors", "metrics"},
     "instances": {"errors"},
