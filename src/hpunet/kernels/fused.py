@@ -1,8 +1,8 @@
 """Residual blocks on fused kernels: the same function of the same parameters in three kernels instead of a dozen.
 
 ReLUs, biases, the skip and the gradients' gates are part of the convolutions; the third convolution and the
-projection are one. Weights are laid out for all blocks together before a forward pass, and gradients are handed to the
-parameters together, after the last block's backward pass. Everything else of a model stays as it is.
+projection are one. Weights are laid out for all blocks together before a forward pass, and gradients are handed to
+the parameters together, after the last block's backward pass. Everything else of a model stays as it is.
 """
 
 from collections.abc import Iterator

@@ -87,7 +87,7 @@ class _Buffer:
 
 
 class Weights:
-    """From parameters to the kernels' weights (`prepare`), from the kernels' gradients to the parameters' (`collect`)."""
+    """From parameters to the kernels' weights (`prepare`), from their gradients to the parameters' (`collect`)."""
 
     def __init__(self, model: nn.Module, *, dtype: torch.dtype) -> None:
         self.blocks = [BlockWeights(module) for module in model.modules() if isinstance(module, ResidualBlock)]
