@@ -1,5 +1,6 @@
 """The demonstration with few images and steps: what it writes and replaces, and how perfect samplers score."""
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -120,6 +121,8 @@ def test_demo_goes_all_the_way_and_repeats_and_replaces_itself(
     text = result.report.read_text(encoding="utf-8")
     for words in ("Against the known truth", "What the scales decide", "Hypotheses of probabilistic-u-net"):
         assert words in text
+    saved = json.loads((tmp_path / "demo/demo.json").read_text(encoding="utf-8"))
+    assert saved["scores"]["HPU-Net"]["ged2"]["mean"] == result.scores["HPU-Net"]["ged2"].mean
     (tmp_path / "demo/mine.txt").write_text("stays")
     result.report.unlink()
     demo_command(out=tmp_path / "demo", change=QUICK)

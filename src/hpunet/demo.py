@@ -5,6 +5,7 @@ the validation images (`presets/demo.toml`, `presets/demo-punet.toml`), and comp
 """
 
 import json
+import math
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -26,6 +27,8 @@ MODELS = {"HPU-Net": "demo", "Probabilistic U-Net": "demo-punet"}
 METRICS = {"ged2": "GED² (lower is better)", "hm_iou": "matched IoU", "iou_rec": "IoU_rec"}
 SPLIT_SIZES = {"train": 2000, "val": 100, "test": 200}
 _MARKER = "demo.json"
+"""Marks a folder as the demonstration's; holds its numbers once there are any."""
+_MADE_BY = {"made by": "hpunet demo"}
 TrainingDisplay = Callable[[str, Settings], AbstractContextManager[Watcher]]
 """Given a model's name and settings, what is told how its training goes."""
 
@@ -59,8 +62,8 @@ class DemoResult:
         scales = Table(
             title="What the scales decide",
             says="Share of the variance of the HPU-Net's samples that lies within 2 pixels of an outline that a "
-            "grader may draw, the core's or the halo's, when only one latent scale is sampled. The coarse scale "
-            "decides about whole lesions, so more of its variance lies inside them.",
+            "grader may draw, the core's or the halo's, when only one latent scale is sampled. Where the coarse scale "
+            "decides about whole lesions and the fine one about their borders, the second share is the larger.",
             columns=["sampled", "variance at borders"],
             rows=[[name, f"{share:.1%}"] for name, share in self.border_shares.items()],
         )
@@ -101,6 +104,10 @@ def run_demo(
         perfect_ged2=perfect_ged2(splits["test"]),
         border_shares=border_shares(models["HPU-Net"], splits["test"], seed=seed),
     )
+    found = {name: {metric: value._asdict() for metric, value in each.items()} for name, each in scores.items()}
+    shares = {name: share if math.isfinite(share) else None for name, share in result.border_shares.items()}
+    about = {"scores": found, "perfect_ged2": result.perfect_ged2, "border_shares": shares}
+    (out / _MARKER).write_text(json.dumps({**_MADE_BY, "seed": seed, **about}, indent=1), encoding="utf-8")
     runs = [run_folder(out, name) for name in MODELS]
     write_report(runs, result.report, title="hpunet demonstration", tables=result.tables())
     return result
@@ -125,7 +132,7 @@ def _clear(out: Path) -> None:
         in_the_way = [path for path in ours if path.exists()]
         if in_the_way and not earlier:
             raise ConfigError(f"{in_the_way[0]}: is not of an earlier demonstration; choose another --out")
-        (out / _MARKER).write_text(json.dumps({"made by": "hpunet demo"}), encoding="utf-8")
+        (out / _MARKER).write_text(json.dumps(_MADE_BY), encoding="utf-8")
         for path in in_the_way:
             if path.is_dir():
                 shutil.rmtree(path)

@@ -340,6 +340,7 @@ def _loop(
             if validation.is_better(newest, than=training.best):
                 training.best = newest[watching.best]
                 training.save(name="best")
+            last_time, last_step = time.perf_counter(), step  # the rate is that of training alone
         asked = stop.asked() if world_size() == 1 or log_now else None
         if asked is not None or step % watching.checkpoint_every == 0 or step == end:
             training.save()
