@@ -62,7 +62,7 @@ class DemoResult:
         scales = Table(
             title="What the scales decide",
             says="Share of the variance of the HPU-Net's samples that lies within 2 pixels of an outline that a "
-            "grader may draw, the core's or the halo's, when only one latent scale is sampled. Where the coarse scale "
+            "grader may draw, the core's or the halo's, when only one latent scale is sampled. If the coarse scale "
             "decides about whole lesions and the fine one about their borders, the second share is the larger.",
             columns=["sampled", "variance at borders"],
             rows=[[name, f"{share:.1%}"] for name, share in self.border_shares.items()],
@@ -104,9 +104,9 @@ def run_demo(
         perfect_ged2=perfect_ged2(splits["test"]),
         border_shares=border_shares(models["HPU-Net"], splits["test"], seed=seed),
     )
-    found = {name: {metric: value._asdict() for metric, value in each.items()} for name, each in scores.items()}
+    numbers = {name: {metric: value._asdict() for metric, value in each.items()} for name, each in scores.items()}
     shares = {name: share if math.isfinite(share) else None for name, share in result.border_shares.items()}
-    about = {"scores": found, "perfect_ged2": result.perfect_ged2, "border_shares": shares}
+    about = {"scores": numbers, "perfect_ged2": result.perfect_ged2, "border_shares": shares}
     (out / _MARKER).write_text(json.dumps({**_MADE_BY, "seed": seed, **about}, indent=1), encoding="utf-8")
     runs = [run_folder(out, name) for name in MODELS]
     write_report(runs, result.report, title="hpunet demonstration", tables=result.tables())
