@@ -2,6 +2,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from hpunet import __version__
 
 
@@ -53,6 +55,32 @@ def test_data_make_info_and_pack_go_all_the_way(tmp_path: Path) -> None:
     assert packed.returncode == 0, packed.stderr
     assert "Packed" in packed.stdout
     assert hpunet("data", "info", "packed", cwd=tmp_path).returncode == 0
+
+
+def test_data_info_sheets_go_by_the_whole_name(tmp_path: Path) -> None:
+    for where in ("crops", "crops.v2"):
+        assert hpunet("data", "make", "lidc", where, "--count", "1", "--size", "16", cwd=tmp_path).returncode == 0
+        assert f"runs/data/{where}-val.png" in hpunet("data", "info", where, cwd=tmp_path).stdout
+    assert len(list((tmp_path / "runs/data").iterdir())) == 6
+
+
+@pytest.mark.parametrize(
+    ("command", "kept"),
+    [("sample_command", "The images that were finished are kept."), ("report_command", "What was finished is kept.")],
+)
+def test_ctrl_c_is_one_line(command: str, kept: str) -> None:
+    name = command.removesuffix("_command")
+    module = f"hpunet.cli_{name}"
+    code = f"""
+import sys, {module}
+def stopped(): raise KeyboardInterrupt
+{module}.{command} = stopped
+from hpunet.cli import main
+sys.argv = ["hpunet", "{name}"]
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", f"Stopped. {kept}\n")
 
 
 def test_data_errors_are_one_line_each(tmp_path: Path) -> None:

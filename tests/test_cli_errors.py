@@ -57,6 +57,16 @@ FAILS = {
         ["train", "demo", *LESIONS, "--out", "x", "--set", "data.options.size=big"],
         "size: option of synthetic data, expected int | tuple[int, int] | None, got 'big'",
     ),
+    "data of another kind": (
+        ["train", "demo", "--data", "crops", "--out", "x"],
+        "data.options.num_images: set by the preset or settings, an option of synthetic data; crops is of the kind",
+    ),
+    "init: no place": (
+        ["init", "--data", "here", "--out", "here.toml/x.toml"],
+        "here.toml/x.toml: cannot be written: ",
+    ),
+    "data make: no place": (["data", "make", "lidc", "here.toml/x"], "here.toml/x: cannot be written: "),
+    "data info: no place": (["data", "info", "here", "--out", "here.toml"], "here.toml: cannot be written: "),
     "a run is there": ([*TRAIN, *SMALL], "run: holds a run already; go on with --resume, or choose another --out"),
     "other settings": (
         [*TRAIN, *SMALL, "--resume", "--set", "augmentation.shear=0.2"],
@@ -75,7 +85,10 @@ FAILS = {
         ["evaluate", "run", "--data", "synthetic:neurites"],
         "synthetic-neurites data do not fit the model: 1 classes where the model has 2",
     ),
-    "evaluate: no split": (["evaluate", "run", "--data", "here", "--split", "last"], "here: has no split 'last'"),
+    "evaluate: no split": (
+        ["evaluate", "run", "--data", "here", "--split", "last"],
+        "here: has no split 'last', only train,",
+    ),
     "compare: not evaluated": (
         ["compare", "run", "run2"],
         "run/evaluation/val-16: no such evaluation; make it first: hpunet evaluate run --data DIR",
@@ -83,7 +96,7 @@ FAILS = {
     "sample: no run": (["sample", "nowhere", IMAGE, "--out", "x"], "nowhere: no such folder"),
     "sample: no checkpoint": (
         ["sample", "run", IMAGE, "--out", "x", "--checkpoint", "step-1"],
-        "step-1: no such checkpoint",
+        "step-1: no such checkpoint (expected a folder with a manifest.json); there are latest, best, step-00000001",
     ),
     "sample: wrong scale": (
         ["sample", "run", IMAGE, "--out", "x", "--scales", "9"],
@@ -111,14 +124,14 @@ for arguments in json.load(sys.stdin):
             main()
         except SystemExit as stop:
             code = stop.code or 0
-    results.append((code, error.getvalue()))
+    results.append((code, error.getvalue(), out.getvalue()))
 print(json.dumps(results))
 """
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str]]:
-    """Exit code and error output of every command, by its name."""
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str, str]]:
+    """Exit code, error output and output of every command, by its name."""
     commands = [*SUCCEEDS, *(arguments for arguments, _ in FAILS.values())]
     done = subprocess.run(
         [sys.executable, "-c", RUN_ALL],
@@ -130,19 +143,27 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, s
         cwd=tmp_path_factory.mktemp("commands"),
     )
     assert done.returncode == 0, done.stderr  # a traceback of any command ends here
-    results = [(code, text) for code, text in json.loads(done.stdout.splitlines()[-1])]
-    for (code, text), arguments in zip(results, SUCCEEDS, strict=False):
+    results = [tuple(result) for result in json.loads(done.stdout.splitlines()[-1])]
+    for (code, text, _), arguments in zip(results, SUCCEEDS, strict=False):
         assert code == 0, (arguments, text)
     return dict(zip(FAILS, results[len(SUCCEEDS) :], strict=True))
 
 
 @pytest.mark.parametrize("name", FAILS)
-def test_error_is_one_line_that_says_what_and_what_to_do(name: str, outcomes: dict[str, tuple[int, str]]) -> None:
-    code, text = outcomes[name]
+def test_error_is_one_line_that_says_what_and_what_to_do(
+    name: str, outcomes: dict[str, tuple[int, str, str]]
+) -> None:
+    code, text, _ = outcomes[name]
     assert code == 2
     assert FAILS[name][1] in text
     assert text.startswith("error: ")
     assert len(text.splitlines()) == 1
+
+
+def test_data_info_prints_its_table_also_where_no_sheet_can_be_written(
+    outcomes: dict[str, tuple[int, str, str]],
+) -> None:
+    assert "pixels: lesion" in outcomes["data info: no place"][2]
 
 
 def test_error_of_a_real_process_has_no_traceback(tmp_path: Path) -> None:

@@ -356,7 +356,7 @@ def test_extrapolation_is_evaluated_with_what_the_prior_sees(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
-    [({"num_samples": 0}, "num_samples"), ({"seed": -1}, "seed"), ({"alpha": -1}, "alpha")],
+    [({"num_samples": 0}, "num_samples"), ({"seed": -1}, "seed"), ({"alpha": -1}, "alpha"), ({"alpha": 99}, "alpha")],
 )
 def test_scorer_refuses_impossible_numbers(changes: dict[str, int], words: str) -> None:
     with pytest.raises(ConfigError, match=words):

@@ -8,7 +8,7 @@ from scipy import ndimage
 
 from hpunet.data.synthetic import open_synthetic
 from hpunet.errors import ConfigError, DataError
-from hpunet.instances import cluster, instance_scores, merge_to_background, postprocess
+from hpunet.instances import cluster, clustering_threshold, instance_scores, merge_to_background, postprocess
 from hpunet.metrics import rand_error
 
 
@@ -95,6 +95,14 @@ def test_cluster_counts_a_differing_label_twice() -> None:
     assert len(np.unique(cluster(samples, num_classes=3, threshold=1, seed=0))) == 4
     assert np.unique(cluster(samples, num_classes=3, threshold=4, seed=0)).tolist() == [0, 1]
     assert np.unique(cluster(samples, num_classes=3, threshold=8, seed=0)).tolist() == [0]
+
+
+def test_clustering_threshold_follows_the_samples_and_never_joins_everything() -> None:
+    assert clustering_threshold(None, num_samples=8) == 8
+    assert (clustering_threshold(0, num_samples=8), clustering_threshold(15, num_samples=8)) == (0, 15)
+    for alpha in (-1, 16):
+        with pytest.raises(ConfigError, match=f"alpha must be at least 0 and below 16.*got {alpha}"):
+            clustering_threshold(alpha, num_samples=8)
 
 
 def test_cluster_gives_background_number_0_even_where_there_is_none() -> None:

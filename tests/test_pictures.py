@@ -10,6 +10,10 @@ def test_label_colours_tell_labels_apart_and_keep_background_black() -> None:
     assert colours[0].tolist() == [0, 0, 0]
     assert len({tuple(c) for c in colours.tolist()}) == 16
     assert (colours[1] == PALETTE[1]).all()
+    many = label_colours(np.arange(1, 29).reshape(4, 7)).reshape(-1, 3)
+    assert len({tuple(c) for c in many.tolist()}) == 28
+    light = many @ (0.3, 0.59, 0.11)
+    assert 80 < light.min() < light.max() < 250  # seen on black and on white
 
 
 def test_overlay_leaves_background_alone_and_draws_borders_in_full() -> None:

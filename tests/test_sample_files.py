@@ -25,8 +25,10 @@ from hpunet.data.base import SetInfo
 from hpunet.data.files import read_image
 from hpunet.data.synthetic import INFO, open_synthetic
 from hpunet.errors import DataError, HPUNetError
+from hpunet.hypotheses import group
 from hpunet.models.hpunet import HPUNet
 from hpunet.sample_files import HowToSample, draw, scale_choices, whole_folder, with_tiles
+from hpunet.sample_sheet import sample_sheet
 from hpunet.tiling import Tiled
 from hpunet.trained import TrainedModel
 from tiny_run import tiny_settings
@@ -218,6 +220,8 @@ def test_pixels_are_scaled_as_in_training(hpunet_command: Callable[..., Any]) ->
     assert result.exit_code == 0, result.output
     for name in "bc":
         np.testing.assert_array_equal(read_samples(f"out/{name}", 16), read_samples("out/a", 16))
+    windows = [json.loads(Path(f"out/{name}/hypotheses.json").read_text())["window"] for name in "abc"]
+    assert windows == [None, None, [-1000, 20]]
 
 
 def test_a_bad_image_is_named_and_the_rest_goes_on(hpunet_command: Callable[..., Any]) -> None:
@@ -237,6 +241,7 @@ def test_a_bad_image_is_named_and_the_rest_goes_on(hpunet_command: Callable[...,
     assert lines[-1] == "7 of 8 failed."
     assert "3 channel(s), the model was trained on 1" in lines[1]
     assert "trained on images of 8 bits; say with --window" in lines[2]
+    assert "expected an image or a volume as .nii, .nii.gz, .png, .jpg, .jpeg, .tif, .tiff or .npy" in lines[5]
     assert [path.name for path in Path("out").iterdir()] == ["whole"]
     again = hpunet_command("sample", "lesions", "whole.png", "--out", "out", "--samples", 2)
     assert again.exit_code == 1
@@ -250,11 +255,49 @@ def test_impossible_choices_end_before_any_work(hpunet_command: Callable[..., An
         ("--tile", "7"): "tile: expected an even number",
         ("--slices", "x"): "slices: expected",
         (str(image),): "images: 2 called 'a'",
+        ("--window", "400", "-1000"): "--window: expected LOW below HIGH, got 400 -1000",
+        ("--window", "nan", "1"): "--window: expected LOW below HIGH",
     }.items():
         result = hpunet_command("sample", "lesions", image, "--out", "out", *words)
         assert isinstance(result.exception, HPUNetError)
         assert expected in str(result.exception)
         assert not Path("out").exists()
+
+
+@pytest.mark.parametrize("command", ["sample", "instances"])
+def test_images_of_one_name_go_by_their_paths(hpunet_command: Callable[..., Any], command: str) -> None:
+    for folder in ("all/p1/left", "all/p2"):
+        Path(folder).mkdir(parents=True)
+    images = [save_image("all/p1/left/a.png"), save_image("all/p2/a.png"), save_image("all/p2/b.png")]
+    words = (command, "neurites", *images, "--samples", 2)
+    result = hpunet_command(*words, "--out", "out")
+    assert result.exit_code == 0, result.output
+    written = {path.parent.relative_to("out").as_posix() for path in Path("out").rglob("*.png")}
+    assert written == {"p1/left/a", "p2/a", "p2/b"}
+    assert hpunet_command(command, "neurites", *images[1:], "--samples", 2, "--out", "short").exit_code == 0
+    assert {path.name for path in Path("short").iterdir()} == {"a", "b"}
+    for other, expected in {
+        "all/p2/a.tif": "2 called 'p2/a'",
+        "all/p2.png": "'p2/a' would lie in the results",
+    }.items():
+        result = hpunet_command(*words, save_image(other), "--out", "not")
+        assert expected in str(result.exception)
+        assert not Path("not").exists()
+
+
+def test_sheet_shows_samples_once_where_all_are_distinct(monkeypatch: pytest.MonkeyPatch) -> None:
+    titles: list[str] = []
+    monkeypatch.setattr(
+        "hpunet.sample_sheet.sheet", lambda *_, title, **__: titles.append(title) or Image.new("RGB", (8, 8))
+    )
+    one = np.repeat([[1], [0], [0], [0]], 4, axis=1)
+    for row, num_pages in ((0, 3), (2, 2)):  # the same twice, two that differ
+        labels = np.stack([one, np.roll(one, row, axis=0)])
+        hypotheses = group(labels, num_classes=2)
+        titles.clear()
+        mean = np.zeros((4, 4))
+        sample_sheet(image=mean[None], labels=labels, mean=mean, std=mean, hypotheses=hypotheses, title="")
+        assert len(titles) == num_pages
 
 
 def test_a_folder_is_whole_or_not_there(tmp_path: Path) -> None:
@@ -299,14 +342,14 @@ def perfect(trained: TrainedModel, truth: dict[bytes, np.ndarray]) -> Callable[.
     return draw_truth
 
 
-@pytest.mark.parametrize("kind", ["neurites", "streets"])
+@pytest.mark.parametrize(("kind", "how"), [("neurites", ()), ("neurites", ("--samples", 8)), ("streets", ())])
 def test_instances_of_a_perfect_sampler_are_the_true_ones(
-    hpunet_command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, kind: str
+    hpunet_command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, kind: str, how: tuple[Any, ...]
 ) -> None:
-    source = open_synthetic(kind, split="test", num_images=2, size=128)
+    source = open_synthetic(kind, split="val", num_images=2, size=128)
     truth = {source[i].image.tobytes(): source[i].labels[0] for i in range(2)}
     monkeypatch.setattr("hpunet.instance_files.draw", perfect(make_trained(INFO[kind]), truth))
-    words = ("--set", "num_images=2", "--set", "size=128")
+    words = ("--set", "num_images=2", "--set", "size=128", *how)
     result = hpunet_command("instances", kind, "--data", f"synthetic:{kind}", *words, "--out", "out")
     assert result.exit_code == 0, result.output
     *lines, last = result.stdout.splitlines()
@@ -347,6 +390,10 @@ def test_instances_refusals(hpunet_command: Callable[..., Any]) -> None:
         ("neurites", "--data", "synthetic:streets"): "in_channels is 3, the model was trained with 1",
         ("neurites", "--data", "synthetic:lesions"): "the model was trained with",
         ("neurites", "--data", "nowhere"): "nowhere: no such file or folder",
+        ("neurites", image, "--samples", 4, "--alpha", 8): "alpha must be at least 0 and below 8",
+        ("neurites", "--data", "synthetic:neurites", "--split", "last"): (
+            "synthetic:neurites: has no split 'last', only train, val, test; choose one with --split"
+        ),
     }.items():
         result = hpunet_command("instances", *words, "--out", "out")
         assert isinstance(result.exception, HPUNetError), result.output

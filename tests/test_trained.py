@@ -40,7 +40,7 @@ def test_load_says_what_is_wrong(run: Path, tmp_path: Path) -> None:
         hpunet.load(tmp_path / "nowhere")
     with pytest.raises(CheckpointError, match="has no checkpoint yet"):
         hpunet.load(tmp_path)
-    with pytest.raises(CheckpointError, match="no such checkpoint"):
+    with pytest.raises(CheckpointError, match=r"worst: no such checkpoint.*; there are latest, best, step-"):
         hpunet.load(run, checkpoint="worst")
     whole = load_checkpoint(run / "checkpoints" / "step-00000012")
     for state, words in (

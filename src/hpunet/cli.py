@@ -1,11 +1,12 @@
 """The command line. Errors that we raise on purpose are printed as one line, without a traceback."""
 
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
+from typer.core import TyperGroup
 
 from hpunet import __version__
 from hpunet.cli_data import app as data_app
@@ -17,7 +18,28 @@ from hpunet.cli_sample import sample_command
 from hpunet.cli_train import train_command
 from hpunet.errors import HPUNetError
 
+_KEPT = {
+    "train": "Checkpoints that were saved are kept.",
+    "evaluate": "The rows so far are kept; the same command goes on from there.",
+    "sample": "The images that were finished are kept.",
+    "instances": "The images that were finished are kept.",
+}
+
+
+class _Commands(TyperGroup):
+    """All commands: Ctrl-C ends any of them with a line that says what is kept."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            kept = _KEPT.get(ctx.invoked_subcommand or "", "What was finished is kept.")
+            Console(stderr=True).print(f"Stopped. {kept}", highlight=False, soft_wrap=True)
+            raise typer.Exit(130) from None
+
+
 app = typer.Typer(
+    cls=_Commands,
     help="Segment ambiguous images as a distribution over hypotheses.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from hpunet.config import parse_assignments
 from hpunet.errors import ConfigError
+from hpunet.storage import naming_errors
 
 T = TypeVar("T")
 app = typer.Typer(help="Look at data, pack them for training, import and generate them.", no_args_is_help=True)
@@ -24,7 +25,8 @@ Options = Annotated[
 
 
 def _with_progress(items: Iterable[T], count: int, title: str) -> Iterable[T]:
-    return track(items, description=title, total=count, console=Console(stderr=True), transient=True)
+    line = Console(stderr=True)
+    return track(items, description=title, total=count, console=line, transient=True, disable=not line.is_terminal)
 
 
 @app.command()
@@ -47,7 +49,6 @@ def info(
     )
     table = Table("", *sources, show_lines=False)
     rows: dict[str, list[str]] = {}
-    sheets = []
 
     def put(name: str, value: str) -> None:
         rows.setdefault(name, []).append(value)
@@ -69,12 +70,16 @@ def info(
         for name, share in found.class_shares.items():
             put(f"pixels: {name}", f"{share:.2%}")
         put("pixels: invalid", f"{found.invalid_share:.2%}")
-        name = where.rstrip("/").split("/")[-1].split(".")[0].replace(":", "-")
-        sheets.append(save_picture(contact_sheet(source), out / f"{name}-{split}.png"))
     for name, values in rows.items():
         table.add_row(name, *values)
     console.print(table)
-    console.print(f"Contact sheets: {', '.join(map(str, sheets))}", soft_wrap=True)
+    name = Path(where).resolve().name.replace(":", "-")  # with its ending: nuclei and nuclei.tar.gz are two
+    sheets = []
+    for split, source in sources.items():
+        page = contact_sheet(source)
+        with naming_errors(out, action="written"):
+            sheets.append(save_picture(page, out / f"{name}-{split}.png"))
+    console.print(f"Contact sheets: {', '.join(map(str, sheets))}", soft_wrap=True, highlight=False, markup=False)
 
 
 @app.command()
@@ -119,12 +124,13 @@ def make(
     """Write a synthetic data set in the layout of a real one, to try everything before the real data are there."""
     from hpunet.data.synthetic_writers import write_cityscapes_scenes, write_lidc_crops, write_snemi3d_stack
 
-    if layout == "lidc":
-        write_lidc_crops(out, num_patients=count, size=size or 128, seed=seed)
-    elif layout == "snemi3d":
-        write_snemi3d_stack(out, depth=count, size=size or 256, seed=seed)
-    elif layout == "cityscapes":
-        write_cityscapes_scenes(out, num_images=count, size=size or 512, seed=seed)
-    else:
-        raise ConfigError(f"layout {layout!r} is unknown, expected lidc, snemi3d or cityscapes")
+    with naming_errors(out, action="written"):
+        if layout == "lidc":
+            write_lidc_crops(out, num_patients=count, size=size or 128, seed=seed)
+        elif layout == "snemi3d":
+            write_snemi3d_stack(out, depth=count, size=size or 256, seed=seed)
+        elif layout == "cityscapes":
+            write_cityscapes_scenes(out, num_images=count, size=size or 512, seed=seed)
+        else:
+            raise ConfigError(f"layout {layout!r} is unknown, expected lidc, snemi3d or cityscapes")
     console.print(f"Wrote {out}. Look at it: hpunet data info {out}")

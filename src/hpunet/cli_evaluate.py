@@ -78,9 +78,6 @@ def evaluate_command(
                 replace_file(json_file, dump_json(summary, name=str(json_file)))
             _print_summary(summary)
             _print_failed(summary)
-    except KeyboardInterrupt:
-        notes.print("Stopped. The rows so far are kept; the same command goes on from there.", highlight=False)
-        raise typer.Exit(130) from None
     finally:
         leave_processes()
     if summary["num_failed"]:
@@ -90,7 +87,7 @@ def evaluate_command(
 def _evaluate_run(
     run: Path, *, name: str, data: str, split: str, folder: Path, checkpoint: str, device: Any, **how: Any
 ) -> dict[str, Any]:
-    from hpunet.data.sources import known_options, open_data
+    from hpunet.data.sources import known_options, open_split
     from hpunet.distributed import rank
     from hpunet.evaluate import evaluate
     from hpunet.scorer import Scorer
@@ -99,7 +96,7 @@ def _evaluate_run(
     trained = load(run, checkpoint=checkpoint, device=device, name=name)
     known = known_options(data)  # data of another kind than the run's have other options
     options = {key: value for key, value in trained.settings.data.options.items() if key in known}
-    source = open_data(data, split=split, options=options)
+    source = open_split(data, split=split, options=options)
     scorer = Scorer(
         model=trained.model,
         info=trained.info,

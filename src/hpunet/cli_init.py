@@ -35,11 +35,11 @@ def init_command(
         raise ConfigError(f"{out}: exists already; choose another --out, or replace it with --force")
     chosen = parse_assignments(options or [])
     from hpunet.init import look_at, settings_text, suggest
+    from hpunet.storage import replace_file
 
     look = look_at(data, options=chosen, progress=_looking)
     text = settings_text(suggest(look, model=model, options=chosen), look=look, where=data, out=out)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(text, encoding="utf-8")
+    replace_file(out, text.encode())
     console.print(
         f"Wrote {out} for {look.num_train:,} training and {look.num_val:,} validation images. Read it, then train:\n"
         f"hpunet train {out} --data {data} --out runs/{out.stem}",

@@ -18,9 +18,9 @@ from hpunet.cli_sample import (
     Slices,
     Tile,
     Window,
-    check_names,
     console,
     loading,
+    named_images,
     one_after_the_other,
     parse_slices,
 )
@@ -39,7 +39,7 @@ def instances_command(
     data: Annotated[
         str | None, typer.Option(help="Data with instances, instead of images; gives Rand errors.")
     ] = None,
-    split: Annotated[str, typer.Option(help="Split of the data.")] = "test",
+    split: Annotated[str, typer.Option(help="train, val or test.")] = "val",
     options: Annotated[
         list[str] | None, typer.Option("--set", help="Option of the data's kind; by default as in training.")
     ] = None,
@@ -47,7 +47,8 @@ def instances_command(
         int | None, typer.Option(help="Samples an image; by default 16, or 32 beside other classes.", min=1)
     ] = None,
     alpha: Annotated[
-        int | None, typer.Option(help="Hamming distance (two a differing sample) within a cluster; likewise.", min=0)
+        int | None,
+        typer.Option(help="Hamming distance (two a differing sample) in a cluster; by default --samples.", min=0),
     ] = None,
     seed: Seed = 0,
     checkpoint: Checkpoint = "latest",
@@ -65,31 +66,33 @@ def instances_command(
         from hpunet.build import autocast_for
         from hpunet.data.inputs import Input, read_input
         from hpunet.instance_files import check_has_instances, rand_error_of, segment_file, usual_number
+        from hpunet.instances import clustering_threshold
         from hpunet.sample_files import HowToSample, slice_numbers, with_tiles
         from hpunet.trained import load
 
         trained = load(run, checkpoint=checkpoint)
         autocast_for("fp32", trained.device)  # no TF32: tiles give what the whole image gives
     check_has_instances(trained)
-    check_names(images)
+    named = named_images(images)
     with_tiles(trained.model, size=(1, 1), tile=tile)
-    usual, chosen = usual_number(trained.info), parse_slices(slices)
-    how = HowToSample(num_samples=samples or usual, seed=seed, tile=tile)
-    settings: dict[str, Any] = {"out": out, "how": how, "alpha": usual if alpha is None else alpha, "nifti": nifti}
+    chosen, num_samples = parse_slices(slices), samples or usual_number(trained.info)
+    threshold = clustering_threshold(alpha, num_samples=num_samples)
+    how = HowToSample(num_samples=num_samples, seed=seed, tile=tile, window=window)
+    settings: dict[str, Any] = {"out": out, "how": how, "alpha": threshold, "nifti": nifti}
 
-    def from_file(path: Path, begin: Callable[[int], None], advance: Callable[[int], None]) -> None:
-        source = read_input(path, info=trained.info, window=window)
+    def from_file(item: tuple[str, Path], begin: Callable[[int], None], advance: Callable[[int], None]) -> None:
+        name, path = item
+        source = read_input(path, name=name, info=trained.info, window=window)
         numbers = slice_numbers(source, chosen, where=str(path))
         begin(len(numbers) * how.num_samples)
         found = segment_file(trained, source=source, slices=numbers, advance=advance, **settings)
-        for name, instances in found.items():
+        for where, instances in found.items():
             if not quiet:
-                console.print(
-                    f"{name}: {len(set(instances.ravel().tolist()) - {0})} instances", highlight=False, markup=False
-                )
+                number = len(set(instances.ravel().tolist()) - {0})
+                console.print(f"{where}: {number} instances", highlight=False, markup=False)
 
     if data is None:
-        one_after_the_other(images, from_file, quiet=quiet)
+        one_after_the_other(named, from_file, quiet=quiet)
         return
     source = _open(data, split=split, options=options or [], trained=trained)
     errors: dict[str, float] = {}
@@ -130,11 +133,11 @@ def _summarise(errors: Mapping[str, float], *, out: Path, quiet: bool) -> None:
 
 def _open(where: str, *, split: str, options: list[str], trained: "TrainedModel") -> "Source":
     """The data, with the options of training where they are of the same kind, if they fit the model."""
-    from hpunet.data.sources import detect_kind, open_data
+    from hpunet.data.sources import detect_kind, open_split
 
     same_kind = trained.info.kind.startswith(detect_kind(where))
     known = trained.settings.data.options if same_kind else {}
-    source = open_data(where, split=split, options={**known, **parse_assignments(options)})
+    source = open_split(where, split=split, options={**known, **parse_assignments(options)})
     for name in ("in_channels", "fixed_classes", "has_instances", "image_bits", "intensity_window"):
         mine, theirs = getattr(source.info, name), getattr(trained.info, name)
         if mine != theirs:

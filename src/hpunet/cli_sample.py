@@ -1,8 +1,10 @@
 """`hpunet sample`, and what it shares with `hpunet instances`: options, progress, going on after a bad image."""
 
+import math
+import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
@@ -24,11 +26,18 @@ Work = Callable[[T, Callable[[int], None], Callable[[int], None]], None]
 console = Console()
 notes = Console(stderr=True)
 
+
+def _check_window(window: tuple[float, float] | None) -> tuple[float, float] | None:
+    if window is not None and not -math.inf < window[0] < window[1] < math.inf:
+        raise ConfigError(f"--window: expected LOW below HIGH, got {window[0]:g} {window[1]:g}")
+    return window
+
+
 Run = Annotated[Path, typer.Argument(help="Folder of a run that `hpunet train` wrote.")]
 Images = Annotated[
     list[Path], typer.Argument(help="Images: PNG, JPEG, TIFF, .npy, or NIfTI volumes, slice by slice.")
 ]
-Out = Annotated[Path, typer.Option(help="Folder; each image gets its own in it.")]
+Out = Annotated[Path, typer.Option(help="Folder; each image gets its own in it, by its name.")]
 Seed = Annotated[int, typer.Option(help="Seed of the draws.", min=0)]
 Checkpoint = Annotated[str, typer.Option(help="latest, best, or a name in the run's checkpoints folder.")]
 Tile = Annotated[
@@ -36,7 +45,11 @@ Tile = Annotated[
 ]
 Window = Annotated[
     tuple[float, float] | None,
-    typer.Option(help="Stored pixel values that become 0 and 1; by default as in training.", metavar="LOW HIGH"),
+    typer.Option(
+        help="Stored pixel values that become 0 and 1; by default as in training.",
+        metavar="LOW HIGH",
+        callback=_check_window,
+    ),
 ]
 Slices = Annotated[str | None, typer.Option(help="Slices of volumes, first:end, the end not included.")]
 Nifti = Annotated[bool, typer.Option("--nifti", help="Write NIfTI beside the PNGs also for pictures.")]
@@ -72,18 +85,21 @@ def sample_command(
 
         trained = load(run, checkpoint=checkpoint)
         autocast_for("fp32", trained.device)  # no TF32: tiles give what the whole image gives
-    check_names(images)
+    named = named_images(images)
     chosen = parse_slices(slices)
     # Impossible choices end here, not at every image.
     scale_choices(scales, num_scales=len(trained.model.latent_dims))
     with_tiles(trained.model, size=(1, 1), tile=tile)
-    how = HowToSample(num_samples=samples, scales=scales, temperature=temperature, seed=seed, tile=tile)
+    how = HowToSample(
+        num_samples=samples, scales=scales, temperature=temperature, seed=seed, tile=tile, window=window
+    )
     if trained.info.has_instances and not quiet:
         words = "The ids of instances differ from sample to sample; hpunet instances puts them together."
         notes.print(words, highlight=False, soft_wrap=True)
 
-    def work(path: Path, begin: Callable[[int], None], advance: Callable[[int], None]) -> None:
-        source = read_input(path, info=trained.info, window=window)
+    def work(item: tuple[str, Path], begin: Callable[[int], None], advance: Callable[[int], None]) -> None:
+        name, path = item
+        source = read_input(path, name=name, info=trained.info, window=window)
         numbers = slice_numbers(source, chosen, where=str(path))
         begin(len(numbers) * samples)
         found = sample_file(
@@ -97,11 +113,11 @@ def sample_command(
             advance=advance,
         )
         if not quiet:
-            for name, hypotheses in found.items():
-                console.print(_hypotheses_table(name, hypotheses))
-            console.print(str(out / source.name), highlight=False, markup=False, soft_wrap=True)
+            for where, hypotheses in found.items():
+                console.print(_hypotheses_table(where, hypotheses))
+            console.print(str(out / name), highlight=False, markup=False, soft_wrap=True)
 
-    one_after_the_other(images, work, quiet=quiet)
+    one_after_the_other(named, work, quiet=quiet)
 
 
 def _hypotheses_table(name: str, hypotheses: Sequence["Hypothesis"]) -> Table:
@@ -121,13 +137,26 @@ def loading(*, quiet: bool) -> Status:
     return Console(stderr=True, quiet=quiet).status("loading the model")
 
 
-def check_names(images: Iterable[Path]) -> None:
-    """Raise a `ConfigError` if two images would be written to one folder."""
+def named_images(images: Sequence[Path]) -> list[tuple[str, Path]]:
+    """What results are called: the files' names, or, if two are alike, paths below the folder that holds all.
+
+    A `ConfigError` if two would still be written to one folder, or one into another's.
+    """
     from hpunet.data.inputs import input_name
 
-    for name, count in Counter(input_name(path) for path in images).items():
+    names = [input_name(path) for path in images]
+    if len(set(names)) < len(names):
+        folders = [os.path.abspath(path.parent) for path in images]
+        shared = os.path.commonpath(folders)
+        names = [
+            (Path(folder).relative_to(shared) / name).as_posix() for folder, name in zip(folders, names, strict=True)
+        ]
+    for name, count in Counter(names).items():
         if not name or count > 1:
             raise ConfigError(f"images: {count} called {name!r}; results go by names, so use several --out")
+        if inside := {str(parent) for parent in PurePosixPath(name).parents} & set(names):
+            raise ConfigError(f"images: {name!r} would lie in the results of {inside.pop()!r}; use several --out")
+    return list(zip(names, images, strict=True))
 
 
 def parse_slices(text: str | None) -> tuple[int, int] | None:

@@ -25,7 +25,7 @@ MAX_INSTANCES = 2**16 - 1
 
 
 def usual_number(info: SetInfo) -> int:
-    """The paper's number of samples, which is also its α: 16 where all is instances (EM), else 32 (street scenes)."""
+    """The paper's number of samples, 16 where all is instances (EM), else 32 (street scenes)."""
     return 16 if info.num_fixed_classes == 1 else 32
 
 

@@ -186,6 +186,16 @@ def _majority_around(instances: np.ndarray, y: int, x: int, *, reach: int, not_c
     return int(numbers[how_often.argmax()])
 
 
+def clustering_threshold(alpha: int | None, *, num_samples: int) -> int:
+    """α of the clustering, by default the number of samples (App. G); one that would join everything is refused."""
+    if alpha is not None and not 0 <= alpha < 2 * num_samples:
+        raise ConfigError(
+            f"alpha must be at least 0 and below {2 * num_samples}, twice the samples, where all is one cluster; "
+            f"got {alpha}"
+        )
+    return num_samples if alpha is None else alpha
+
+
 def merge_to_background(
     samples: Integer[np.ndarray, "s h w"], *, stochastic_classes: Sequence[int]
 ) -> Int32[np.ndarray, "s h w"]:

@@ -24,11 +24,10 @@ PALETTE = np.array(
 
 
 def label_colours(labels: Int[np.ndarray, "h w"]) -> UInt8[np.ndarray, "h w 3"]:
-    """A colour for every label; 0 is black, labels beyond the palette repeat it in ever darker shades."""
+    """A colour for every label; 0 is black, labels beyond the palette repeat it, ever nearer to white."""
     hue = np.where(labels == 0, 0, 1 + (labels - 1) % 7)
-    shade = 0.7 ** ((labels - 1) // 7 % 4)
-    colours = PALETTE[hue] * np.where(labels == 0, 1.0, shade)[..., None]
-    return np.asarray(colours, dtype=np.uint8)
+    whiteness = np.where(labels == 0, 0.0, (labels - 1) // 7 % 4 * 0.23)[..., None]
+    return np.asarray(PALETTE[hue] * (1 - whiteness) + 255 * whiteness, dtype=np.uint8)
 
 
 def grey_or_colour(image: Float[np.ndarray, "c h w"]) -> UInt8[np.ndarray, "h w 3"]:

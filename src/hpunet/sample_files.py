@@ -57,6 +57,8 @@ class HowToSample:
     seed: int = 0
     tile: str = "auto"
     """"whole", "auto", or the side of the tiles in pixels."""
+    window: tuple[float, float] | None = None
+    """The stored pixel values that became 0 and 1, where it was not left to what training did."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ def sample_sheet(
     hypotheses: Sequence[Hypothesis],
     title: str,
 ) -> Image.Image:
-    """One page; of very many samples the first ones."""
+    """One page; of very many samples the first ones, and none again where each is a hypothesis of its own."""
     most = float(std.max())
     summary = {
         "image": grey_or_colour(image),
@@ -50,7 +50,7 @@ def sample_sheet(
         [
             sheet([list(summary.values())], columns=list(summary), title=title, tile=_TILE),
             *rows(distinct, "Distinct hypotheses, and the share of samples that show them"),
-            *rows(single, "Samples (and the hypothesis they belong to)"),
+            *(rows(single, "Samples (and the hypothesis they belong to)") if len(distinct) < len(single) else []),
         ]
     )
 

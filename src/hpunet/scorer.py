@@ -20,7 +20,7 @@ from hpunet.data.base import Sample, SetInfo, Source
 from hpunet.errors import ConfigError, DataError, HPUNetError
 from hpunet.evaluation_rows import Row
 from hpunet.evaluation_summary import Scope
-from hpunet.instances import instance_scores
+from hpunet.instances import clustering_threshold, instance_scores
 from hpunet.metrics import (
     best_match_dice,
     calibration_error,
@@ -73,8 +73,7 @@ class Scorer:
         for name in ("num_samples", "seed"):
             if getattr(self, name) < (least := 0 if name == "seed" else 1):
                 raise ConfigError(f"{name} must be at least {least}, got {getattr(self, name)}")
-        if self.alpha is not None and self.alpha < 0:
-            raise ConfigError(f"alpha must be at least 0, got {self.alpha}")
+        clustering_threshold(self.alpha, num_samples=self.num_samples)
 
     @property
     def scope(self) -> Scope:
@@ -97,7 +96,7 @@ class Scorer:
 
     @property
     def _alpha(self) -> int:
-        return self.num_samples if self.alpha is None else self.alpha
+        return clustering_threshold(self.alpha, num_samples=self.num_samples)
 
     def check(self, source: Source) -> None:
         """Refuse data that the model was not made for, as a whole."""

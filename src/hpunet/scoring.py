@@ -13,7 +13,7 @@ from hpunet.data.augment import NO_AUGMENTATION, apply_warp, draw_warp
 from hpunet.data.base import SetInfo
 from hpunet.data.extrapolation import NUM_UNIFORMS, hide
 from hpunet.data.instance_ids import assign_ids, evaluation_table
-from hpunet.instances import cluster, merge_to_background, postprocess
+from hpunet.instances import cluster, clustering_threshold, merge_to_background, postprocess
 from hpunet.metrics import iou_rec, pair_ious
 from hpunet.models.protocol import SegmentationModel
 from hpunet.noise import Stream, keyed_uniform
@@ -148,7 +148,8 @@ def shown_arrays(
         )
         arrays[f"samples_{name}"] = _maps(drawn.labels[:, :NUM_SHOWN_SAMPLES])
         if name == "full" and truth is not None and cond is None:
-            found = [instances_of(m, info=info, alpha=alpha or num_samples, seed=seed) for m in _maps(drawn.labels)]
+            threshold = clustering_threshold(alpha, num_samples=num_samples)
+            found = [instances_of(m, info=info, alpha=threshold, seed=seed) for m in _maps(drawn.labels)]
             arrays |= {"instances": np.stack(found), "true_instances": truth}
         probability = drawn.probs[:, :, list(info.stochastic_classes)].sum(dim=2)
         arrays[f"std_{name}"] = probability.float().std(dim=1, correction=0).cpu().numpy()

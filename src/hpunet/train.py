@@ -31,7 +31,7 @@ from hpunet.checkpoint import latest_checkpoint, prune, save_checkpoint
 from hpunet.config import Settings
 from hpunet.data.loader import TrainingSteps
 from hpunet.data.packs import Pack, is_pack, open_pack, write_pack
-from hpunet.data.sources import open_splits
+from hpunet.data.sources import check_options_of_settings, open_splits
 from hpunet.distributed import everyones, rank, wait_for_all, world_size
 from hpunet.errors import CheckpointError, ConfigError, DivergenceError
 from hpunet.logs import Logger, open_loggers
@@ -68,6 +68,7 @@ def prepare_data(where: str, *, options: dict[str, Any], run: Path, progress: An
         origin = str(Path(where).resolve())
     key = json.dumps([origin, options], sort_keys=True).encode()
     packed = run / f"data-{hashlib.sha256(key).hexdigest()[:8]}"
+    check_options_of_settings(where, options)
     if rank() == 0 and not is_pack(packed):
         write_pack(open_splits(where, options=options), packed, progress=progress)
     wait_for_all()

@@ -64,7 +64,13 @@ def load(
 
 def _find(folder: Path, checkpoint: str) -> Checkpoint:
     if checkpoint != "latest":
-        return load_checkpoint(folder / checkpoint)
+        try:
+            return load_checkpoint(folder / checkpoint)
+        except CheckpointError as error:
+            if (folder / checkpoint).exists() or not folder.is_dir():
+                raise
+            there = sorted(path.name for path in folder.iterdir() if path.is_dir() and path.name[0] != ".")
+            raise CheckpointError(f"{error}; there are {', '.join(['latest', *there])}") from None
     found = latest_checkpoint(folder)
     if found is None:
         raise CheckpointError(f"{folder}: has no checkpoint yet; `hpunet train` writes them")

@@ -34,14 +34,18 @@ def input_name(path: Path) -> str:
     return path.name[: len(path.name) - len(ending)]
 
 
-def read_input(path: Path, *, info: SetInfo, window: tuple[float, float] | None = None) -> Input:
+def read_input(path: Path, *, name: str, info: SetInfo, window: tuple[float, float] | None = None) -> Input:
     """A PNG, JPEG, TIFF, .npy array (h, w) or (h, w, c), or NIfTI volume, for a model trained on data like `info`.
+
+    `name` is what its results are called.
 
     Pixels are scaled as they were in training (`folder.py`): by the window of the training set, or by their type's
     maximum, or, float images, by the range of the file. Where a file is stored in another precision than the
     training images, what its values mean is not known, and `window` (the stored values that become 0 and 1) must say.
     """
     header = None
+    if not path.name.lower().endswith(ENDINGS):
+        raise DataError(f"{path}: expected an image or a volume as {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]}")
     if path.name.lower().endswith(NIFTI_ENDINGS):
         content = read_bytes(path)
         values = decode_nifti(content, name=str(path)).slices
@@ -60,7 +64,7 @@ def read_input(path: Path, *, info: SetInfo, window: tuple[float, float] | None 
             f"{path}: {values.dtype} pixels, the model was trained on images of {info.image_bits} bits; say with "
             "--window LOW HIGH which stored values became 0 and 1 there"
         )
-    return Input(input_name(path), unit_floats(planes), header)
+    return Input(name, unit_floats(planes), header)
 
 
 def _read_npy(path: Path) -> np.ndarray:

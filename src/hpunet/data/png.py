@@ -64,7 +64,7 @@ def _pixel_chunks(content: bytes, *, name: str) -> Iterator[memoryview]:
         end = position + 8 + length
         kind = bytes(view[position + 4 : position + 8])
         if view[end : end + 4] != struct.pack(">I", zlib.crc32(view[position + 4 : end])):
-            raise DataError(f"{name}: damaged, the checksum of its part {kind!r} is wrong")
+            raise DataError(f"{name}: damaged, the checksum of its part {repr(kind)[2:-1]} is wrong")
         if kind == b"IDAT":
             yield view[position + 8 : end]
         if kind == b"IEND":

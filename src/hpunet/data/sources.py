@@ -72,10 +72,32 @@ def open_data(where: str, *, split: str, options: Mapping[str, Any] | None = Non
     return opener(first, split=split, **arguments)
 
 
+def open_split(where: str, *, split: str, options: Mapping[str, Any] | None = None) -> Source:
+    """The split that a user chose with --split; the error for one that is not there names those that are."""
+    if split in SPLITS:
+        with suppress(NoSuchSplitError):
+            return open_data(where, split=split, options=options)
+    there = ", ".join(open_splits(where, options=options))
+    raise NoSuchSplitError(f"{where}: has no split {split!r}, only {there}; choose one with --split")
+
+
 def known_options(where: str) -> dict[str, Any]:
     """The options that data of this kind take, with their types."""
     _, *parameters = inspect.signature(_OPENERS[detect_kind(where)]).parameters.values()
     return {parameter.name: parameter.annotation for parameter in parameters if parameter.name != "split"}
+
+
+def check_options_of_settings(where: str, options: Mapping[str, Any]) -> None:
+    """Refuse settings whose data.options were made for data of another kind than those at `where`."""
+    known = known_options(where)
+    for name in options:
+        if name not in known:
+            kinds = [kind for kind, opener in _OPENERS.items() if name in inspect.signature(opener).parameters]
+            made_for = f", an option of {' and '.join(kinds)} data" if kinds else ""
+            raise ConfigError(
+                f"data.options.{name}: set by the preset or settings{made_for}; {where} is of the kind "
+                f"{detect_kind(where)} and takes none such; make settings that fit: hpunet init --data {where}"
+            )
 
 
 def open_splits(where: str, *, options: Mapping[str, Any] | None = None) -> dict[str, Source]:
