@@ -70,7 +70,7 @@ def sample_command(
     temperature: Annotated[float, typer.Option(help="Factor on the prior's standard deviation.", min=0)] = 1.0,
     same_iou: Annotated[
         float, typer.Option(help="IoU from which on two samples are one hypothesis.", min=0.01, max=1)
-    ] = 0.7,
+    ] = 0.5,
     window: Window = None,
     slices: Slices = None,
     nifti: Nifti = False,

@@ -49,7 +49,7 @@ def group(
     *,
     num_classes: int,
     classes: Sequence[int] | None = None,
-    same_iou: float = 0.7,
+    same_iou: float = 0.5,
 ) -> list[Hypothesis]:
     """The distinct hypotheses among the samples of one image, the most frequent first.
 

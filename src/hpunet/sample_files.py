@@ -179,7 +179,7 @@ def sample_file(
     out: Path,
     how: HowToSample,
     slices: Sequence[int],
-    same_iou: float = 0.7,
+    same_iou: float = 0.5,
     nifti: bool = False,
     advance: Callable[[int], None] = lambda _: None,
 ) -> dict[str, list[Hypothesis]]:
