@@ -93,7 +93,7 @@ def _refuse_different_images(first: Evaluated, other: Evaluated) -> None:
         said = [f"{key} {_shown(two)} and {_shown(one)}" for key, (two, one) in different.items()]
         said += ["other data"] if other.identity["data"] != first.identity["data"] else []
         if fixed := [key for key in _OF_THE_RUN if key in different]:
-            advice = f"{' and '.join(fixed)} come from the runs' settings, so these runs cannot be compared"
+            advice = f"the runs' settings decide {' and '.join(fixed)}, so these runs cannot be compared"
         else:
             advice = "evaluate both with the same " + ", ".join(f"--{key}" for key in different)
         raise ConfigError(f"{other.name} and {first.name} were evaluated differently: {', '.join(said)}; {advice}")
