@@ -81,6 +81,8 @@ FAILS = {
         "was made with other data than elsewhere; use them, or another --out",
     ),
     "evaluate: no run": (["evaluate", "x", *LESIONS], "x: no such folder; expected one that `hpunet train` wrote"),
+    "evaluate: a folder that is no run": (["evaluate", "crops", *LESIONS], "crops: not a run's folder"),
+    "evaluate: twice": (["evaluate", "run", "./run", *LESIONS], "run: given twice; give each run once"),
     "evaluate: other classes": (
         ["evaluate", "run", "--data", "synthetic:neurites"],
         "synthetic-neurites data do not fit the model: 1 classes where the model has 2",
@@ -91,8 +93,10 @@ FAILS = {
     ),
     "compare: not evaluated": (
         ["compare", "run", "run2"],
-        "run/evaluation/val-16: no such evaluation; make it first: hpunet evaluate run --data DIR",
+        "run/evaluation/val-16: no such evaluation (there: none); make it first: hpunet evaluate run --data DIR",
     ),
+    "compare: no run": (["compare", "nowhere", "run"], "nowhere: no such folder"),
+    "report: a folder that is no run": (["report", "crops"], "crops: not a run's folder (no settings.json)"),
     "sample: no run": (["sample", "nowhere", IMAGE, "--out", "x"], "nowhere: no such folder"),
     "sample: no checkpoint": (
         ["sample", "run", IMAGE, "--out", "x", "--checkpoint", "step-1"],

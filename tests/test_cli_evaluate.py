@@ -50,12 +50,16 @@ def test_runs_are_evaluated_pooled_and_compared(place: Path, capsys: pytest.Capt
     compare_command(runs=runs, samples=3)
     printed = capsys.readouterr().out
     for kind in ("json", "png", "svg"):
-        assert (place / f"run0/comparison.{kind}").is_file()
-    found = parse_json((place / "run0/comparison.json").read_bytes(), name="comparison")
+        assert (place / f"run0/comparison-val-3.{kind}").is_file()
+    found = parse_json((place / "run0/comparison-val-3.json").read_bytes(), name="comparison")
     gap = found["ged2"]["differences"][0]
     assert f"{gap['mean']:+.4f} ± {gap['std']:.4f}" in printed
     with pytest.raises(ConfigError, match="--samples 5"):
         compare_command(runs=runs, samples=5)
+    twice = [runs[0], runs[0] / "../run0"]
+    for command in (lambda: compare_command(runs=twice), lambda: evaluate_command(runs=twice, data="x")):
+        with pytest.raises(ConfigError, match="run0: given twice"):
+            command()
 
 
 def test_failed_images_make_the_exit_code(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -69,7 +73,7 @@ def test_failed_images_make_the_exit_code(place: Path, capsys: pytest.CaptureFix
     with pytest.raises(typer.Exit) as stop:
         evaluate_command(runs=[place / "run0"], data=str(place / "crops"), samples=2, out=place / "elsewhere")
     assert stop.value.exit_code == 1
-    assert f"1 images failed, the first: {first}" in capsys.readouterr().err
+    assert f"1 image failed, the first: {first}" in capsys.readouterr().err
     rows = read_rows(place / "elsewhere/run0" / ROWS_FILE)
     assert [bool(row.error) for row in rows].count(True) == 1
     assert len(rows) > 1

@@ -8,13 +8,21 @@ import pytest
 
 from hpunet import evaluation_summary
 from hpunet.compare import Evaluated, compare, draw_comparison, read_evaluated
-from hpunet.errors import ConfigError
-from hpunet.evaluation_rows import METRICS, Row, RowStore
+from hpunet.errors import ConfigError, DataError
+from hpunet.evaluation_rows import METRICS, SUMMARY_FILE, Row, RowStore
 from hpunet.evaluation_summary import ALL_METRICS, NUM_BOOTSTRAPS, Scope, pooled, resampled, summarise
 from hpunet.metrics import InstanceMatches
 from hpunet.storage import dump_json
 
-IDENTITY = {"split": "val", "samples": 4, "crop": [8, 8], "extrapolate": False, "alpha": None, "data": "x"}
+IDENTITY = {
+    "split": "val",
+    "samples": 4,
+    "crop": [8, 8],
+    "extrapolate": False,
+    "alpha": None,
+    "data": "x",
+    "limit": None,
+}
 CLASSES = Scope(num_samples=4, has_instances=False, has_average_precision=False)
 
 
@@ -94,9 +102,10 @@ def test_average_precision_is_compared_on_the_same_draws() -> None:
     ("rows", "changes", "words"),
     [
         (5, {}, "b and a were evaluated on different images: 1 only in b"),
-        (3, {}, r"1 only in a \(image-3\); use the same --data and --limit"),
-        (4, {"samples": 8}, "b: evaluated with samples 8, a with 4"),
-        (4, {"crop": [9, 9]}, r"evaluated with crop \[9, 9\]"),
+        (3, {}, r"1 only in a \(image-3\); use the same --data"),
+        (4, {"samples": 8}, "differently: samples 8 and 4; evaluate both with the same --samples"),
+        (4, {"limit": 3}, "differently: limit 3 and none; evaluate both with the same --limit"),
+        (4, {"crop": [9, 9], "data": "y"}, "crop 9×9 and 8×8, other data; .* crop, so these runs cannot be compared"),
     ],
 )
 def test_evaluations_of_different_images_are_refused(rows: int, changes: dict[str, Any], words: str) -> None:
@@ -107,17 +116,31 @@ def test_evaluations_of_different_images_are_refused(rows: int, changes: dict[st
 
 
 def test_read_evaluated_finds_the_folder_or_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"hpunet evaluate .*run --data DIR --split val --samples 4"):
+    with pytest.raises(ConfigError, match="run: no such folder"):
         read_evaluated(tmp_path / "run", split="val", num_samples=4, name="run")
     folder = tmp_path / "run/evaluation/val-4"
-    with RowStore(folder, identity=IDENTITY) as store:
+    with RowStore(folder, identity={name: value for name, value in IDENTITY.items() if name != "limit"}) as store:
+        with pytest.raises(
+            ConfigError, match=r"\(there: val-4\).*hpunet evaluate .*run --data DIR --split test --samples 4"
+        ):
+            read_evaluated(tmp_path / "run", split="test", num_samples=4, name="run")
         store.append(rows_of(hard_and_easy(4)))
         with pytest.raises(ConfigError, match="is not finished; go on"):
             read_evaluated(tmp_path / "run", split="val", num_samples=4, name="run")
         store.finish()
-    for where in (tmp_path / "run", folder):
-        found = read_evaluated(where, split="val", num_samples=4, name="run")
-        assert [row.scores["ged2"] for row in found.rows.values()] == hard_and_easy(4).tolist()
+    with pytest.raises(ConfigError, match="is not finished; go on"):  # it has no summary
+        read_evaluated(tmp_path / "run", split="val", num_samples=4, name="run")
+    for limit, number in ((None, 4), (3, 3)):
+        (folder / SUMMARY_FILE).write_bytes(dump_json({"limit": limit}, name="summary"))
+        for where in (tmp_path / "run", folder):
+            found = read_evaluated(where, split="val", num_samples=4, name="run")
+            assert (found.identity["limit"], len(found.rows)) == (limit, number)
+            for key, row in found.rows.items():
+                assert row.scores["ged2"] == hard_and_easy(4)[int(key.removeprefix("image-"))]
+    for damaged in ("3", '{"limit": 0}', '{"limit": "all"}'):
+        (folder / SUMMARY_FILE).write_text(damaged)
+        with pytest.raises(DataError, match=r"summary.json: limit is no number of images; evaluate again"):
+            read_evaluated(folder, split="val", num_samples=4, name="run")
 
 
 def test_drawing_has_every_run_and_metric() -> None:

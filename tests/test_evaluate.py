@@ -18,7 +18,15 @@ from hpunet.data.sources import open_data
 from hpunet.data.synthetic import INFO, SyntheticSource, open_synthetic
 from hpunet.errors import ConfigError, DataError
 from hpunet.evaluate import chosen_images, evaluate
-from hpunet.evaluation_rows import COLUMNS, EXAMPLES_FILE, METRICS, ROWS_FILE, SUMMARY_FILE, read_rows
+from hpunet.evaluation_rows import (
+    COLUMNS,
+    EXAMPLES_FILE,
+    METRICS,
+    ROWS_FILE,
+    SUMMARY_FILE,
+    read_evaluation,
+    read_rows,
+)
 from hpunet.evaluation_summary import ALL_METRICS
 from hpunet.instances import postprocess
 from hpunet.metrics import average_precision, ged2, match_instances, rand_error
@@ -206,6 +214,13 @@ def test_limit_takes_the_same_images_and_more_of_them_later(tmp_path: Path) -> N
     heard: list[tuple[int, int]] = []
     assert run_it(tmp_path, source, limit=6, watch=lambda *told: heard.append(told))["num_images"] == 6
     assert heard[0] == (0, 3)
+    summary = run_it(tmp_path, source, limit=3)  # fewer than there are rows: all speak of the same images
+    identity, rows = read_evaluation(tmp_path)
+    assert (summary["limit"], summary["num_images"], identity["limit"]) == (3, 3, 3)
+    assert [row.image for row in rows] == few
+    assert len(read_rows(tmp_path / ROWS_FILE)) == 6
+    assert set(np.load(tmp_path / EXAMPLES_FILE)["keys"]) <= {row.key for row in rows}
+    assert run_it(tmp_path, source, limit=9)["limit"] is None
 
 
 def write_folder(folder: Path) -> None:

@@ -72,7 +72,17 @@ ALLOWED = {
     },
     "compare": {"errors", "evaluation_rows", "evaluation_summary", "report_figures", "report_sheets"},
     "cli_evaluate": {
-        *("build", "compare", "data.sources", "distributed", "evaluate", "evaluation_summary", "scorer", "storage"),
+        *(
+            "errors",
+            "build",
+            "compare",
+            "data.sources",
+            "distributed",
+            "evaluate",
+            "evaluation_summary",
+            "scorer",
+            "storage",
+        ),
         *("train", "trained"),
     },
     "train": {

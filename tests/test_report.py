@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
@@ -18,6 +19,7 @@ from PIL import Image
 from hpunet.config import load_settings
 from hpunet.errors import ConfigError, DataError, HPUNetError
 from hpunet.report import Table, write_report
+from hpunet.report_figures import training_dynamics
 from hpunet.report_sheets import PRINT_DPI
 from hpunet.saved_run import read_run
 
@@ -65,6 +67,14 @@ def pictures(size: int) -> dict[str, np.ndarray]:
 
 def save_pictures(path: Path, arrays: dict[str, np.ndarray]) -> None:
     np.savez_compressed(path, **arrays)  # type: ignore[arg-type]
+
+
+def save_summary(run: Path, summary: dict[str, object]) -> Path:
+    """The folder of an evaluation, with this summary in it."""
+    folder = run / "evaluation/test-16"
+    folder.mkdir(parents=True)
+    (folder / "summary.json").write_text(json.dumps(summary))
+    return folder
 
 
 class Page(HTMLParser):
@@ -115,8 +125,7 @@ def test_write_report_writes_each_figure_for_print_with_its_caption(
         monkeypatch.setattr(f"hpunet.{module}.PRINT_DPI", 50)  # so that it is quick
     run = make_run(tmp_path / "a b")
     arrays = {**pictures(8), "hardness": np.array([0.5, np.nan]), "hardness_metric": np.array("ged2")}
-    (run / "evaluation/test-16").mkdir(parents=True)
-    save_pictures(run / "evaluation/test-16/examples.npz", arrays)
+    save_pictures(save_summary(run, {"num_images": 2}) / "examples.npz", arrays)
     page = Page(write_report([run], tmp_path / "page.html", figures=tmp_path / "figures"))
     names = ["dynamics", "validation", "a-b-samples", "a-b-scales"]
     names += [f"a-b-test-16-{what}" for what in ("samples", "scales", "hardest")]
@@ -158,6 +167,47 @@ def test_write_report_draws_more_panels_for_more_scales(tmp_path: Path) -> None:
     assert many.images[3].height > few.images[3].height
 
 
+def test_write_report_has_the_numbers_of_evaluations_and_says_of_how_many_images(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / name) for name in "ab"]
+    entry = {"mean": 0.25, "std": 0.0123, "patient_mean": 0.2, "patient_std": 0.1, "num_images": 40}
+    hard = {
+        "hardness": np.array([0.5, 0.1]),
+        "hardness_metric": np.array("ged2"),
+        "is_hardest": np.array([True, False]),
+    }
+    evaluated = save_summary(runs[0], {"num_images": 40, "ged2": entry, "ap": None, "subset_b": {"num_images": 3}})
+    save_pictures(evaluated / "examples.npz", {**pictures(8), **hard})
+    save_summary(runs[1], {"num_images": 0, "hm_iou": entry})  # no examples
+    out = write_report(runs, tmp_path / "page.html")
+    table = Page(out).text.split("Evaluations")[1].split("Training")[0].split()
+    assert " ".join(table).endswith("a, test-16b, test-16 images400 ged20.2500 ± 0.0123– hm_iou–0.2500 ± 0.0123")
+    assert "The hardest of the 40 evaluated by GED²" in Page(out).text
+
+
+def test_training_dynamics_draw_and_name_only_the_scales_that_a_run_has(tmp_path: Path) -> None:
+    saved = read_run(make_run(tmp_path / "run", preset="lidc-hpu"))
+
+    def panels(*latent_dims: list[int]) -> dict[str, int]:
+        """Curves in each panel of a scale, by its title."""
+        models = [saved.settings.model.model_copy(update={"latent_dims": dims}) for dims in latent_dims]
+        runs = [replace(saved, settings=saved.settings.model_copy(update={"model": model})) for model in models]
+        axes = training_dynamics(runs).axes
+        return {axis.get_title(): len(axis.lines) // 2 for axis in axes if axis.get_title().startswith("KL, scale")}
+
+    assert panels([1, 1, 1]) == {"KL, scale 0 (most global)": 1, "KL, scale 1": 1, "KL, scale 2 (most local)": 1}
+    assert panels([1]) == {"KL, scale 0": 1}
+    assert panels([1, 1], [1, 0, 1]) == {
+        "KL, scale 0 (most global)": 2,
+        "KL, scale 1 (most local)": 1,
+        "KL, scale 2 (most local)": 1,
+    }
+    assert panels([1, 1], [1, 1, 1]) == {
+        "KL, scale 0 (most global)": 2,
+        "KL, scale 1": 2,
+        "KL, scale 2 (most local)": 1,
+    }
+
+
 def test_write_report_puts_tables_first_and_escapes_words(tmp_path: Path) -> None:
     table = Table(title="<b>", says="a & b", columns=["x"], rows=[["<i>1"]])
     out = write_report([make_run(tmp_path / "a<u>b")], tmp_path / "page.html", tables=[table])
@@ -197,7 +247,16 @@ def with_array(name: str, array: np.ndarray | None) -> Callable[[Path], None]:
 
 
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
-    "no settings": (lambda run: (run / "settings.json").unlink(), "settings.json: cannot be read"),
+    "no settings": (lambda run: (run / "settings.json").unlink(), r"run: not a run's folder \(no settings.json\)"),
+    "no description": (lambda run: (run / "run.json").unlink(), "^[^ ]*run.json: cannot be read"),
+    "summary of others": (
+        lambda run: save_summary(run, {"num_images": None}),
+        "summary.json: not the summary of an ev",
+    ),
+    "score of words": (
+        lambda run: save_summary(run, {"num_images": 1, "ged2": {"mean": "x", "std": 1}}),
+        "summary.json: not the summary of an ev",
+    ),
     "settings cut": (lambda run: (run / "settings.json").write_text('{"seed"'), "settings.json: not JSON"),
     "settings of others": (lambda run: (run / "settings.json").write_text('{"a": 1}'), "settings.json: .*a: unknown"),
     "run is a list": (lambda run: (run / "run.json").write_text("[]"), "run.json: expected a JSON object"),

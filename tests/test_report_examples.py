@@ -58,6 +58,13 @@ def test_figures_show_pictures_and_say_what_they_are(tmp_path: Path, what: str) 
     assert words <= texts
 
 
+def test_draw_samples_names_every_map_of_every_example(tmp_path: Path) -> None:
+    root = ElementTree.fromstring(as_svg(draw_samples(examples_of(tmp_path), order=range(2))))
+    texts = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert [texts.count(f"sample {number}") for number in range(1, 5)] == [2, 2, 2, 2]
+    assert (texts.count("ground truth"), texts.count("reconstruction")) == (2, 2)
+
+
 def test_draw_instances_takes_the_hardest_first(tmp_path: Path) -> None:
     examples = examples_of(tmp_path, instances=True)
     assert hardest_first(examples) == [1, 0]

@@ -38,6 +38,10 @@ def test_load_takes_a_checkpoint_by_name(run: Path) -> None:
 def test_load_says_what_is_wrong(run: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no such folder"):
         hpunet.load(tmp_path / "nowhere")
+    for checkpoint in ("latest", "best"):
+        with pytest.raises(CheckpointError, match=r"not a run's folder \(no settings.json\)"):
+            hpunet.load(tmp_path, checkpoint=checkpoint)
+    (tmp_path / "settings.json").write_text("{}")
     with pytest.raises(CheckpointError, match="has no checkpoint yet"):
         hpunet.load(tmp_path)
     with pytest.raises(CheckpointError, match=r"worst: no such checkpoint.*; there are latest, best, step-"):

@@ -10,6 +10,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from hpunet.errors import ConfigError
+
 console = Console()
 notes = Console(stderr=True)
 _ALSO_OVER_SUBSET = ("ged2", "ged2_unbiased", "hm_iou", "iou_rec")
@@ -132,7 +134,8 @@ def compare_command(
     split: Annotated[str, typer.Option(help="Which of their evaluations.")] = "val",
     samples: Annotated[int, typer.Option(help="Likewise.", min=1)] = 16,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for comparison.json, .png, .svg; by default the first run.")
+        Path | None,
+        typer.Option(help="Folder for comparison-SPLIT-SAMPLES.json, .png, .svg; by default the first run."),
     ] = None,
 ) -> None:
     """Compare evaluated runs: all metrics, and paired bootstrap differences to the first run."""
@@ -144,34 +147,38 @@ def compare_command(
         for run, name in zip(runs, _names(runs), strict=True)
     ]
     comparison = compare(found)
-    folder = out or runs[0]
+    files = (out or runs[0]) / f"comparison-{comparison['split']}-{comparison['num_samples']}"
     contents = {"json": dump_json(comparison, name="comparison"), **draw_comparison(comparison)}
     for kind, content in contents.items():
-        replace_file(folder / f"comparison.{kind}", content)
+        replace_file(files.with_name(f"{files.name}.{kind}"), content)
     _print_comparison(comparison)
     for kind in contents:
-        console.print(str(folder / f"comparison.{kind}"), highlight=False, soft_wrap=True)
+        console.print(f"{files}.{kind}", highlight=False, soft_wrap=True)
 
 
 def _names(runs: Sequence[Path]) -> list[str]:
-    """The folders' own names, or their whole paths, dashed, where these are not unique."""
-    names = [run.resolve().name for run in runs]
+    """The folders' own names, or their whole paths, dashed, where these are not unique; refuses one given twice."""
+    folders = [run.resolve() for run in runs]
+    if twice := [run for i, run in enumerate(runs) if folders[i] in folders[:i]]:
+        raise ConfigError(f"{twice[0]}: given twice; give each run once")
+    names = [folder.name for folder in folders]
     if len(set(names)) == len(names):
         return names
     return ["-".join(part for part in run.resolve().parts if part != run.anchor) for run in runs]
 
 
 def _print_summary(summary: Mapping[str, Any]) -> None:
-    from hpunet.evaluation_summary import ALL_METRICS
+    from hpunet.evaluation_summary import ALL_METRICS, counted, counts
 
     subset = summary["subset_b"]
     runs = ", ".join(f"{run['name']} (iteration {run['step']})" for run in summary["runs"])
-    counts = f"{summary['num_images']} {summary['split']} images, {summary['num_samples']} samples each"
-    table = Table(title=f"{escape(runs)}: {counts}", title_justify="left")
+    table = Table(title=f"{escape(runs)}: {counts(summary)}", title_justify="left")
     table.add_column("", no_wrap=True)
     for column in ("mean ± std", "± patients", "subset B"):
         table.add_column(column)
-    table.caption = f"std by bootstrap; subset B: the {subset['num_images']} images that every grader marked"
+    table.caption = (
+        f"std by bootstrap; subset B: the {counted(subset['num_images'], 'image')} that every grader marked"
+    )
     table.caption_justify = "left"
     missing = []
     for name in ALL_METRICS:
@@ -179,7 +186,7 @@ def _print_summary(summary: Mapping[str, Any]) -> None:
         if entry is None:
             missing.append(f"{name}: {summary['reasons'][name]}")
             continue
-        some = f" ({entry['num_images']} images)" if entry["num_images"] < summary["num_images"] else ""
+        some = f" ({counted(entry['num_images'], 'image')})" if entry["num_images"] < summary["num_images"] else ""
         table.add_row(_titled(name), _number(entry) + some, f"{entry['patient_std']:.4f}", _number(subset[name]))
     console.print(table)
     for reason in missing:
@@ -187,10 +194,12 @@ def _print_summary(summary: Mapping[str, Any]) -> None:
 
 
 def _print_failed(summary: Mapping[str, Any]) -> None:
+    from hpunet.evaluation_summary import counted
+
     if summary["num_failed"]:
-        first = summary["failed"][0]
+        failed, first = counted(summary["num_failed"], "image"), summary["failed"][0]
         notes.print(
-            f"[bold red]{summary['num_failed']} images failed[/bold red], the first: {escape(first['error'])}; "
+            f"[bold red]{failed} failed[/bold red], the first: {escape(first['error'])}; "
             f"the error column of {escape(summary['runs'][0]['rows'])} has all",
             highlight=False,
             soft_wrap=True,
@@ -198,11 +207,10 @@ def _print_failed(summary: Mapping[str, Any]) -> None:
 
 
 def _print_comparison(comparison: Mapping[str, Any]) -> None:
-    from hpunet.evaluation_summary import ALL_METRICS
+    from hpunet.evaluation_summary import ALL_METRICS, counted, counts
 
     names = [escape(run["name"]) for run in comparison["runs"]]
-    title = f"{comparison['num_images']} {comparison['split']} images, {comparison['num_samples']} samples each"
-    values = Table("mean ± std over images", *names, title=title, title_justify="left")
+    values = Table("mean ± std over images", *names, title=counts(comparison), title_justify="left")
     gaps = Table(title=f"difference to {names[0]}: mean ± std [95 % interval]", title_justify="left")
     gaps.add_column("", no_wrap=True)
     gaps.add_column("over images")
@@ -219,8 +227,8 @@ def _print_comparison(comparison: Mapping[str, Any]) -> None:
     console.print(values)
     console.print(gaps)
     if comparison["num_failed"]:
-        words = f"{comparison['num_failed']} images failed in some run and are left out"
-        notes.print(words, highlight=False)
+        failed = counted(comparison["num_failed"], "image")
+        notes.print(f"left out, since some run failed on them: {failed}", highlight=False)
     if not comparison["same_data"]:
         notes.print("the data have the same images by name, but not the same fingerprint", highlight=False)
 

@@ -15,6 +15,7 @@ from hpunet.evaluation_summary import (
     DIRECTIONS,
     TOGETHER,
     Scope,
+    counts,
     is_defined,
     metric_entries,
     resampled,
@@ -22,7 +23,8 @@ from hpunet.evaluation_summary import (
 from hpunet.report_figures import run_look
 from hpunet.report_sheets import new_figure
 
-_MUST_AGREE = ("split", "samples", "crop", "extrapolate")
+_CHOSEN, _OF_THE_RUN = ("split", "samples", "limit"), ("crop", "extrapolate")
+"""What must agree: what an evaluation is asked for, and what training has decided."""
 _NUM_KEYS_SHOWN = 3
 
 
@@ -40,9 +42,12 @@ class Evaluated:
 def read_evaluated(run: Path, *, split: str, num_samples: int, name: str) -> Evaluated:
     """The evaluation of a run, or that in the folder itself."""
     folder = run if (run / IDENTITY_FILE).is_file() else run / "evaluation" / f"{split}-{num_samples}"
+    if not run.is_dir():
+        raise ConfigError(f"{run}: no such folder; expected a run that was evaluated, or an evaluation's folder")
     if not folder.is_dir():
+        there = ", ".join(sorted(path.parent.name for path in run.glob(f"evaluation/*/{IDENTITY_FILE}")))
         raise ConfigError(
-            f"{folder}: no such evaluation; make it first: "
+            f"{folder}: no such evaluation (there: {there or 'none'}); make it first: "
             f"hpunet evaluate {run} --data DIR --split {split} --samples {num_samples}"
         )
     identity, rows = read_evaluation(folder)
@@ -82,9 +87,16 @@ def compare(runs: Sequence[Evaluated]) -> dict[str, Any]:
 
 
 def _refuse_different_images(first: Evaluated, other: Evaluated) -> None:
-    for key in _MUST_AGREE:
-        if (one := first.identity.get(key)) != (two := other.identity.get(key)):
-            raise ConfigError(f"{other.name}: evaluated with {key} {two}, {first.name} with {one}; evaluate it again")
+    pairs = {key: (other.identity[key], first.identity[key]) for key in (*_CHOSEN, *_OF_THE_RUN)}
+    different = {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
+    if different:
+        said = [f"{key} {_shown(two)} and {_shown(one)}" for key, (two, one) in different.items()]
+        said += ["other data"] if other.identity["data"] != first.identity["data"] else []
+        if fixed := [key for key in _OF_THE_RUN if key in different]:
+            advice = f"the runs' settings decide {' and '.join(fixed)}, so these runs cannot be compared"
+        else:
+            advice = "evaluate both with the same " + ", ".join(f"--{key}" for key in different)
+        raise ConfigError(f"{other.name} and {first.name} were evaluated differently: {', '.join(said)}; {advice}")
     only = {one.name: [k for k in one.rows if k not in two.rows] for one, two in ((first, other), (other, first))}
     found = [
         f"{len(keys)} only in {name} ({', '.join(keys[:_NUM_KEYS_SHOWN])}{', …' * (len(keys) > _NUM_KEYS_SHOWN)})"
@@ -94,8 +106,12 @@ def _refuse_different_images(first: Evaluated, other: Evaluated) -> None:
     if found:
         raise ConfigError(
             f"{other.name} and {first.name} were evaluated on different images: {'; '.join(found)}; use the same "
-            "--data and --limit"
+            "--data"
         )
+
+
+def _shown(value: Any) -> str:
+    return "none" if value is None else "×".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _side_by_side(rows: Sequence[Sequence[Row]], *, scope: Scope) -> dict[str, Any]:
@@ -167,8 +183,7 @@ def draw_comparison(comparison: Mapping[str, Any]) -> dict[str, bytes]:
     for axis in (left, right):
         axis.grid(axis="x", alpha=0.3)
         axis.spines[["top", "right"]].set_visible(False)
-    words = f"{comparison['num_images']} {comparison['split']} images, {comparison['num_samples']} samples each"
-    page.suptitle(words + "; ↑ more is better, ↓ less", fontsize=12)
+    page.suptitle(counts(comparison) + "; ↑ more is better, ↓ less", fontsize=12)
     page.legend(
         *left.get_legend_handles_labels(), loc="outside lower center", ncols=min(4, len(names)), frameon=False
     )

@@ -1,6 +1,5 @@
 """Evaluation of a model on a whole set: rows as they come, then means and deviations, and maps of a few images."""
 
-import hashlib
 import io
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,7 +12,7 @@ import numpy as np
 from hpunet.data.base import SetInfo, Source
 from hpunet.distributed import rank, world_size
 from hpunet.errors import ConfigError
-from hpunet.evaluation_rows import EXAMPLES_FILE, SUMMARY_FILE, Row, RowStore
+from hpunet.evaluation_rows import EXAMPLES_FILE, SUMMARY_FILE, Row, RowStore, first_keys
 from hpunet.evaluation_summary import summarise
 from hpunet.scorer import Item, Scorer, read_item
 from hpunet.storage import dump_json, replace_file
@@ -74,6 +73,7 @@ def evaluate(
     summary = {
         **(about or {}),
         "split": source.split,
+        "limit": limit if len(chosen) < len(source) else None,
         "seed": scorer.seed,
         "data_fingerprint": identity["data"],
         **summarise(rows, scope=scorer.scope),
@@ -86,12 +86,9 @@ def evaluate(
 
 
 def chosen_images(source: Source, limit: int | None) -> list[int]:
-    """Numbers of the images to evaluate, in order: all, or those whose keys' sums are the smallest."""
-    numbers = range(len(source))
-    if limit is None or limit >= len(source):
-        return list(numbers)
-    order = sorted(numbers, key=lambda i: hashlib.sha256(source.identities[i].key.encode()).digest())
-    return sorted(order[:limit])
+    """Numbers of the images to evaluate, in order: all, or so many of them."""
+    chosen = first_keys((identity.key for identity in source.identities), limit)
+    return [i for i, identity in enumerate(source.identities) if identity.key in chosen]
 
 
 def _read_ahead(source: Source, batches: Sequence[Sequence[int]], info: SetInfo) -> Iterator[list[Item]]:

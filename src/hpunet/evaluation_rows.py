@@ -3,10 +3,12 @@
 evaluation.json    what was evaluated: sums of the weights and of the data, split, samples, seed ...
 rows.csv           one row an image, in the order of the data; there when the evaluation is finished
 rows-<n>.part.csv  rows of process n while it goes on
-summary.json       means and deviations     examples.npz   maps of a few images, for figures
+summary.json       means and deviations of the images chosen by its `limit`: rows.csv may hold more
+examples.npz       maps of a few of these, for figures
 """
 
 import csv
+import hashlib
 import io
 import json
 import math
@@ -138,16 +140,27 @@ class RowStore:
         return sorted(self.folder.glob("rows-*.part.csv"))
 
 
+def first_keys(keys: Iterable[str], limit: int | None) -> set[str]:
+    """So many of the images' keys, or all: those whose sums are the smallest, so that 10 are among 20 of the same."""
+    return set(sorted(keys, key=lambda key: hashlib.sha256(key.encode()).digest())[:limit])
+
+
 def read_evaluation(folder: Path) -> tuple[dict[str, Any], list[Row]]:
-    """What a finished evaluation is of, and its rows."""
+    """What a finished evaluation is of, its limit too, and the rows that its summary is of."""
     identity = _read_identity(folder)
-    if identity is None or not (folder / ROWS_FILE).is_file():
-        unfinished = identity is not None and any(folder.glob("rows-*.part.csv"))
+    if identity is None or not all((folder / name).is_file() for name in (ROWS_FILE, SUMMARY_FILE)):
+        unfinished = identity is not None and any(folder.glob("rows*.csv"))
         state = "is not finished; go on with the same command" if unfinished else "holds no evaluation"
         raise ConfigError(f"{folder}: {state}: hpunet evaluate RUN --data DIR")
     if missing := {"split", "samples", "crop", "extrapolate", "alpha", "data"} - identity.keys():
         raise DataError(f"{folder / IDENTITY_FILE}: lacks {', '.join(sorted(missing))}; evaluate again")
-    return identity, read_rows(folder / ROWS_FILE)
+    summary = parse_json(read_bytes(folder / SUMMARY_FILE), name=str(folder / SUMMARY_FILE))
+    limit = summary.get("limit", 0) if isinstance(summary, dict) else 0
+    if limit is not None and (type(limit) is not int or limit < 1):
+        raise DataError(f"{folder / SUMMARY_FILE}: limit is no number of images; evaluate again")
+    rows = read_rows(folder / ROWS_FILE)
+    chosen = first_keys((row.key for row in rows), limit)
+    return {**identity, "limit": limit}, [row for row in rows if row.key in chosen]
 
 
 def _read_identity(folder: Path) -> dict[str, Any] | None:

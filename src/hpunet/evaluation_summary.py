@@ -34,6 +34,17 @@ class Scope:
     """Instances among other classes, as in street scenes."""
 
 
+def counted(number: int, noun: str) -> str:
+    """1 image, 2 images."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def counts(found: Mapping[str, Any]) -> str:
+    """How many images and samples a summary or comparison is of, in words."""
+    images = counted(found["num_images"], f"{found['split']} image")
+    return f"{images}, {counted(found['num_samples'], 'sample')} each"
+
+
 def summarise(rows: Sequence[Row], *, scope: Scope) -> dict[str, Any]:
     """The summary of one model: every metric, the same over subset B, reasons for nulls, and what failed."""
     good = [row for row in rows if not row.error]

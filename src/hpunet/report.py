@@ -38,6 +38,13 @@ thead th { border-bottom: 2px solid #111; }
 """
 
 
+_EVALUATIONS = (
+    "Mean ± standard deviation over bootstraps of the images; columns are run, split and number of samples. Lower is "
+    "better for ged2, ged2_unbiased, calibration_error and rand_error, higher for the others; sample_diversity is "
+    "neither good nor bad by itself."
+)
+
+
 def _silently(drawings: Iterable[Drawing], _count: int) -> Iterable[Drawing]:
     return drawings
 
@@ -128,6 +135,7 @@ def _page(
 ) -> str:
     parts = [_table(table) for table in tables]
     parts += ["<h2>Runs</h2>", _runs_table(runs)]
+    parts += [_table(_evaluations(runs))] if any(run.evaluations for run in runs) else []
     for section in sections:
         parts.append(f"<h2>{escape(section.heading)}</h2>")
         parts += [f"<p>{escape(section.note)}</p>"] if section.note else []
@@ -161,6 +169,16 @@ def _runs_table(runs: Sequence[SavedRun]) -> str:
             ]
         )
     return _html_table(columns, rows)
+
+
+def _evaluations(runs: Sequence[SavedRun]) -> Table:
+    found = {f"{run.name}, {name}": each for run in runs for name, each in run.evaluations.items()}
+    metrics = dict.fromkeys(metric for each in found.values() for metric in each.scores)
+    rows = [["images", *(str(each.num_images) for each in found.values())]]
+    for metric in metrics:
+        scores = [each.scores.get(metric) for each in found.values()]
+        rows.append([metric, *("–" if score is None else f"{score[0]:.4f} ± {score[1]:.4f}" for score in scores)])
+    return Table("Evaluations", _EVALUATIONS, ["", *found], rows)
 
 
 def _table(table: Table) -> str:

@@ -96,15 +96,19 @@ def report_sections(runs: Sequence[SavedRun]) -> list[Section]:
             where = f"validation images at iteration {run.step}"
             drawings = _drawings(run.examples, run=run, name=run.name, where=where)
             sections.append(Section(f"Hypotheses of {run.name}", drawings))
-        for folder, examples in run.evaluations.items():
-            drawings = _drawings(
-                examples, run=run, name=f"{run.name}-{folder}", where=f"images of evaluation {folder}"
-            )
-            sections.append(Section(f"Evaluation {folder} of {run.name}", drawings))
+        for folder, evaluation in run.evaluations.items():
+            if evaluation.examples is not None:
+                where, number = f"images of evaluation {folder}", evaluation.num_images
+                drawings = _drawings(
+                    evaluation.examples, run=run, name=f"{run.name}-{folder}", where=where, num_evaluated=number
+                )
+                sections.append(Section(f"Evaluation {folder} of {run.name}", drawings))
     return sections
 
 
-def _drawings(examples: Examples, *, run: SavedRun, name: str, where: str) -> list[Drawing]:
+def _drawings(
+    examples: Examples, *, run: SavedRun, name: str, where: str, num_evaluated: int | None = None
+) -> list[Drawing]:
     """The figures that these examples allow; the paper's order."""
     words = {"where": where, "colours": _colours(examples), "classes": _classes(examples)}
     found: dict[str, tuple[str, str, Callable[[], Any]]] = {}
@@ -126,17 +130,18 @@ def _drawings(examples: Examples, *, run: SavedRun, name: str, where: str) -> li
     if has_instances:
         found["instances"] = ("Instances", caption, partial(draw, examples, order=as_saved))
     if worst and examples.visible is None:
-        found["hardest"] = (_hardest(examples), caption, partial(draw, examples, order=worst))
+        found["hardest"] = (_hardest(examples, num_evaluated), caption, partial(draw, examples, order=worst))
     return [
         Drawing(f"{name}-{what}", f"{title}, {run.name}", caption.format(what=title, **words), draw)
         for what, (title, caption, draw) in found.items()
     ]
 
 
-def _hardest(examples: Examples) -> str:
+def _hardest(examples: Examples, num_evaluated: int | None) -> str:
     metric = METRIC_NAMES.get(examples.hardness_metric, examples.hardness_metric)
-    of = f"of {len(examples.image)} saved examples" if examples.is_hardest is None else "of all images"
-    return f"The hardest {of} by {metric}"
+    of_all = examples.is_hardest is not None and num_evaluated is not None
+    of = f"the {num_evaluated} evaluated" if of_all else f"{len(examples.image)} saved examples"
+    return f"The hardest of {of} by {metric}"
 
 
 def _classes(examples: Examples) -> str:

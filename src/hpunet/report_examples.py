@@ -30,29 +30,25 @@ _ROWS = {"full": "all", "global": "global", "local": "local"}
 
 
 def draw_samples(examples: Examples, *, order: Sequence[int]) -> Any:
-    """Graders above their reconstructions (Fig. 2), samples beside them in two rows.
+    """Graders above their reconstructions (Fig. 2), samples beside them in two rows; each example has its titles.
 
     Examples are taken in the order given, as many as fit a page.
     """
     num_graders = min(_MAX_GRADERS, examples.labels.shape[1])
     per_line = min(max(2, 8 - num_graders), 4, -(-examples.samples["full"].shape[1] // 2))
     lines: list[Line] = []
-    for i in order[: _num_shown(examples, columns=1 + num_graders + per_line, lines=2)]:
-        first = not lines
+    for i in order[: _num_shown(examples, columns=1 + num_graders + per_line, lines=2, words=0.7)]:
         titles = ("grader {}", "rec. {}") if num_graders > 1 else ("ground truth", "reconstruction")
-        rows: list[list[Cell | None]] = [
-            [_image(examples, i, "image" if first else "")],
-            [_words("rec. ▸")],
-        ]
+        rows: list[list[Cell | None]] = [[_image(examples, i, "image")], [None]]
         for r in range(num_graders):
             there = bool(examples.graders[i, r])
             for row, maps, title in zip(rows, (examples.labels, examples.reconstructions), titles, strict=True):
                 truth = maps is examples.labels
                 shown = _classes(examples, i, maps[i, r], truth=truth) if there else _words("no grading")
-                row.append(_titled(shown, title.format(r + 1) if first else ""))
+                row.append(_titled(shown, title.format(r + 1)))
         samples = examples.samples["full"][i][: 2 * per_line]
         for s, labels in enumerate(samples):
-            rows[s // per_line].append(_titled(_classes(examples, i, labels), f"sample {s + 1}" if first else ""))
+            rows[s // per_line].append(_titled(_classes(examples, i, labels), f"sample {s + 1}"))
         lines += [Line(rows[0], heading=_heading(examples, i)), Line(rows[1])]
     return _draw(examples, lines, groups=(1, 1 + num_graders))
 
@@ -159,10 +155,10 @@ def draw_extrapolation(examples: Examples) -> Any:
     return _draw(examples, lines, groups=(3, 5))
 
 
-def _num_shown(examples: Examples, *, columns: int, lines: int) -> int:
-    """How many examples fit a page, if each takes so many columns and lines."""
+def _num_shown(examples: Examples, *, columns: int, lines: int, words: float = 0.3) -> int:
+    """How many examples fit a page, if each takes so many columns and lines, and inches of words above them."""
     h, w = examples.image.shape[2:]
-    height = lines * ((WIDTH - 1) / columns * h / w) + 0.3
+    height = lines * ((WIDTH - 1) / columns * h / w) + words
     return min(len(examples.image), _MAX_EXAMPLES, max(1, int(_MAX_HEIGHT / height)))
 
 

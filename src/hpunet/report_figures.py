@@ -16,15 +16,17 @@ _METRICS = {"val_ged2": "GED² (lower is better)", "val_hm_iou": "matched IoU", 
 
 def training_dynamics(runs: Sequence[SavedRun]) -> Any:
     """Reconstruction against κ, λ, and KL altogether and by scale over the iterations; runs overlaid."""
-    scales = sorted({i for run in runs for i, dim in enumerate(run.settings.model.latent_dims) if dim})
+    scales = [[i for i, dim in enumerate(run.settings.model.latent_dims) if dim] for run in runs]
     panels = [("rec", "cross-entropy per counted pixel"), ("lambda", "λ"), ("kl", "KL, all scales (nats)")]
-    panels += [(f"kl_{i}", f"KL, scale {i}{_which(i, scales)}") for i in scales]
+    panels += [(f"kl_{i}", f"KL, scale {i}{_which(i, scales)}") for i in sorted({i for own in scales for i in own})]
     rows = -(-len(panels) // 3)
     page = new_figure(layout="constrained", figsize=(WIDTH, 2.4 * rows + 0.4))
     axes = page.subplots(rows, 3, squeeze=False).ravel()
     for axis, (name, title) in zip(axes, panels, strict=False):
         _prepare(axis, title)
         for number, run in enumerate(runs):
+            if name.startswith("kl_") and int(name.removeprefix("kl_")) not in scales[number]:
+                continue  # what it logs there is the 0 of no latents
             steps, values = run.series(name)
             if name.startswith("kl"):
                 values = values.clip(min=_SMALLEST_KL)
@@ -56,10 +58,12 @@ def validation_curves(runs: Sequence[SavedRun]) -> Any:
     return page
 
 
-def _which(scale: int, scales: Sequence[int]) -> str:
-    if len(scales) == 1:
-        return ""
-    return {scales[0]: " (most global)", scales[-1]: " (most local)"}.get(scale, "")
+def _which(scale: int, scales: Sequence[Sequence[int]]) -> str:
+    """What a scale is to all the runs that have it, given the scales of each run."""
+    ends = {(scale == own[0], scale == own[-1]) for own in scales if scale in own}
+    if all(first for first, _ in ends) and not all(last for _, last in ends):
+        return " (most global)"
+    return " (most local)" if all(last and not first for first, last in ends) else ""
 
 
 _MARKERS = ("o", "s", "^", "D", "v", "P")

@@ -42,6 +42,8 @@ def load(
     folder = Path(run)
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: no such folder; expected one that `hpunet train` wrote")
+    if not any((folder / name).exists() for name in ("settings.json", "checkpoints")):
+        raise CheckpointError(f"{folder}: not a run's folder (no settings.json); expected one `hpunet train` wrote")
     found = _find(folder / "checkpoints", checkpoint)
     if missing := {"settings", "info"} - found.state.keys():
         raise CheckpointError(f"{found.path}: not a training run's checkpoint ({', '.join(sorted(missing))} missing)")
