@@ -28,7 +28,7 @@ def test_report_errors_are_one_line(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     for args, expected in {
         ("nowhere",): "nowhere: no such folder",
-        ("run",): "run/settings.json: cannot be read",
+        ("run",): "run: not a run's folder (no settings.json)",
     }.items():
         result = hpunet("report", *args, cwd=tmp_path)
         assert result.returncode != 0

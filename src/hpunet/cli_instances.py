@@ -128,7 +128,10 @@ def _summarise(errors: Mapping[str, float], *, out: Path, quiet: bool) -> None:
     if not quiet:
         mean = f"{sum(defined) / len(defined):.4f}" if defined else "undefined"
         left_out = f" ({len(errors) - len(defined)} without instances left out)" if len(defined) < len(errors) else ""
-        console.print(f"Mean Rand error of {len(defined)} images{left_out}: {mean}", highlight=False)
+        console.print(
+            f"Mean Rand error of {len(defined)} image{'' if len(defined) == 1 else 's'}{left_out}: {mean}",
+            highlight=False,
+        )
 
 
 def _open(where: str, *, split: str, options: list[str], trained: "TrainedModel") -> "Source":
