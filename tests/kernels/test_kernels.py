@@ -6,22 +6,27 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("triton")
-SCRIPT = Path(__file__).with_name("interpreted.py")
 
 
-def agree(**variables: str) -> None:
+def says(script: str, **variables: str) -> str:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
-    command = [sys.executable, str(SCRIPT)]
+    command = [sys.executable, str(Path(__file__).with_name(script))]
     result = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False, env=environment)
-    assert result.stdout == "the kernels agree with plain torch\n", result.stderr
+    assert result.returncode == 0, result.stderr
+    return result.stdout
 
 
 def test_kernels_agree_with_plain_torch_in_the_interpreter() -> None:
-    agree(TRITON_INTERPRET="1", CUDA_VISIBLE_DEVICES="")
+    found = says("interpreted.py", TRITON_INTERPRET="1", CUDA_VISIBLE_DEVICES="")
+    assert found == "the kernels agree with plain torch\n"
+
+
+def test_kernels_compile_for_a_gpu_that_is_not_there(tmp_path: Path) -> None:
+    assert says("compiled.py", TRITON_CACHE_DIR=str(tmp_path)) == "the kernels compile\n"
 
 
 def test_kernels_agree_with_plain_torch_on_a_gpu() -> None:
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA GPU")
-    agree()
+    assert says("interpreted.py") == "the kernels agree with plain torch\n"
