@@ -57,7 +57,7 @@ ALLOWED = {
     "checkpoint": {"errors", "storage", "weights"},
     "run_state": {"errors", "__init__"},
     "build": {"errors", "config", "data", "models", "objectives", "training_step"},
-    "logs": set(),
+    "logs": {"storage"},
     "training_step": {"batch", "noise", "data", "objectives"},
     "validation": {"batch", "config", "data", "distributed", "logs", "metrics", "pictures", "sampling", "scoring"},
     "scoring": {"batch", "noise", "data", "instances", "metrics", "models", "sampling"},
@@ -87,7 +87,7 @@ ALLOWED = {
     },
     "train": {
         *("errors", "config", "batch", "build", "checkpoint", "data", "distributed", "logs", "objectives"),
-        *("run_state", "stopping", "training_step", "validation", "weights"),
+        *("run_state", "stopping", "storage", "training_step", "validation", "weights"),
     },
     "trained": {"errors", "build", "checkpoint", "config", "data", "models", "weights"},
     "init": {"errors", "data"},

@@ -9,6 +9,8 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from hpunet.storage import replace_file
+
 LOG_FILE = "log.jsonl"
 
 
@@ -32,10 +34,7 @@ class JsonLines:
     def __init__(self, path: Path, *, last_step: int) -> None:
         """Go on with the file at `path`; lines of steps after `last_step`, left by an interruption, are dropped."""
         kept = [line for line in read_log(path) if line["step"] <= last_step]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f".{path.name}.partial")
-        partial.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
-        partial.replace(path)
+        replace_file(path, "".join(json.dumps(line) + "\n" for line in kept).encode())
         self._file = path.open("a", encoding="utf-8")
 
     def numbers(self, step: int, values: Mapping[str, float]) -> None:

@@ -129,3 +129,4 @@ def replace_file(path: Path, content: bytes) -> None:
         except BaseException:
             partial.unlink(missing_ok=True)
             raise
+        sync_folder(path.parent)

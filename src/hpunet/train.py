@@ -45,6 +45,7 @@ from hpunet.run_state import (
     seed_generators,
 )
 from hpunet.stopping import Interrupted, Stop, stop_on_signals
+from hpunet.storage import dump_json, replace_file
 from hpunet.training_step import TrainingStep
 from hpunet.validation import Validation
 from hpunet.weights import check_fits
@@ -305,8 +306,9 @@ def train(
     )
     open_logs: list[Logger] = []
     if rank() == 0:
-        _write_json(run / SETTINGS_FILE, settings.model_dump(mode="json"))
-        _write_json(run / RUN_FILE, {**describe_run(), "data": training.pack.fingerprint, "processes": world_size()})
+        about = {**describe_run(), "data": training.pack.fingerprint, "processes": world_size()}
+        replace_file(run / SETTINGS_FILE, dump_json(settings.model_dump(mode="json"), name=SETTINGS_FILE))
+        replace_file(run / RUN_FILE, dump_json(about, name=RUN_FILE))
         open_logs = open_loggers(run, last_step=training.step, more=loggers)
     try:
         with stop_on_signals() as stop:
@@ -394,10 +396,3 @@ def _deciding(settings: dict[str, Any]) -> dict[str, Any]:
 
 def _is_finite(gradient: Tensor | None) -> bool:
     return gradient is None or bool(gradient.isfinite().all())
-
-
-def _write_json(path: Path, value: object) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(json.dumps(value, indent=1), encoding="utf-8")
-    partial.replace(path)

@@ -5,7 +5,6 @@ bit, NaN payloads included; the memory format does not: whatever was channels-la
 (`load_state_dict` copies into the model's own layout anyway).
 """
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hpunet.errors import CheckpointError
-from hpunet.storage import naming_errors, parse_json, read_file, sync_folder, write_file
+from hpunet.storage import parse_json, read_file, replace_file
 
 MAX_BYTES = 2**35
 """Largest file of tensors that is read (32 GiB)."""
@@ -80,18 +79,7 @@ def save_weights(path: Path, *, tensors: Mapping[str, Tensor], metadata: Mapping
     """Write tensors (say, a `state_dict`) to `path`, which ends in .safetensors, whole or not at all."""
     if path.suffix != ".safetensors":
         raise CheckpointError(f"{path}: weights are saved as .safetensors, got {path.suffix or 'no ending'}")
-    content = encode(tensors, name=str(path), metadata=metadata)
-    temporary = path.with_name(f".tmp-hpunet-{path.name}")
-    with naming_errors(path, action="written"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.unlink(missing_ok=True)
-        try:
-            write_file(temporary, content)
-            os.replace(temporary, path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-        sync_folder(path.parent)
+    replace_file(path, encode(tensors, name=str(path), metadata=metadata))
 
 
 def load_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
