@@ -4,106 +4,169 @@ Run by `test_kernels.py` in a process of its own, because the interpreter is cho
 TRITON_INTERPRET=1 python tests/kernels/interpreted.py; on a GPU without that variable.
 """
 
+from itertools import product
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hpunet.kernels.convolution import convolve, correlate, row_length
-from hpunet.kernels.fused import fused_blocks
+from hpunet import sample
+from hpunet.kernels.convolution import Correlation, GradientView, KernelView, Tiling, convolve, correlate
+from hpunet.kernels.network import FusedNetwork, FusedSampler
 from hpunet.models.hpunet import HPUNet
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-SHAPES = [  # batch, height, width, in, out: tiles within images, several images a tile, odd sizes, one image
-    (2, 16, 16, 16, 24),
-    (3, 4, 4, 24, 16),
-    (5, 1, 1, 40, 16),
-    (1, 9, 6, 8, 16),
+SHAPES = [  # groups, batch, height, width, in, out, taps, and how they are cut
+    (1, 2, 16, 16, 16, 24, 3, Tiling(py=2, px=4, patches=16, columns=64, chunk=16)),
+    (2, 3, 4, 4, 24, 16, 3, Tiling(py=1, px=2, patches=32, columns=32, chunk=32)),  # several images a tile
+    (2, 5, 1, 1, 40, 16, 3, Tiling(py=1, px=1, patches=16, columns=16, chunk=64)),
+    (1, 1, 9, 6, 8, 16, 3, Tiling(py=1, px=2, patches=16, columns=16, chunk=16)),  # odd sizes, one image
+    (2, 2, 8, 8, 24, 8, 1, Tiling(py=1, px=1, patches=32, columns=16, chunk=32)),
+]
+MODELS: list[tuple[dict[str, Any], tuple[int, int]]] = [  # settings, size of the images
+    ({"channels": (16, 32, 32), "latent_dims": (1,)}, (4, 4)),  # weights used as they are
+    ({"channels": (12, 16), "latent_dims": (2,), "cond_channels": 2, "channels_last": False}, (2, 4)),  # and padded
+    ({"channels": (8, 8, 16), "latent_dims": (0, 1)}, (4, 4)),  # scales without a latent
+    ({"channels": (8, 8, 16), "latent_dims": (1, 0)}, (4, 4)),
 ]
 
 
 def distance(one: Tensor, other: Tensor) -> float:
-    return float((one.double() - other.double()).norm() / other.double().norm())
+    one, other = one.detach().double().cpu(), other.detach().double().cpu()
+    return float((one - other).norm() / other.norm())
+
+
+def here(x: Tensor) -> Tensor:
+    return x.float().to(DEVICE)
 
 
 def plain(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """NHWC and (out, in, 3, 3)."""
-    return F.conv2d(x.permute(0, 3, 1, 2), weight, bias, padding=1).permute(0, 2, 3, 1)
+    """(g, b, h, w, i) and (g, o, i, t, t)."""
+    groups = [
+        F.conv2d(x[g].permute(0, 3, 1, 2), weight[g], None if bias is None else bias[g], padding=weight.shape[4] // 2)
+        for g in range(len(x))
+    ]
+    return torch.stack(groups).permute(0, 1, 3, 4, 2)
 
 
-def as_rows(weight: Tensor) -> Tensor:
-    rows = weight.permute(2, 3, 1, 0).flatten(1, 2)
-    return F.pad(rows, (0, 0, 0, row_length(weight.shape[1]) - rows.shape[1])).contiguous()
+def patch_weights(weight: Tensor, t: Tiling) -> KernelView:
+    """A loop where the package has an index."""
+    groups, out, channels, taps, _ = weight.shape
+    patch = torch.zeros(groups, t.py + taps - 1, t.run(channels, taps=taps), t.py, t.px, out)
+    for y, x, dy, dx in product(range(t.py), range(t.px), range(taps), range(taps)):
+        run = slice((x + dx) * channels, (x + dx + 1) * channels)
+        patch[:, y + dy, run, y, x] = weight[:, :, :, dy, dx].transpose(1, 2).float()
+    data = here(patch.flatten(3).contiguous())
+    _, rows, run, columns = data.shape
+    return KernelView(data, rows * run * columns, run * columns, channels * columns, columns, 1, columns)
 
 
 def check_convolve() -> None:
-    for b, h, w, channels, width in SHAPES:
+    for groups, b, h, w, channels, width, taps, tiling in SHAPES:
         x, weight, bias = (
-            torch.randn(s, dtype=torch.float64) for s in ((b, h, w, channels), (width, channels, 3, 3), width)
+            torch.randn(s, dtype=torch.float64)
+            for s in ((groups, b, h, w, channels), (groups, width, channels, taps, taps), (groups, width))
         )
-        gate, residual = torch.randn(2, b, h, w, width, dtype=torch.float64)
-        other, skip = torch.randn(b, h, w, 40, dtype=torch.float64), torch.randn(40, width, dtype=torch.float64)
-        total = torch.zeros(width, device=DEVICE)
-        on = {n: v.float().to(DEVICE) for n, v in {"x": x, "weight": as_rows(weight), "bias": bias}.items()}
-        got = convolve(**on, relu_input=True, relu_output=True)  # type: ignore[arg-type]
-        assert distance(got.cpu(), plain(x.relu(), weight, bias).relu()) < 1e-6
-        got = convolve(
-            on["x"],
-            weight=on["weight"],
-            gate=gate.float().to(DEVICE),
-            residual=residual.float().to(DEVICE),
-            skip=(other.float().to(DEVICE), skip.float().to(DEVICE)),
-            sums=total,
-        )
-        expected = plain(x, weight) * (gate > 0) + other @ skip + residual
-        assert distance(got.cpu(), expected) < 1e-6
-        assert distance(total.cpu(), expected.sum(dim=(0, 1, 2))) < 1e-5
+        gate, residual = torch.randn(2, groups, b, h, w, width, dtype=torch.float64)
+        how: dict[str, Any] = {"weight": patch_weights(weight, tiling), "tiling": tiling, "taps": taps}
+        got = convolve(here(x), **how, bias=here(bias), relu_input=True, relu_output=True)
+        assert distance(got, plain(x.relu(), weight, bias).relu()) < 1e-6
+        got = convolve(here(x), **how, bias=here(bias), residual=here(residual))
+        assert distance(got, plain(x, weight, bias) + residual) < 1e-6
+        total = torch.zeros(groups, width, device=DEVICE)
+        got = convolve(here(x), **how, gate=here(gate), residual=here(residual), sums=total)
+        expected = plain(x, weight) * (gate > 0) + residual
+        assert distance(got, expected) < 1e-6
+        assert distance(total, expected.sum(dim=(1, 2, 3))) < 1e-5
 
 
 def check_correlate() -> None:
-    for b, h, w, channels, width in SHAPES:
-        x, g = (torch.randn(b, h, w, c, dtype=torch.float64) for c in (channels, width))
-        weight = torch.zeros(width, channels, 3, 3, dtype=torch.float64, requires_grad=True)
+    for groups, b, h, w, channels, width, taps, _ in SHAPES:
+        x, g = (torch.randn(groups, b, h, w, c, dtype=torch.float64) for c in (channels, width))
+        weight = torch.zeros(groups, width, channels, taps, taps, dtype=torch.float64, requires_grad=True)
         plain(x.relu(), weight).backward(g)
         assert weight.grad is not None
-        straight, mirrored = weight.grad.permute(2, 3, 1, 0), weight.grad.flip(2, 3).permute(2, 3, 0, 1)
-        rows, columns = x.float().to(DEVICE), g.float().to(DEVICE)
-        out, sums = torch.ones(3, 3 * channels, width, device=DEVICE), torch.zeros(width, device=DEVICE)
-        correlate(rows, columns, out=out, relu_rows=True, column_sums=sums)
-        assert distance(out.cpu() - 1, straight.flatten(1, 2)) < 1e-5
-        assert distance(sums.cpu(), g.sum(dim=(0, 1, 2))) < 1e-5
-        out = torch.zeros(3, 3 * width, channels, device=DEVICE)
-        correlate(columns, rows, out=out, relu_columns=True)
-        assert distance(out.cpu(), mirrored.flatten(1, 2)) < 1e-6
+        straight = weight.grad.permute(0, 3, 4, 2, 1).flatten(1, 2)
+        mirrored = weight.grad.flip(3, 4).permute(0, 3, 4, 1, 2).flatten(1, 2)
+        for py, px, together in ((1, 1, True), (1, 2, True), (2, 2, True), (1, 1, False)):
+            if h % py or w % px or (taps == 1 and py == 2):
+                continue
+            tiling = Correlation(py, px, rows=64, columns=32, patches=16, programs=8, together=together)
+            out, sums = torch.ones(straight.shape, device=DEVICE), torch.zeros(groups, width, device=DEVICE)
+            size = channels * width
+            view = GradientView(out, taps * taps * size, size, width, 1)
+            correlate(here(x), here(g), out=view, taps=taps, tiling=tiling, relu_rows=True, column_sums=sums)
+            assert distance(out - 1, straight) < 1e-5
+            assert distance(sums, g.sum(dim=(1, 2, 3))) < 1e-5
+            out = torch.zeros(mirrored.shape, device=DEVICE)
+            view = GradientView(out, taps * taps * size, size, channels, 1)
+            correlate(here(g), here(x), out=view, taps=taps, tiling=tiling, relu_columns=True)
+            assert distance(out, mirrored) < 1e-5
 
 
-def check_model() -> None:
-    """All gradients of a model with padded and unpadded widths, with and without changes of width."""
-    model = HPUNet(in_channels=1, num_classes=2, channels=(12, 16), latent_dims=(1,), blocks_per_scale=2).double()
-    image, labels = torch.rand(2, 1, 8, 8, dtype=torch.float64), torch.randint(2, (2, 8, 8))
-    noise = [torch.randn(2, *shape, dtype=torch.float64) for shape in model.latent_shapes(8, 8)]
+def check_model(settings: dict[str, Any], size: tuple[int, int]) -> None:
+    """Outputs and all gradients of a model."""
+    model = HPUNet(in_channels=1, num_classes=3, **{"blocks_per_scale": 1, **settings}).double().to(DEVICE)
+    inputs = {"image": torch.rand(2, 1, *size), "cond": None}
+    if model.cond_channels:
+        inputs["cond"] = torch.rand(2, model.cond_channels, *size)
+    labels = torch.randint(3, (2, *size), device=DEVICE)
+    noise = [torch.randn(2, *shape) for shape in model.latent_shapes(*size)]
 
-    def gradients() -> tuple[Tensor, dict[str, Tensor]]:
-        precision = next(model.parameters()).dtype
+    def gradients(network: Any, *, passes: int = 1) -> tuple[Any, dict[str, Tensor]]:
+        where: dict[str, Any] = {"dtype": next(model.parameters()).dtype, "device": DEVICE}
         model.zero_grad(set_to_none=True)
-        where = {"dtype": precision, "device": DEVICE}
-        output = model(image=image.to(**where), labels=labels.to(DEVICE), noise=[n.to(**where) for n in noise])
-        (output.logits.square().mean() * 10 + output.kl.sum()).backward()
-        found = {name: p.grad.cpu().clone() for name, p in model.named_parameters() if p.grad is not None}
-        return output.logits.detach().cpu(), found
+        seen = {name: None if value is None else value.to(**where) for name, value in inputs.items()}
+        for _ in range(passes):
+            output = network(**seen, labels=labels, noise=[n.to(**where) for n in noise])
+            (output.logits.square().mean() * 10 + output.kl @ torch.arange(1, 1 + len(noise)).to(**where)).backward()
+        return output, {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
 
-    model = model.to(DEVICE)
-    expected = gradients()
-    model = model.float()
-    with fused_blocks(model, dtype=torch.float32) as fused:
-        for _ in range(2):  # the second time nothing is left of the first
-            fused.prepare()
-            found = gradients()
-            assert distance(found[0], expected[0]) < 1e-6
-            assert found[1].keys() == expected[1].keys()
-            for name, gradient in expected[1].items():
-                assert distance(found[1][name], gradient) < 1e-5, name
-    after = gradients()
-    assert distance(after[0], expected[0]) < 1e-6  # and the model is as it was
+    expected, expected_gradients = gradients(model)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    model.float()
+    fused = FusedNetwork(model, dtype=torch.float32)
+    for passes in (1, 2):  # the second time nothing is left of the first; two passes add up
+        found, found_gradients = gradients(fused, passes=passes)
+        assert distance(found.logits, expected.logits) < 1e-6
+        assert distance(found.kl, expected.kl) < 1e-5
+        for one, other in zip(found.latents, expected.latents, strict=True):
+            assert one.shape == other.shape
+            assert other.numel() == 0 or distance(one, other) < 1e-6
+        for name, gradient in expected_gradients.items():
+            if gradient.norm() > 0:
+                assert distance(found_gradients[name], passes * gradient) < 1e-5, name
+            else:
+                assert float(found_gradients[name].abs().max()) == 0, name
+    for name, p in model.named_parameters():
+        assert torch.equal(p, before[name].float()), name
+    after, _ = gradients(model)
+    assert distance(after.logits, expected.logits) < 1e-6  # and the model is as it was
+
+
+def check_sampler() -> None:
+    model = HPUNet(in_channels=1, num_classes=3, channels=(8, 16, 16), latent_dims=(2, 1), blocks_per_scale=1).to(
+        DEVICE
+    )
+    image, given = torch.rand(2, 1, 8, 8, device=DEVICE), torch.randn(2, 3, 1, 4, 4, device=DEVICE)
+    for latents in ("sample", "mean", ["mean", given]):
+        plain, fused = (
+            sample(
+                network,
+                image=image,
+                num_samples=3,
+                latents=latents,  # type: ignore[arg-type]
+                generator=torch.Generator().manual_seed(1),
+                chunk_size=2,
+            )
+            for network in (model, FusedSampler(model, dtype=torch.float32))
+        )
+        assert plain.logits is not None
+        assert fused.logits is not None
+        assert distance(fused.logits, plain.logits) < 1e-5
+        for one, other in zip(fused.latents, plain.latents, strict=True):
+            assert distance(one, other) < 1e-5
 
 
 if __name__ == "__main__":
@@ -111,5 +174,7 @@ if __name__ == "__main__":
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     check_convolve()
     check_correlate()
-    check_model()
+    for settings, size in MODELS:
+        check_model(settings, size)
+    check_sampler()
     print("the kernels agree with plain torch")

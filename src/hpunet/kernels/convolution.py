@@ -1,11 +1,19 @@
-"""3×3 convolutions as matrix products in Triton, with what surrounds them in a residual block fused in.
+"""Convolutions as matrix products in Triton, with what surrounds them in a residual block fused in.
 
-Maps are NHWC and dense. In that layout the three neighbours of a pixel in a row, with all their channels, are one
-contiguous run of 3·C numbers. So a 3×3 convolution is three matrix products (one a row) of such runs with weights
-(3·C, out): no copy is made, and the gradient of the weights has the same form.
+Maps are (groups, batch, height, width, channels), dense. In that layout the neighbours of a pixel in a row, with all
+their channels, are one contiguous run of numbers, so a 3×3 convolution is three matrix products (one a row) of such
+runs with weights (3·in, out): no copy is made, and the gradient of the weights has the same form.
 
-Widths are multiples of 8, so that loads are 16 bytes wide; `fused.py` pads weights and inputs with zeros.
+Narrow layers are bound by how often every number is read: nine times, once a tap. So a row of the matrix stands for a
+*patch* of py × px output pixels (`Tiling`): it reads a run of (px + 2)·in numbers from each of py + 2 rows, and the
+weights hold the 3×3 kernel once for each pixel of the patch, shifted, with zeros between. Tensor cores multiply the
+zeros for nothing; a 2×4 patch reads every number three times instead of nine.
+
+Groups are networks of the same shape (prior and posterior) that run side by side, each with its own weights. Widths
+are multiples of 8, so that loads are 16 bytes wide.
 """
+
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -13,10 +21,47 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
+from hpunet.kernels.launch import launch
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """How a convolution is cut: patches of `py` × `px` pixels are the rows of the matrix."""
+
+    py: int
+    px: int
+    patches: int
+    """Rows of the matrix a program has."""
+    columns: int
+    """Columns of the matrix (pixels of a patch × output channels) a program has."""
+    chunk: int
+    """Numbers of a run that are multiplied at once."""
+    warps: int = 4
+    stages: int = 3
+
+    def run(self, channels: int, *, taps: int = 3) -> int:
+        """Rows of the weights for one row of the image: a run, with zeros up to a multiple of the chunk."""
+        return -(-(self.px + taps - 1) * channels // self.chunk) * self.chunk
+
+
+@dataclass(frozen=True)
+class KernelView:
+    """Where a convolution's weights lie: value (row, tap of the row, input, output) = data[Σ index · stride]."""
+
+    data: Tensor
+    group: int
+    """From a group's weights to the next one's."""
+    row: int
+    tap: int
+    channel: int
+    out: int
+    width: int
+    """Outputs (of all pixels of a patch)."""
+
 
 @triton.jit
-def _tile_pixels(B, H: tl.constexpr, W: tl.constexpr, TILE_Y: tl.constexpr, TILE_X: tl.constexpr):
-    """Image, row and column of each pixel of this program's tile; a tile larger than an image holds several."""
+def _patches(B, H: tl.constexpr, W: tl.constexpr, TILE_Y: tl.constexpr, TILE_X: tl.constexpr):
+    """Image, row and column of each patch of this program, on the H × W grid of patches; a tile may hold images."""
     pid = tl.program_id(0)
     i = tl.arange(0, TILE_Y * TILE_X)
     if TILE_Y * TILE_X > H * W:
@@ -32,7 +77,7 @@ def _tile_pixels(B, H: tl.constexpr, W: tl.constexpr, TILE_Y: tl.constexpr, TILE
         y = ((pid // TILES_X) % TILES_Y) * TILE_Y + i // TILE_X
         x = (pid % TILES_X) * TILE_X + i % TILE_X
         inside = (y < H) & (x < W)
-    return (b * H + y) * W + x, y, x, inside
+    return b, y, x, inside
 
 
 @triton.jit
@@ -42,186 +87,281 @@ def _positive(a):
 
 @triton.jit
 def _convolve(
-    x, weight, bias, out, gate, residual, skip, skip_weight, sums, B,
-    H: tl.constexpr, W: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr, SKIP: tl.constexpr,
+    x, weight, bias, out, gate, residual, sums, B, WEIGHT_GROUP,
+    H: tl.constexpr, W: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr, TAPS: tl.constexpr,
+    PY: tl.constexpr, PX: tl.constexpr,
+    W_ROW: tl.constexpr, W_TAP: tl.constexpr, W_IN: tl.constexpr, W_OUT: tl.constexpr,
     RELU_IN: tl.constexpr, RELU_OUT: tl.constexpr, BIAS: tl.constexpr, GATE: tl.constexpr, RESIDUAL: tl.constexpr,
     SUMS: tl.constexpr, PRECISION: tl.constexpr,
     TILE_Y: tl.constexpr, TILE_X: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """See `convolve`."""
-    pixel, y, column, inside = _tile_pixels(B, H, W, TILE_Y, TILE_X)
+    PAD: tl.constexpr = TAPS // 2
+    ROWS: tl.constexpr = PY + TAPS - 1
+    CHUNKS: tl.constexpr = ((PX + TAPS - 1) * IN + BK - 1) // BK
+    N: tl.constexpr = PY * PX * OUT
+    group = tl.program_id(2)
+    x += group * B * H * W * IN
+    weight += group * WEIGHT_GROUP
+    b, patch_y, patch_x, inside = _patches(B, H // PY, W // PX, TILE_Y, TILE_X)
+    top = patch_y * PY - PAD
+    start = ((b * H + top) * W + patch_x * PX - PAD) * IN
+    leftmost, rightmost = patch_x == 0, patch_x == W // PX - 1
     n = tl.program_id(1) * BN + tl.arange(0, BN)
     k = tl.arange(0, BK)
-    total = tl.zeros((TILE_Y * TILE_X, BN), tl.float32)
-    CHUNKS: tl.constexpr = (3 * IN + BK - 1) // BK
-    for step in tl.range(3 * CHUNKS):
-        dy = step // CHUNKS - 1
+    channel = n % OUT
+    kept = inside[:, None] & (n < N)[None, :]
+    corner = (((group * B + b) * H + patch_y * PY) * W + patch_x * PX) * OUT
+    place = corner[:, None] + (n // (PX * OUT) * (W * OUT) + n % (PX * OUT))[None, :]
+    if GATE:  # fetched before it is needed
+        is_open = tl.load(gate + place, mask=kept, other=0.0) > 0
+    if RESIDUAL and not GATE:
+        total = tl.load(residual + place, mask=kept, other=0.0).to(tl.float32)
+    else:
+        total = tl.zeros((TILE_Y * TILE_X, BN), tl.float32)
+    for step in tl.range(ROWS * CHUNKS):
+        row = step // CHUNKS
         kk = (step % CHUNKS) * BK + k
-        neighbour = column[:, None] + (kk // IN)[None, :] - 1
-        there = (inside & (y + dy >= 0) & (y + dy < H))[:, None] & (neighbour >= 0) & (neighbour < W)
-        if CHUNKS * BK != 3 * IN:
-            there = there & (kk < 3 * IN)[None, :]
-        a = tl.load(x + (pixel + dy * W - 1)[:, None] * IN + kk[None, :], mask=there, other=0.0)
+        there = (inside & (top + row >= 0) & (top + row < H))[:, None]
+        if PAD > 0:
+            there = there & ~(leftmost[:, None] & (kk < PAD * IN)[None, :])
+            there = there & ~(rightmost[:, None] & (kk >= (PX + PAD) * IN)[None, :])
+        if CHUNKS * BK != (PX + TAPS - 1) * IN:
+            there = there & (kk < (PX + TAPS - 1) * IN)[None, :]
+        a = tl.load(x + (start + row * W * IN)[:, None] + kk[None, :], mask=there, other=0.0)
         if RELU_IN:
             a = _positive(a)
-        w = tl.load(weight + (step * BK + k)[:, None] * OUT + n[None, :], mask=(n < OUT)[None, :], other=0.0)
+        k_place = kk * W_IN if W_TAP == IN * W_IN else kk // IN * W_TAP + kk % IN * W_IN
+        w_place = row * W_ROW + k_place[:, None] + n[None, :] * W_OUT
+        w = tl.load(weight + w_place, mask=(n < N)[None, :], other=0.0)
         total = tl.dot(a, w, total, input_precision=PRECISION)
     if BIAS:
-        total += tl.load(bias + n, mask=n < OUT, other=0.0)[None, :]
-    kept = inside[:, None] & (n < OUT)[None, :]
-    place = pixel[:, None] * OUT + n[None, :]
+        total += tl.load(bias + group * OUT + channel, mask=n < N, other=0.0)[None, :]
     if GATE:
-        total = tl.where(tl.load(gate + place, mask=kept, other=0.0) > 0, total, 0.0)
-    if SKIP > 0:
-        SKIP_CHUNKS: tl.constexpr = (SKIP + BK - 1) // BK
-        for step in tl.range(SKIP_CHUNKS):
-            kk = step * BK + k
-            known = (kk < SKIP)[None, :]
-            a = tl.load(skip + pixel[:, None] * SKIP + kk[None, :], mask=inside[:, None] & known, other=0.0)
-            rows = (kk < SKIP)[:, None] & (n < OUT)[None, :]
-            w = tl.load(skip_weight + kk[:, None] * OUT + n[None, :], mask=rows, other=0.0)
-            total = tl.dot(a, w, total, input_precision=PRECISION)
-    if RESIDUAL:
-        total += tl.load(residual + place, mask=kept, other=0.0).to(tl.float32)
+        total = tl.where(is_open, total, 0.0)
+        if RESIDUAL:
+            total += tl.load(residual + place, mask=kept, other=0.0).to(tl.float32)
     if RELU_OUT:
         total = tl.maximum(total, 0.0)
     tl.store(out + place, total.to(out.dtype.element_ty), mask=kept)
     if SUMS:
-        tl.atomic_add(sums + n, tl.sum(tl.where(kept, total, 0.0), axis=0), mask=n < OUT, sem="relaxed")
-
-
-def chunk(channels: int) -> int:
-    """How many of the 3·`channels` numbers of a row are multiplied at once."""
-    for size in (64, 32):
-        if channels % size == 0:
-            return size
-    return 16 if channels == 16 else 64 if channels >= 64 else 32
-
-
-def row_length(channels: int) -> int:
-    """Rows of `convolve`'s weights for one dy: 3·`channels`, with zeros up to a multiple of the chunk."""
-    return -(-3 * channels // chunk(channels)) * chunk(channels)
+        column_sums = tl.sum(tl.where(kept, total, 0.0), axis=0)
+        tl.atomic_add(sums + group * OUT + channel, column_sums, mask=n < N, sem="relaxed")
 
 
 def convolve(
-    x: Float[Tensor, "b h w i"],
+    x: Float[Tensor, "g b h w i"],
     *,
-    weight: Float[Tensor, "3 r o"],
-    bias: Float[Tensor, " o"] | None = None,
+    weight: KernelView,
+    tiling: Tiling,
+    taps: int = 3,
+    bias: Float[Tensor, "g o"] | None = None,
     relu_input: bool = False,
     relu_output: bool = False,
-    gate: Float[Tensor, "b h w o"] | None = None,
-    residual: Float[Tensor, "b h w o"] | None = None,
-    skip: tuple[Float[Tensor, "b h w s"], Float[Tensor, "s o"]] | None = None,
-    sums: Float[Tensor, " o"] | None = None,
-) -> Float[Tensor, "b h w o"]:
-    """relu?((gate > 0 ? conv(relu?(x)) + bias : 0) + skip[0] · skip[1] + residual), with zeros outside the image.
+    gate: Float[Tensor, "g b h w o"] | None = None,
+    residual: Float[Tensor, "g b h w o"] | None = None,
+    sums: Float[Tensor, "g o"] | None = None,
+    dtype: torch.dtype | None = None,
+) -> Float[Tensor, "g b h w o"]:
+    """relu?((gate > 0 ? conv(relu?(x)) + bias : 0) + residual), with zeros outside the image.
 
-    `weight` has the rows of `row_length`: [dy, (dx, in), out]. `sums` gets the result added, summed over all pixels.
-    Sums are in float32.
+    `sums` gets the result added, summed over all pixels. Sums are in float32.
     """
-    b, h, w, channels = x.shape
-    width = weight.shape[2]
-    out = torch.empty(b, h, w, width, device=x.device, dtype=x.dtype)
-    small = h * w <= 64
-    bn = max(16, min(triton.next_power_of_2(width), (32 if h * w > 16 else 16) if small else 128))
-    bm = (64 if h * w > 16 else 32) if small else 64 if h * w <= 256 else 128
-    if h * w < bm:
-        tile_y, tile_x = 1, bm
-        tiles = triton.cdiv(b, bm // (h * w))
+    groups, b, h, w, channels = x.shape
+    width = weight.width // (tiling.py * tiling.px)
+    out = torch.empty(groups, b, h, w, width, device=x.device, dtype=dtype or x.dtype)
+    patches_y, patches_x = h // tiling.py, w // tiling.px
+    if patches_y * patches_x < tiling.patches:
+        tile_y, tile_x = 1, tiling.patches
+        tiles = triton.cdiv(b, tiling.patches // (patches_y * patches_x))
     else:
-        tile_x = min(triton.next_power_of_2(w), 16)
-        tile_y = bm // tile_x
-        tiles = b * triton.cdiv(h, tile_y) * triton.cdiv(w, tile_x)
-    _convolve[(tiles, triton.cdiv(width, bn))](
-        x, weight, weight if bias is None else bias, out, x if gate is None else gate,
-        x if residual is None else residual, x if skip is None else skip[0], weight if skip is None else skip[1],
-        out if sums is None else sums, b,
-        H=h, W=w, IN=channels, OUT=width, SKIP=0 if skip is None else skip[0].shape[3],
+        tile_x = min(triton.next_power_of_2(patches_x), 16, tiling.patches)
+        tile_y = tiling.patches // tile_x
+        tiles = b * triton.cdiv(patches_y, tile_y) * triton.cdiv(patches_x, tile_x)
+    launch(
+        _convolve, (tiles, triton.cdiv(weight.width, tiling.columns), groups),
+        x, weight.data, x if bias is None else bias, out, x if gate is None else gate,
+        x if residual is None else residual, out if sums is None else sums, b, weight.group,
+        H=h, W=w, IN=channels, OUT=width, TAPS=taps, PY=tiling.py, PX=tiling.px,
+        W_ROW=weight.row, W_TAP=weight.tap, W_IN=weight.channel, W_OUT=weight.out,
         RELU_IN=relu_input, RELU_OUT=relu_output, BIAS=bias is not None, GATE=gate is not None,
         RESIDUAL=residual is not None, SUMS=sums is not None,
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
-        TILE_Y=tile_y, TILE_X=tile_x, BN=bn, BK=chunk(channels),
-        num_warps=8 if bm * bn >= 128 * 128 else 4, num_stages=4 if bn >= 64 else 3,
+        TILE_Y=tile_y, TILE_X=tile_x, BN=tiling.columns, BK=tiling.chunk,
+        num_warps=tiling.warps, num_stages=tiling.stages,
     )  # fmt: skip
     return out
 
 
+@dataclass(frozen=True)
+class Correlation:
+    """How a weight gradient is cut: patches of 1 × `px` pixels, `py` of them below each other at a time."""
+
+    py: int
+    px: int
+    rows: int
+    columns: int
+    patches: int
+    """Patches (times py) multiplied at once."""
+    programs: int
+    """About how many programs share the work; each adds its result to the others' atomically."""
+    together: bool = True
+    """Whether a program does all three rows of taps: fewer reads, larger sums."""
+    warps: int = 4
+    stages: int = 3
+
+
+@dataclass(frozen=True)
+class GradientView:
+    """Where the gradient of a convolution's weights lies: (tap, row, column) is data[Σ index · stride]."""
+
+    data: Tensor
+    group: int
+    tap: int
+    row: int
+    column: int
+
+
 @triton.jit
 def _correlate(
-    rows, columns, out, column_sums, B,
-    H: tl.constexpr, W: tl.constexpr, R: tl.constexpr, N: tl.constexpr,
+    rows, columns, out, column_sums, B, OUT_GROUP,
+    H: tl.constexpr, W: tl.constexpr, R: tl.constexpr, C: tl.constexpr, TAPS: tl.constexpr,
+    PY: tl.constexpr, PX: tl.constexpr, TOGETHER: tl.constexpr,
+    OUT_TAP: tl.constexpr, OUT_ROW: tl.constexpr, OUT_COLUMN: tl.constexpr,
     RELU_ROWS: tl.constexpr, RELU_COLUMNS: tl.constexpr, COLUMN_SUMS: tl.constexpr,
     PRECISION: tl.constexpr, ROUNDS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BP: tl.constexpr,
 ):  # fmt: skip
-    """See `correlate`. A program takes one dy, BM of the 3·R rows, BN of the N columns, and some of the pixels."""
-    BLOCKS: tl.constexpr = (3 * R + BM - 1) // BM
-    dy = tl.program_id(1) // BLOCKS - 1
-    m = (tl.program_id(1) % BLOCKS) * BM + tl.arange(0, BM)
-    n = tl.program_id(2) * BN + tl.arange(0, BN)
-    dx = m // R - 1
-    total = tl.zeros((BM, BN), tl.float32)
+    """See `correlate`. A program takes BM numbers of a run, BN columns of a patch, and some of the patches."""
+    PAD: tl.constexpr = TAPS // 2
+    RUN: tl.constexpr = (PX + TAPS - 1) * R
+    N: tl.constexpr = PX * C
+    M_BLOCKS: tl.constexpr = (RUN + BM - 1) // BM
+    N_BLOCKS: tl.constexpr = (N + BN - 1) // BN
+    PATCHES_X: tl.constexpr = W // PX
+    PATCHES_Y: tl.constexpr = H // PY
+    block = tl.program_id(1)
+    group = tl.program_id(2)
+    rows += group * B * H * W * R
+    columns += group * B * H * W * C
+    m = (block % M_BLOCKS) * BM + tl.arange(0, BM)
+    n = (block // M_BLOCKS % N_BLOCKS) * BN + tl.arange(0, BN)
+    first = 0 if TOGETHER else block // (M_BLOCKS * N_BLOCKS)  # row of taps
+    total0 = tl.zeros((BM, BN), tl.float32)
+    total1 = tl.zeros((BM, BN), tl.float32)
+    total2 = tl.zeros((BM, BN), tl.float32)
     column_total = tl.zeros((BN,), tl.float32)
     for step in tl.range(ROUNDS):
         p = (tl.program_id(0) * ROUNDS + step) * BP + tl.arange(0, BP)
-        inside = p < B * H * W
-        y = (p // W) % H + dy
-        x = (p % W)[:, None] + dx[None, :]
-        there = (inside & (y >= 0) & (y < H))[:, None] & (x >= 0) & (x < W) & (m < 3 * R)[None, :]
-        a = tl.load(rows + (p + dy * W - 1)[:, None] * R + m[None, :], mask=there, other=0.0)
-        if RELU_ROWS:
-            a = _positive(a)
-        g = tl.load(columns + p[:, None] * N + n[None, :], mask=inside[:, None] & (n < N)[None, :], other=0.0)
+        inside = p < B * PATCHES_Y * PATCHES_X
+        patch_x = p % PATCHES_X
+        patch_y = p // PATCHES_X % PATCHES_Y
+        pixel = (p // PATCHES_X * PY) * W + patch_x * PX
+        there = inside[:, None] & (m < RUN)[None, :]
+        if PAD > 0:
+            there = there & ~((patch_x == 0)[:, None] & (m < PAD * R)[None, :])
+            there = there & ~((patch_x == PATCHES_X - 1)[:, None] & (m >= (PX + PAD) * R)[None, :])
+        known = inside[:, None] & (n < N)[None, :]
+        run = rows + ((pixel - PAD) * R)[:, None] + m[None, :]
+        patch = columns + (pixel * C)[:, None] + n[None, :]
+        g0 = tl.load(patch, mask=known, other=0.0)
+        if PY == 2:
+            g1 = tl.load(patch + W * C, mask=known, other=0.0)
+        y = patch_y * PY - PAD + first
+        a0 = _row(run, y, first - PAD, there, H, W * R, RELU_ROWS)
+        if (TOGETHER and TAPS == 3) or PY == 2:
+            a1 = _row(run, y + 1, first - PAD + 1, there, H, W * R, RELU_ROWS)
+        if TOGETHER and TAPS == 3:
+            a2 = _row(run, y + 2, first - PAD + 2, there, H, W * R, RELU_ROWS)
+            if PY == 2:
+                a3 = _row(run, y + 3, first - PAD + 3, there, H, W * R, RELU_ROWS)
         if COLUMN_SUMS:
-            column_total += tl.sum(g.to(tl.float32), axis=0)
+            column_total += tl.sum(g0.to(tl.float32), axis=0)
+            if PY == 2:
+                column_total += tl.sum(g1.to(tl.float32), axis=0)
         if RELU_COLUMNS:
-            g = _positive(g)
-        total = tl.dot(tl.trans(a), g, total, input_precision=PRECISION)
-    place = ((dy + 1) * 3 * R + m)[:, None] * N + n[None, :]
-    tl.atomic_add(out + place, total, mask=(m < 3 * R)[:, None] & (n < N)[None, :], sem="relaxed")
+            g0 = _positive(g0)
+            if PY == 2:
+                g1 = _positive(g1)
+        total0 = tl.dot(tl.trans(a0), g0, total0, input_precision=PRECISION)
+        if PY == 2:
+            total0 = tl.dot(tl.trans(a1), g1, total0, input_precision=PRECISION)
+        if TOGETHER and TAPS == 3:
+            total1 = tl.dot(tl.trans(a1), g0, total1, input_precision=PRECISION)
+            total2 = tl.dot(tl.trans(a2), g0, total2, input_precision=PRECISION)
+            if PY == 2:
+                total1 = tl.dot(tl.trans(a2), g1, total1, input_precision=PRECISION)
+                total2 = tl.dot(tl.trans(a3), g1, total2, input_precision=PRECISION)
+    dx = (m // R)[:, None] - (n // C)[None, :]  # a tap where the run and the patch are at most that far apart
+    kept = (m < RUN)[:, None] & (n < N)[None, :] & (dx >= 0) & (dx < TAPS)
+    place = out + group * OUT_GROUP + (first * TAPS + dx) * OUT_TAP + (m % R * OUT_ROW)[:, None]
+    place += (n % C * OUT_COLUMN)[None, :]
+    tl.atomic_add(place, total0, mask=kept, sem="relaxed")
+    if TOGETHER and TAPS == 3:
+        tl.atomic_add(place + TAPS * OUT_TAP, total1, mask=kept, sem="relaxed")
+        tl.atomic_add(place + 2 * TAPS * OUT_TAP, total2, mask=kept, sem="relaxed")
     if COLUMN_SUMS:
-        if tl.program_id(1) == 0:
-            tl.atomic_add(column_sums + n, column_total, mask=n < N, sem="relaxed")
+        if block % M_BLOCKS == 0 and first == 0:
+            tl.atomic_add(column_sums + group * C + n % C, column_total, mask=n < N, sem="relaxed")
+
+
+@triton.jit
+def _row(run, y, dy, there, H: tl.constexpr, STRIDE: tl.constexpr, RELU: tl.constexpr):
+    a = tl.load(run + dy * STRIDE, mask=there & ((y >= 0) & (y < H))[:, None], other=0.0)
+    if RELU:
+        a = _positive(a)
+    return a
 
 
 def correlate(
-    rows: Float[Tensor, "b h w r"],
-    columns: Float[Tensor, "b h w n"],
+    rows: Float[Tensor, "g b h w r"],
+    columns: Float[Tensor, "g b h w c"],
     *,
-    out: Float[Tensor, "3 3r n"],
+    out: GradientView,
+    tiling: Correlation,
+    taps: int = 3,
     relu_rows: bool = False,
     relu_columns: bool = False,
-    column_sums: Float[Tensor, " n"] | None = None,
+    column_sums: Float[Tensor, "g c"] | None = None,
 ) -> None:
     """Add the products of neighbours to `out`, in float32: the gradient of a convolution's weights.
 
-    out[dy, (dx, r), n] += Σ over pixels p of rows[p + (dy, dx), r] · columns[p, n]. With a convolution's input as
+    out[(dy, dx), r, c] += Σ over pixels p of rows[p + (dy, dx), r] · columns[p, c]. With a convolution's input as
     rows and the gradient of its output as columns this is the gradient of its weights; with the two exchanged it is
     the same for mirrored taps. Fewer channels in `rows` is faster. `column_sums` gets Σ columns[p] added.
     """
-    b, h, w, r = rows.shape
-    n = columns.shape[3]
-    bm = min(128 if 3 * r > 64 and 3 * r <= 128 else 64, max(16, triton.next_power_of_2(3 * r)))
-    bn = max(16, min(triton.next_power_of_2(n), 128 if h * w > 64 else 32))
-    bp = 64 if r <= 32 else 128
-    blocks = 3 * triton.cdiv(3 * r, bm) * triton.cdiv(n, bn)
-    pieces = max(1, min(triton.cdiv(b * h * w, bp), triton.cdiv(4 * 132, blocks)))
-    rounds = triton.cdiv(triton.cdiv(b * h * w, pieces), bp)
-    _correlate[(triton.cdiv(b * h * w, rounds * bp), 3 * triton.cdiv(3 * r, bm), triton.cdiv(n, bn))](
-        rows, columns, out, out if column_sums is None else column_sums, b,
-        H=h, W=w, R=r, N=n, RELU_ROWS=relu_rows, RELU_COLUMNS=relu_columns,
+    groups, b, h, w, r = rows.shape
+    c = columns.shape[4]
+    t = tiling
+    patches = b * (h // t.py) * (w // t.px)
+    blocks = triton.cdiv((t.px + taps - 1) * r, t.rows) * triton.cdiv(t.px * c, t.columns)
+    blocks *= 1 if t.together else taps
+    pieces = max(1, min(triton.cdiv(patches, t.patches), t.programs // (blocks * groups)))
+    rounds = triton.cdiv(triton.cdiv(patches, pieces), t.patches)
+    launch(
+        _correlate, (triton.cdiv(patches, rounds * t.patches), blocks, groups),
+        rows, columns, out.data, out.data if column_sums is None else column_sums, b, out.group,
+        H=h, W=w, R=r, C=c, TAPS=taps, PY=t.py, PX=t.px, TOGETHER=t.together,
+        OUT_TAP=out.tap, OUT_ROW=out.row, OUT_COLUMN=out.column,
+        RELU_ROWS=relu_rows, RELU_COLUMNS=relu_columns,
         COLUMN_SUMS=column_sums is not None, PRECISION="ieee" if rows.dtype == torch.float32 else "tf32",
-        ROUNDS=rounds, BM=bm, BN=bn, BP=bp, num_warps=4, num_stages=3,
+        ROUNDS=rounds, BM=t.rows, BN=t.columns, BP=t.patches, num_warps=t.warps, num_stages=t.stages,
     )  # fmt: skip
 
 
 @triton.jit
-def _gather(source, index, out, COUNT, BLOCK: tl.constexpr):
+def _move(source, from_index, out, to_index, COUNT, SCATTER: tl.constexpr, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    place = tl.load(index + i, mask=i < COUNT, other=0)
-    tl.store(out + i, tl.load(source + place, mask=i < COUNT, other=0.0).to(out.dtype.element_ty), mask=i < COUNT)
+    there = i < COUNT
+    value = tl.load(source + tl.load(from_index + i, mask=there, other=0), mask=there, other=0.0)
+    place = tl.load(to_index + i, mask=there, other=0) if SCATTER else i
+    tl.store(out + place, value.to(out.dtype.element_ty), mask=there)
 
 
-def gather(source: Tensor, index: Tensor, *, out: Tensor) -> None:
-    """out[i] = source[index[i]], in the precision of `out`."""
-    _gather[(triton.cdiv(len(index), 1024),)](source, index, out, len(index), BLOCK=1024)
+def move(source: Tensor, from_index: Tensor, *, out: Tensor, to_index: Tensor | None = None) -> None:
+    """out[to_index[i]] = source[from_index[i]] in the precision of `out`; without `to_index`, out[i]."""
+    count = len(from_index)
+    launch(
+        _move, (triton.cdiv(count, 1024),),
+        source, from_index, out, from_index if to_index is None else to_index, count,
+        SCATTER=to_index is not None, BLOCK=1024,
+    )  # fmt: skip

@@ -1,24 +1,33 @@
 """The weights of all residual blocks of a model, as the kernels want them.
 
-A step begins with one line of all parameters (`Weights.line`). A block's third 3×3 convolution and its 1×1 projection
-have nothing between them, so their product is one convolution; products are taken for all blocks of a size together
-and follow at the line's end, then a zero. From there index maps fill two buffers in one go each: weights in the
-kernels' layout and precision, and biases in float32. Gradients come back the same way.
+All parameters lie in one line (`Weights.line`); the model's own become views of it. A block's third 3×3 convolution
+and its 1×1 projection have nothing between them, so their product is one convolution; products are taken for all
+blocks of a size together and follow at the line's end. A step begins by rounding the line to the kernels' precision.
+
+Wide layers read their weights there as they are, and add the gradients of their weights to a line of gradients.
+Narrow layers, whose channels are padded or whose kernels are repeated for the pixels of a patch, have a copy of their
+own, filled through an index, and give their gradients back through another one.
 """
 
 from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from math import prod
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from hpunet.kernels.convolution import gather, row_length
+from hpunet.kernels.convolution import GradientView, KernelView, Tiling, move
+from hpunet.kernels.tilings import convolution_tiling
 from hpunet.models.blocks import ResidualBlock
 
 NOWHERE = -1
 """In index maps: a number that is padding."""
+ALIGNED = 16
+"""Parameters begin at multiples of this in the line, so that kernels read 16 bytes at once."""
 
 
 def padded(channels: int) -> int:
@@ -27,33 +36,42 @@ def padded(channels: int) -> int:
 
 
 @dataclass(eq=False)
-class BlockWeights:
-    """A block, and its weights and gradients as views of the buffers.
+class Layer:
+    """Residual blocks that run side by side (one a group) on maps of a size, and where their weights are.
 
-    For the convolutions `first`, `second` and `third` (the folded one): `values` has their weights, with "_back"
-    those of the gradient of their input, and with "_bias" their biases; `gradients` has the same names without
-    "_back". Likewise `skip` where the block has one.
+    `inputs` says for each block which of its input channels each channel of the map is. Convolutions are called
+    `first`, `second` and `third` (the folded one), and `skip` where the blocks have one; with "_back", the one that
+    gives the gradient of the input. Biases are (groups, out).
     """
 
-    block: ResidualBlock
-    values: dict[str, Tensor] = field(default_factory=dict)
-    gradients: dict[str, Tensor] = field(default_factory=dict)
+    blocks: Sequence[ResidualBlock]
+    height: int
+    width: int
+    inputs: Sequence[Int[Tensor, " c"]]
+    weights: dict[str, KernelView] = field(default_factory=dict)
+    biases: dict[str, Tensor] = field(default_factory=dict)
+    tilings: dict[str, Tiling] = field(default_factory=dict)
+    weight_gradients: dict[str, GradientView] = field(default_factory=dict)
+    bias_gradients: dict[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        convs, project = self.block.convs, self.block.project
-        self.in_channels: int = convs[0].in_channels  # type: ignore[assignment]
+        project = self.blocks[0].project
         self.half: int = project.in_channels
         self.out_channels: int = project.out_channels
-        self.widths = padded(self.in_channels), padded(self.half), padded(self.out_channels)
-        self.mirrored = self.widths[1] <= self.widths[0]
-        """Whether the gradient of `first` is taken with input and output exchanged: fewer channels in its rows."""
+        self.widths = len(self.inputs[0]), padded(self.half), padded(self.out_channels)
+        self.has_skip = self.blocks[0].skip is not None
+        self.taps = 3 if self.height * self.width > 1 else 1
+        """Of one pixel a 3×3 convolution sees the centre alone."""
+        first, half, out = self.widths
+        self.mirrored = {"first": half <= first, "second": True, "third": False, "skip": out <= first}
+        """Whether the gradient of weights is taken with input and output exchanged: fewer channels in its rows."""
 
 
 @dataclass(frozen=True)
 class _Fold:
     """Blocks of one size, and where in the line what is multiplied lies, block after block."""
 
-    members: list[BlockWeights]
+    blocks: list[ResidualBlock]
     third: slice
     project: slice
     third_bias: slice
@@ -63,60 +81,81 @@ class _Fold:
 
     @property
     def sizes(self) -> tuple[int, int, int]:
-        return len(self.members), self.members[0].half, self.members[0].out_channels
+        project = self.blocks[0].project
+        return len(self.blocks), project.in_channels, project.out_channels
 
 
-class _Buffer:
-    """A flat buffer that is being laid out: which number of the line each of its numbers is, and its views."""
+class _Copy:
+    """A flat buffer that is being laid out: which number of the line each of its numbers is, and its views.
+
+    Views are made when all is laid out: each is a function of the numbers from its beginning on.
+    """
 
     def __init__(self) -> None:
         self.places: list[Tensor] = []
-        self.views: list[tuple[dict[str, Tensor], str, torch.Size]] = []
+        self.length = 0
+        self.views: list[tuple[int, Callable[[Tensor], None]]] = []
 
-    def add(self, owner: dict[str, Tensor], name: str, places: Int[Tensor, "..."]) -> None:
-        self.places.append(places.reshape(-1))
-        self.views.append((owner, name, places.shape))
+    def add(self, places: Sequence[Int[Tensor, "..."]], view: Callable[[Tensor], None]) -> None:
+        """One tensor a group."""
+        flat = torch.stack(list(places)).reshape(-1)
+        self.places.append(F.pad(flat, (0, -len(flat) % ALIGNED), value=NOWHERE))
+        self.views.append((self.length, view))
+        self.length += len(self.places[-1])
 
-    def build(self, dtype: torch.dtype) -> tuple[Int[Tensor, " n"], Tensor]:
-        index = torch.cat(self.places)
-        buffer = torch.zeros(len(index), device=index.device, dtype=dtype)
-        parts = buffer.split([len(places) for places in self.places])
-        for (owner, name, shape), part in zip(self.views, parts, strict=True):
-            owner[name] = part.view(shape)
+    def build(self, device: torch.device, dtype: torch.dtype) -> tuple[Int[Tensor, " n"], Tensor]:
+        """The index, and the buffer."""
+        index = torch.cat(self.places) if self.places else torch.zeros(0, dtype=torch.int64, device=device)
+        buffer = torch.zeros(self.length, device=device, dtype=dtype)
+        for start, view in self.views:
+            view(buffer[start:])
         return index, buffer
 
 
 class Weights:
-    """From parameters to the kernels' weights (`prepare`), from their gradients to the parameters' (`collect`)."""
+    """From parameters to the kernels' weights (`prepare`), from their gradients to the parameters' (`collect`).
 
-    def __init__(self, model: nn.Module, *, dtype: torch.dtype) -> None:
-        self.blocks = [BlockWeights(module) for module in model.modules() if isinstance(module, ResidualBlock)]
-        self.dtype = dtype
-        self.device = self.blocks[0].block.project.weight.device
+    `others` are groups of further parameters, of one shape within a group, that are used as they are: `other_values`
+    and `other_gradients` have them stacked. Without `training` nothing for gradients is kept and the parameters stay
+    where they are.
+    """
+
+    def __init__(
+        self, layers: Sequence[Layer], *, others: Sequence[Sequence[nn.Parameter]], dtype: torch.dtype, training: bool
+    ) -> None:
+        self.layers, self.dtype, self.training = layers, dtype, training
+        self.device = others[0][0].device
         self.parameters: list[nn.Parameter] = []
-        self.folds = self._line_up()
+        self.starts: list[int] = []
+        self.folds = self._line_up(others)
         self._lay_out()
 
-    def _line_up(self) -> list[_Fold]:
+    def _line_up(self, others: Sequence[Sequence[nn.Parameter]]) -> list[_Fold]:
         """Choose the order of the line: what is multiplied lies side by side for all blocks of a size."""
-        groups: dict[tuple[int, int], list[BlockWeights]] = defaultdict(list)
-        for member in self.blocks:
-            groups[member.half, member.out_channels].append(member)
+        groups: dict[tuple[int, int], list[ResidualBlock]] = defaultdict(list)
+        for layer in self.layers:
+            groups[layer.half, layer.out_channels] += layer.blocks
         end = 0
 
         def append(*parameters: nn.Parameter) -> slice:
             nonlocal end
-            self.parameters += parameters
-            return space(sum(p.numel() for p in parameters))
+            place = space(sum(p.numel() for p in parameters))
+            start = place.start
+            for p in parameters:
+                self.parameters.append(p)
+                self.starts.append(start)
+                start += p.numel()
+            return place
 
         def space(count: int) -> slice:
             nonlocal end
-            end += count
-            return slice(end - count, end)
+            start = -(-end // ALIGNED) * ALIGNED
+            end = start + count
+            return slice(start, end)
 
         pieces = []
-        for members in groups.values():
-            thirds, projects = [m.block.convs[2] for m in members], [m.block.project for m in members]
+        for blocks in groups.values():
+            thirds, projects = [block.convs[2] for block in blocks], [block.project for block in blocks]
             pieces.append(
                 (
                     append(*(third.weight for third in thirds)),  # type: ignore[arg-type]
@@ -125,129 +164,235 @@ class Weights:
                     append(*(project.bias for project in projects)),  # type: ignore[arg-type]
                 )
             )
-        for member in self.blocks:
-            for layer in (*member.block.convs[:2], member.block.skip):
-                if layer is not None:
-                    append(layer.weight, layer.bias)
-        self.num_parameters = end
+        for layer in self.layers:
+            for block in layer.blocks:
+                for conv in (*block.convs[:2], block.skip):
+                    if conv is not None:
+                        append(conv.weight)
+                        append(conv.bias)
+        spaces = [append(*group) for group in others]
+        self.num_numbers = end
         folds = []
-        for members, places in zip(groups.values(), pieces, strict=True):
-            n, half, out = len(members), members[0].half, members[0].out_channels
-            folds.append(_Fold(members, *places, space(n * out * half * 9), space(n * out)))
-        self.line = torch.zeros(end + 1, device=self.device)  # the last stays zero
+        for blocks, places in zip(groups.values(), pieces, strict=True):
+            n, half, out = len(blocks), blocks[0].project.in_channels, blocks[0].project.out_channels
+            folds.append(_Fold(blocks, *places, space(n * out * half * 9), space(n * out)))
+        self.line = torch.zeros(end + ALIGNED, device=self.device)  # the last one stays zero
+        self.line_gradient = torch.zeros(len(self.line) if self.training else 0, device=self.device)
+        shapes = [(len(group), *group[0].shape) for group in others]
+        self.other_values, self.other_gradients = (
+            [line[place].view(shape) for place, shape in zip(spaces, shapes, strict=True)] if len(line) else []
+            for line in (self.line, self.line_gradient)
+        )
         return folds
 
     def _lay_out(self) -> None:
         places = self._places()
-        weights, biases, gradients = _Buffer(), _Buffer(), _Buffer()
-        for member in self.blocks:
-            block, (first, half, out) = member.block, member.widths
-            layers = {
-                "first": (_widened(places[block.convs[0].weight], half, first), places[block.convs[0].bias]),
-                "second": (_widened(places[block.convs[1].weight], half, half), places[block.convs[1].bias]),
-                "third": (_widened(places[member, "product"], out, half), places[member, "product_bias"]),
-            }
-            for name, (weight, bias) in layers.items():
-                weights.add(member.values, name, _rows(weight))
-                weights.add(member.values, f"{name}_back", _rows(weight.flip(2, 3).transpose(0, 1)))
-                bias = F.pad(bias, (0, weight.shape[0] - len(bias)), value=NOWHERE)
-                biases.add(member.values, f"{name}_bias", bias)
-                gradients.add(member.gradients, f"{name}_bias", bias)
-                if name == "first" and member.mirrored:
-                    taps = weight.flip(2, 3).permute(2, 3, 0, 1)  # dy, dx, out, in
-                else:
-                    taps = weight.permute(2, 3, 1, 0)
-                gradients.add(member.gradients, name, taps.flatten(1, 2))
-            if block.skip is not None:
-                skip = _widened(places[block.skip.weight], out, first)[:, :, 0, 0]
-                bias = F.pad(places[block.skip.bias], (0, out - member.out_channels), value=NOWHERE)
-                weights.add(member.values, "skip", skip.t())
-                weights.add(member.values, "skip_back", skip)
-                biases.add(member.values, "skip_bias", bias)
-                gradients.add(member.gradients, "skip", skip.t())
-                gradients.add(member.gradients, "skip_bias", bias)
+        self.rounded = torch.zeros(len(self.line), device=self.device, dtype=self.dtype)
+        weights, biases, gradients = _Copy(), _Copy(), _Copy()
+        for layer in self.layers:
+            self._lay_out_layer(layer, places, weights=weights, biases=biases, gradients=gradients)
         zero = len(self.line) - 1
-        (weight_index, self.weight_buffer), (bias_index, self.bias_buffer) = (
-            buffer.build(dtype) for buffer, dtype in ((weights, self.dtype), (biases, torch.float32))
+        weight_index, self.weight_copy = weights.build(self.device, self.dtype)
+        bias_index, self.bias_copy = biases.build(self.device, torch.float32)
+        self.weight_index, self.bias_index = (torch.where(i < 0, zero, i).int() for i in (weight_index, bias_index))
+        back, self.gradient_copy = gradients.build(self.device, torch.float32)
+        real = back >= 0
+        self.gradient_from, self.gradient_to = real.nonzero()[:, 0].int(), back[real].int()
+
+    def _lay_out_layer(
+        self, layer: Layer, places: dict[object, Tensor], *, weights: _Copy, biases: _Copy, gradients: _Copy
+    ) -> None:
+        _, half, out = layer.widths
+        inner = channel_order((0, layer.half))
+        seen = slice(None) if layer.taps == 3 else slice(1, 2)
+
+        def convolution(
+            name: str, kernels: list[Tensor], bias: list[Tensor], gradients_of: list[Tensor] | None = None
+        ) -> None:
+            """Kernels (out, in, taps, taps) of each group, and their gradients, as places in the line."""
+            width = len(kernels[0])
+            bias = [F.pad(b, (0, width - len(b)), value=NOWHERE) for b in bias]
+            biases.add(bias, partial(_view, layer.biases, name, (len(bias), width)))
+            self._lay_out_weight(layer, name, kernels, weights)
+            if not self.training:
+                return
+            gradients.add(bias, partial(_view, layer.bias_gradients, name, (len(bias), width)))
+            self._lay_out_weight(layer, f"{name}_back", [k.flip(2, 3).transpose(0, 1) for k in kernels], weights)
+            by_tap = [k.permute(2, 3, 1, 0).flatten(0, 1) for k in gradients_of or kernels]  # tap, in, out
+            if layer.mirrored[name]:
+                by_tap = [taps.flip(0).transpose(1, 2) for taps in by_tap]
+            if (strides := _strides(by_tap)) is not None:
+                layer.weight_gradients[name] = GradientView(self.line_gradient[strides[0] :], *strides[1:])
+            else:
+                gradients.add(by_tap, partial(_gradient_view, layer, name, by_tap[0].shape))
+
+        def of(i: int, inputs: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+            convs = [block.convs[i] for block in layer.blocks]
+            kernels = [_arranged(places[c.weight], half, order) for c, order in zip(convs, inputs, strict=True)]
+            return [k[..., seen, seen] for k in kernels], [places[conv.bias] for conv in convs]
+
+        convolution("first", *of(0, layer.inputs))
+        convolution("second", *of(1, [inner] * len(layer.blocks)))
+        third, third_gradient = (
+            [_arranged(places[block, name], out, inner)[..., seen, seen] for block in layer.blocks]
+            for name in ("product", "product_gradient")
         )
-        self.weight_index, self.bias_index = (
-            torch.where(index < 0, zero, index).int() for index in (weight_index, bias_index)
-        )
-        gradient_index, self.gradient_buffer = gradients.build(torch.float32)
-        self.back_index = torch.zeros(zero, dtype=torch.int32, device=self.device)
-        real = gradient_index >= 0
-        numbers = torch.arange(len(gradient_index), dtype=torch.int32, device=self.device)
-        self.back_index[gradient_index[real]] = numbers[real]
-        self.line_gradient = torch.zeros(zero, device=self.device)
+        convolution("third", third, [places[block, "product_bias"] for block in layer.blocks], third_gradient)
+        if layer.has_skip:
+            skips = [block.skip for block in layer.blocks if block.skip is not None]
+            kernels = [_arranged(places[s.weight], out, i) for s, i in zip(skips, layer.inputs, strict=True)]
+            convolution("skip", kernels, [places[skip.bias] for skip in skips])
+
+    def _lay_out_weight(self, layer: Layer, name: str, kernels: list[Tensor], weights: _Copy) -> None:
+        """Kernels (out, in, taps, taps): where they are in the line if they can be used there, else in a copy."""
+        outputs, inputs, taps, _ = kernels[0].shape
+        tiling = convolution_tiling(layer.height, layer.width, inputs, outputs, taps=taps, dtype=self.dtype)
+        layer.tilings[name] = tiling
+        strides = _strides([kernel.permute(2, 3, 1, 0) for kernel in kernels])
+        if strides is None or tiling.py * tiling.px > 1 or taps * inputs % tiling.chunk:
+            patches = [_patch_weights(kernel, tiling) for kernel in kernels]
+            weights.add(patches, partial(_weight_view, layer, name, patches[0].shape, inputs))
+            return
+        start, group, row, tap, channel, to_next = strides
+        if taps == 1:
+            tap = inputs * channel  # so that inputs are one run
+        layer.weights[name] = KernelView(self.rounded[start:], group, row, tap, channel, to_next, width=outputs)
 
     def _places(self) -> dict[object, Tensor]:
         """For every parameter and product, in its own shape, where in the line its numbers are."""
         places: dict[object, Tensor] = {}
-        start = 0
-        for p in self.parameters:
+        for p, start in zip(self.parameters, self.starts, strict=True):
             numbers = torch.arange(start, start + p.numel(), device=self.device)
             places[p] = numbers.as_strided(p.shape, p.stride())  # the line has the order of memory
-            start += p.numel()
         for fold in self.folds:
             n, half, out = fold.sizes
             products = torch.arange(fold.product.start, fold.product.stop, device=self.device).view(n, -1)
             biases = torch.arange(fold.product_bias.start, fold.product_bias.stop, device=self.device).view(n, -1)
-            for member, product, bias in zip(fold.members, products, biases, strict=True):
-                strides = (half * 9, *member.block.convs[2].weight.stride()[1:])  # type: ignore[operator]
-                places[member, "product"] = product.as_strided((out, half, 3, 3), strides, product.storage_offset())
-                places[member, "product_bias"] = bias
+            for block, product, bias in zip(fold.blocks, products, biases, strict=True):
+                third = block.convs[2].weight.stride()[1:]  # type: ignore[operator]
+                shape, start = (out, half, 3, 3), product.storage_offset()
+                places[block, "product"] = product.as_strided(shape, (half * 9, *third), start)
+                # Its gradient lies the other way round, as it is added up.
+                places[block, "product_gradient"] = product.as_strided(shape, (1, *(out * s for s in third)), start)
+                places[block, "product_bias"] = bias
         return places
 
     @torch.no_grad()
     def prepare(self) -> None:
         """The parameters' values, folded, rounded and laid out; gradients start from zero."""
-        torch.cat(
-            [p.detach().as_strided((p.numel(),), (1,)) for p in self.parameters], out=self.line[: self.num_parameters]
-        )
+        self._take_in_parameters()
         for fold in self.folds:
             n, half, out = fold.sizes
             project = self.line[fold.project].view(n, out, half)
             third, bias = self.line[fold.third].view(n, half, -1), self.line[fold.third_bias].view(n, half, 1)
             torch.bmm(project, third, out=self.line[fold.product].view(n, out, -1))
-            torch.bmm(project, bias, out=self.line[fold.product_bias].view(n, out, 1))
-            self.line[fold.product_bias] += self.line[fold.project_bias]
-        gather(self.line, self.weight_index, out=self.weight_buffer)
-        gather(self.line, self.bias_index, out=self.bias_buffer)
-        self.gradient_buffer.zero_()
+            product_bias = self.line[fold.product_bias].view(n, out, 1)
+            torch.baddbmm(self.line[fold.project_bias].view(n, out, 1), project, bias, out=product_bias)
+        self.rounded.copy_(self.line)
+        move(self.line, self.weight_index, out=self.weight_copy)
+        move(self.line, self.bias_index, out=self.bias_copy)
+        if self.training:
+            self.line_gradient.zero_()
+            self.gradient_copy.zero_()
+
+    def _take_in_parameters(self) -> None:
+        """Have the parameters' values in the line: as views of it, or as copies."""
+        moved = [
+            (p, self.line[start : start + p.numel()].as_strided(p.shape, p.stride(), start))
+            for p, start in zip(self.parameters, self.starts, strict=True)
+            if p.data_ptr() != self.line.data_ptr() + start * self.line.element_size()
+        ]
+        for p, view in moved:
+            view.copy_(p)
+            if self.training:
+                p.data = view
+        if self.training and any(_shares_memory(p.grad, self.line_gradient) for p in self.parameters):
+            for p in self.parameters:  # gradients of an earlier pass are still wanted: they must not be written over
+                p.grad = None if p.grad is None else p.grad.clone()
 
     @torch.no_grad()
     def collect(self) -> list[Tensor]:
-        """The gradient of every parameter, from what the blocks have added to their `gradients`."""
-        for member in self.blocks:
-            if "skip_bias" in member.gradients:  # it is added where the third convolution's is
-                member.gradients["skip_bias"].copy_(member.gradients["third_bias"])
+        """The gradient of every parameter, from what was added to the gradients' views."""
+        for layer in self.layers:
+            if layer.has_skip:  # it is added where the third convolution's is
+                layer.bias_gradients["skip"].copy_(layer.bias_gradients["third"])
         gradient = self.line_gradient
-        gather(self.gradient_buffer, self.back_index, out=gradient)
+        move(self.gradient_copy, self.gradient_from, out=gradient, to_index=self.gradient_to)
         for fold in self.folds:
             n, half, out = fold.sizes
             project = self.line[fold.project].view(n, out, half)
             third, bias = self.line[fold.third].view(n, half, -1), self.line[fold.third_bias].view(n, half, 1)
-            product, product_bias = (
-                gradient[fold.product].view(n, out, -1),
-                gradient[fold.product_bias].view(n, out, 1),
-            )
+            product = gradient[fold.product].view(n, -1, out).transpose(1, 2)
+            product_bias = gradient[fold.product_bias].view(n, out, 1)
             torch.bmm(project.transpose(1, 2), product, out=gradient[fold.third].view(n, half, -1))
             torch.bmm(project.transpose(1, 2), product_bias, out=gradient[fold.third_bias].view(n, half, 1))
             torch.bmm(product, third.transpose(1, 2), out=gradient[fold.project].view(n, out, half))
             gradient[fold.project].view(n, out, half).baddbmm_(product_bias, bias.transpose(1, 2))
             gradient[fold.project_bias] = gradient[fold.product_bias]
-        starts = torch.tensor([0, *(p.numel() for p in self.parameters)]).cumsum(0).tolist()
         return [
-            gradient.as_strided(p.shape, p.stride(), start) for p, start in zip(self.parameters, starts, strict=False)
+            gradient.as_strided(p.shape, p.stride(), start)
+            for p, start in zip(self.parameters, self.starts, strict=True)
         ]
 
 
-def _widened(places: Int[Tensor, "o i y x"], out: int, in_: int) -> Int[Tensor, "o2 i2 y x"]:
-    """With room for so many channels."""
-    return F.pad(places, (0, 0, 0, 0, 0, in_ - places.shape[1], 0, out - places.shape[0]), value=NOWHERE)
+def _view(owner: dict[str, Tensor], name: str, shape: tuple[int, int], data: Tensor) -> None:
+    owner[name] = data[: prod(shape)].view(shape)
 
 
-def _rows(places: Int[Tensor, "o i 3 3"]) -> Int[Tensor, "3 r o"]:
-    """As `convolve` wants its weights."""
-    rows = places.permute(2, 3, 1, 0).flatten(1, 2)
-    return F.pad(rows, (0, 0, 0, row_length(places.shape[1]) - rows.shape[1]), value=NOWHERE)
+def _weight_view(layer: Layer, name: str, shape: torch.Size, inputs: int, data: Tensor) -> None:
+    rows, run, columns = shape
+    size = rows * run * columns
+    layer.weights[name] = KernelView(data, size, run * columns, inputs * columns, columns, 1, width=columns)
+
+
+def _gradient_view(layer: Layer, name: str, shape: torch.Size, data: Tensor) -> None:
+    taps, rows, columns = shape
+    layer.weight_gradients[name] = GradientView(data, taps * rows * columns, rows * columns, columns, 1)
+
+
+def _shares_memory(tensor: Tensor | None, line: Tensor) -> bool:
+    return tensor is not None and tensor.untyped_storage().data_ptr() == line.untyped_storage().data_ptr()
+
+
+def _strides(places: Sequence[Int[Tensor, "..."]]) -> tuple[int, ...] | None:
+    """(start, stride of groups, strides of the dimensions) if the places are that regular and none is padding."""
+    first = places[0]
+    start = int(first[(0,) * first.ndim])
+    strides = [
+        int(first.select(d, 1)[(0,) * (first.ndim - 1)]) - start if n > 1 else 0 for d, n in enumerate(first.shape)
+    ]
+    expected = torch.full_like(first, start)
+    for dim, stride in enumerate(strides):
+        shape = [1] * first.ndim
+        shape[dim] = -1
+        expected = expected + (torch.arange(first.shape[dim], device=first.device) * stride).view(shape)
+    group = int(places[1][(0,) * first.ndim]) - start if len(places) > 1 else 0
+    regular = all(torch.equal(p, expected + i * group) for i, p in enumerate(places))
+    is_padded = start < 0 or any(int(p.min()) < 0 for p in places)
+    aligned = (start % 8, group % ALIGNED) == (0, 0)
+    return (start, group, *strides) if regular and not is_padded and aligned else None
+
+
+def channel_order(*parts: tuple[int, int]) -> Int[Tensor, " c"]:
+    """Which input channels a map's channels are, from (first, count) of its parts, each of them padded."""
+    return torch.cat([torch.cat([torch.arange(a, a + n), torch.full((-n % 8,), NOWHERE)]) for a, n in parts])
+
+
+def _arranged(places: Int[Tensor, "o i y x"], out: int, inputs: Int[Tensor, " c"]) -> Int[Tensor, "o2 c y x"]:
+    """With room for so many outputs, and with these inputs."""
+    inputs = inputs.to(places.device)
+    chosen = torch.where((inputs >= 0).view(1, -1, 1, 1), places[:, inputs.clamp(min=0)], NOWHERE)
+    return F.pad(chosen, (0, 0, 0, 0, 0, 0, 0, out - places.shape[0]), value=NOWHERE)
+
+
+def _patch_weights(kernel: Int[Tensor, "o i t t"], tiling: Tiling) -> Int[Tensor, "rows run columns"]:
+    """As `convolve` wants weights of its own: the kernel once for each pixel of a patch, shifted."""
+    out, channels, taps, _ = kernel.shape
+    by_tap = kernel.permute(2, 3, 1, 0)  # dy, dx, in, out
+    rows, columns = tiling.py + taps - 1, tiling.px + taps - 1
+    patch = by_tap.new_full((rows, columns, channels, tiling.py, tiling.px, out), NOWHERE)
+    for y in range(tiling.py):
+        for x in range(tiling.px):
+            patch[y : y + taps, x : x + taps, :, y, x] = by_tap
+    flat = patch.flatten(3).flatten(1, 2)
+    return F.pad(flat, (0, 0, 0, tiling.run(channels, taps=taps) - flat.shape[1]), value=NOWHERE)

@@ -65,9 +65,13 @@ class GaussianHead(nn.Module):
             return Gaussian(mean=mean, log_sigma=log_sigma.clamp(*LOG_SIGMA_RANGE))
 
 
-def kl_divergence(*, posterior: Gaussian, prior: Gaussian) -> Float[Tensor, " b"]:
-    """KL(posterior ‖ prior) in closed form, summed over positions and channels, one value an image (App. A)."""
+def elementwise_kl(*, posterior: Gaussian, prior: Gaussian) -> Tensor:
+    """KL(posterior ‖ prior) of every single Gaussian, in closed form (App. A)."""
     log_ratio = posterior.log_sigma - prior.log_sigma
     shift = (posterior.mean - prior.mean) * (-prior.log_sigma).exp()
-    kl = 0.5 * ((2 * log_ratio).exp() + shift.square() - 1) - log_ratio
-    return kl.flatten(start_dim=1).sum(dim=1)
+    return 0.5 * ((2 * log_ratio).exp() + shift.square() - 1) - log_ratio
+
+
+def kl_divergence(*, posterior: Gaussian, prior: Gaussian) -> Float[Tensor, " b"]:
+    """KL(posterior ‖ prior), summed over positions and channels, one value an image."""
+    return elementwise_kl(posterior=posterior, prior=prior).flatten(start_dim=1).sum(dim=1)

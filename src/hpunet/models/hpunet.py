@@ -182,11 +182,17 @@ class HPUNet(nn.Module):
         self, *, image: Float[Tensor, "b c h w"], cond: Float[Tensor, "b e h w"] | None = None
     ) -> list[Tensor]:
         """What all hypotheses of an image share: the prior's encoder features, coarsest first."""
-        check_image(image, channels=self.in_channels, multiple=self.size_multiple, values=self.check_values)
-        x = image
-        if self.cond_channels or cond is not None:
-            x = torch.cat([image, _checked_cond(cond, image=image, channels=self.cond_channels)], dim=1)
+        x = self.prior_input(image=image, cond=cond)
         return self.prior.encode(match_memory_format(x, channels_last=self.channels_last))
+
+    def prior_input(
+        self, *, image: Float[Tensor, "b c h w"], cond: Float[Tensor, "b e h w"] | None = None
+    ) -> Float[Tensor, "b ce h w"]:
+        """Both tensors checked, and joined as the prior sees them: [image, cond]."""
+        check_image(image, channels=self.in_channels, multiple=self.size_multiple, values=self.check_values)
+        if self.cond_channels or cond is not None:
+            return torch.cat([image, _checked_cond(cond, image=image, channels=self.cond_channels)], dim=1)
+        return image
 
     def decode(
         self, features: Sequence[Tensor], *, noise: PerScale | None = None, given: PerScale | None = None

@@ -1,0 +1,234 @@
+"""An HPU-Net on fused kernels, called as the plain model is: for training and for sampling.
+
+For training the whole pass is one node of the autograd graph, so all that happens around it (objectives, several
+processes, CUDA graphs) is as with the plain model.
+"""
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from hpunet.batch import TrainingOutput
+from hpunet.kernels.launch import compiling_ahead
+from hpunet.kernels.plan import Plan
+from hpunet.models.gaussian import LOG_SIGMA_RANGE, Gaussian, elementwise_kl
+from hpunet.models.hpunet import HPUNet
+from hpunet.models.protocol import PerScale, posterior_input
+
+
+class _Pass(torch.autograd.Function):
+    """The whole network as one node."""
+
+    @staticmethod
+    def forward(ctx: Any, plan: Plan, x: Tensor, noise: Tensor, *_parameters: Tensor) -> tuple[Tensor, Tensor]:
+        plan.weights.prepare()
+        out, raw, ctx.trace = plan.forward(x, noise)
+        ctx.plan = plan
+        return out, raw
+
+    @staticmethod
+    def backward(ctx: Any, logits_grad: Tensor, raw_grad: Tensor) -> tuple[Tensor | None, ...]:
+        plan: Plan = ctx.plan
+        plan.backward(ctx.trace, logits_grad.contiguous(), raw_grad.contiguous())
+        ctx.trace = None
+        return None, None, None, *plan.weights.collect()
+
+
+class FusedNetwork(nn.Module):
+    """An HPU-Net's training pass on fused kernels, computing in `dtype`; call it like the model.
+
+    The parameters are the model's own; the first pass moves them into one piece of memory. One pass at a time: the
+    gradients of a pass are taken before the next one.
+    """
+
+    def __init__(self, model: HPUNet, *, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.model, self.dtype = model, dtype
+        self._plans: dict[tuple[int, int], Plan] = {}
+        self._compiled: set[torch.Size] = set()
+
+    def forward(
+        self,
+        *,
+        image: Float[Tensor, "b c h w"],
+        labels: Int[Tensor, "b h w"],
+        cond: Float[Tensor, "b e h w"] | None = None,
+        noise: PerScale | None = None,
+    ) -> TrainingOutput:
+        """As `HPUNet.forward`."""
+        model, (b, _, h, w) = self.model, image.shape
+        seen_by_posterior = posterior_input(model, image=image, labels=labels)
+        seen_by_prior = model.prior_input(image=image, cond=cond)
+        if (h, w) not in self._plans:
+            self._plans[h, w] = Plan(model, height=h, width=w, dtype=self.dtype, training=True)
+        plan = self._plans[h, w]
+        x = _as_maps([seen_by_prior, seen_by_posterior], width=plan.in_width, dtype=self.dtype)
+        if noise is None or any(n is None for n in noise):
+            flat = torch.randn(b, sum(prod(shape) for shape in plan.latent_shapes), device=image.device)
+        else:
+            flat = torch.cat([n.flatten(1) for n in noise if n is not None], dim=1).float()
+        with torch.autocast(image.device.type, enabled=False):
+            self._compile(plan, x, flat)
+            out, raw = _Pass.apply(plan, x, flat, *plan.weights.parameters)  # type: ignore[no-untyped-call]
+            return _training_output(out, raw, flat, plan.latent_shapes)
+
+    @torch.no_grad()
+    def _compile(self, plan: Plan, x: Tensor, noise: Tensor) -> None:
+        """All kernels of a pass of this size at once, the first time it is seen."""
+        if x.device.type != "cuda" or x.shape in self._compiled:
+            return
+        self._compiled.add(x.shape)
+        with compiling_ahead():
+            plan.weights.prepare()
+            out, raw, trace = plan.forward(x, noise)
+            plan.backward(trace, torch.zeros_like(out), torch.zeros_like(raw))
+            plan.weights.collect()
+
+
+class FusedSampler:
+    """An HPU-Net's sampling on fused kernels, computing in `dtype`; give it to `sample` in the model's place.
+
+    It takes the weights as they are when it is made. On a GPU the passes are CUDA graphs, one for each size of input:
+    for one image launching hundreds of kernels would take longer than running them.
+    """
+
+    MOST_GRAPHS = 8
+
+    def __init__(self, model: HPUNet, *, dtype: torch.dtype) -> None:
+        self.model, self.dtype = model, dtype
+        self.in_channels, self.num_classes, self.cond_channels = (
+            model.in_channels,
+            model.num_classes,
+            model.cond_channels,
+        )
+        self.latent_dims, self.size_multiple = model.latent_dims, model.size_multiple
+        self.check_values = model.check_values
+        self._plans: dict[tuple[int, int], Plan] = {}
+        self._graphs: dict[object, _Graph] = {}
+
+    def latent_shapes(self, height: int, width: int) -> list[tuple[int, int, int]]:
+        """As the model's."""
+        return self.model.latent_shapes(height, width)
+
+    def sampling_modules(self) -> list[nn.Module]:
+        """As the model's."""
+        return self.model.sampling_modules()
+
+    def infer(
+        self, *, image: Tensor, labels: Tensor, noise: PerScale | None = None
+    ) -> tuple[list[Tensor], list[Gaussian]]:
+        """As the model's, in its own precision."""
+        return self.model.infer(image=image, labels=labels, noise=noise)
+
+    def _plan(self, height: int, width: int) -> Plan:
+        if (height, width) not in self._plans:
+            plan = Plan(self.model, height=height, width=width, dtype=self.dtype, training=False)
+            plan.weights.prepare()
+            self._plans[height, width] = plan
+        return self._plans[height, width]
+
+    @torch.no_grad()
+    def encode(self, *, image: Tensor, cond: Tensor | None = None) -> list[Tensor]:
+        """Features of the image, for `decode`."""
+        self.model.check_values = self.check_values
+        seen = self.model.prior_input(image=image, cond=cond)
+        plan = self._plan(*image.shape[-2:])
+        x = _as_maps([seen], width=plan.in_width, dtype=self.dtype)
+        features = self._run(("encode", x.shape), lambda x: plan.encode(x), [x])
+        return [f[0].permute(0, 3, 1, 2) for f in features]
+
+    @torch.no_grad()
+    def decode(
+        self, features: Sequence[Tensor], *, noise: PerScale | None = None, given: PerScale | None = None
+    ) -> tuple[Tensor, list[Tensor], list[Gaussian]]:
+        """As `HPUNet.decode`."""
+        b, _, h, w = features[-1].shape
+        plan = self._plan(h, w)
+        nothing: PerScale = [None] * len(self.latent_dims)
+        noise, given = noise or nothing, given or nothing
+        maps = [f.permute(0, 2, 3, 1).contiguous().unsqueeze(0) for f in features]
+        wanted = [None if g is not None else n for n, g in zip(noise, given, strict=True)]
+        values = [v for v in (*wanted, *given) if v is not None]
+
+        def run(*inputs: Tensor) -> list[Tensor]:
+            rest = iter(inputs[len(maps) :])
+            drawn = [None if n is None else next(rest) for n in wanted]
+            fixed = [None if g is None else next(rest) for g in given]
+            return list(plan.decode(inputs[: len(maps)], noise=drawn, given=fixed))
+
+        pattern = tuple((n is not None, g is not None) for n, g in zip(wanted, given, strict=True))
+        out, latents, raw = self._run(("decode", b, h, w, pattern), run, [*maps, *values])
+        mean, log_sigma = raw[0, 0], raw[0, 1].clamp(*LOG_SIGMA_RANGE)
+        by_scale = [_by_scale(flat, plan.latent_shapes) for flat in (latents, mean, log_sigma)]
+        gaussians = [Gaussian(mean=m, log_sigma=s) for m, s in zip(by_scale[1], by_scale[2], strict=True)]
+        return out, by_scale[0], gaussians
+
+    def _run(self, key: object, run: Callable[..., Sequence[Tensor]], inputs: list[Tensor]) -> list[Tensor]:
+        """The outputs for these inputs, through a CUDA graph where there is a GPU."""
+        if inputs[0].device.type != "cuda" or torch.cuda.is_current_stream_capturing():
+            return list(run(*inputs))
+        if key not in self._graphs:
+            if len(self._graphs) >= self.MOST_GRAPHS:
+                del self._graphs[next(iter(self._graphs))]
+            self._graphs[key] = _Graph(run, inputs)
+        return self._graphs[key](inputs)
+
+
+class _Graph:
+    """A function of tensors as a CUDA graph, for inputs of these shapes."""
+
+    def __init__(self, run: Callable[..., Sequence[Tensor]], inputs: list[Tensor]) -> None:
+        self.inputs = [torch.empty_like(t).copy_(t) for t in inputs]
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side), compiling_ahead():
+            run(*self.inputs)
+        with torch.cuda.stream(side):
+            run(*self.inputs)  # loads what was compiled, which a capture cannot
+        torch.cuda.current_stream().wait_stream(side)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.outputs = list(run(*self.inputs))
+
+    def __call__(self, inputs: list[Tensor]) -> list[Tensor]:
+        torch._foreach_copy_(self.inputs, inputs)
+        self.graph.replay()
+        return [t.clone() for t in self.outputs]
+
+
+def _as_maps(seen: Sequence[Tensor], *, width: int, dtype: torch.dtype) -> Float[Tensor, "g b h w c"]:
+    """Inputs (b, c, h, w) of the groups as one tensor, with zeros up to `width` channels."""
+    b, _, h, w = seen[0].shape
+    x = torch.zeros(len(seen), b, h, w, width, device=seen[0].device, dtype=dtype)
+    for group, maps in enumerate(seen):
+        x[group, ..., : maps.shape[1]] = maps.permute(0, 2, 3, 1)
+    return x
+
+
+def _by_scale(flat: Float[Tensor, "b n"], shapes: Sequence[tuple[int, int, int]]) -> list[Tensor]:
+    parts = flat.split([prod(shape) for shape in shapes], dim=1)
+    return [part.unflatten(1, shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
+def _training_output(
+    out: Tensor, raw: Float[Tensor, "2 2 b n"], noise: Float[Tensor, "b n"], shapes: Sequence[tuple[int, int, int]]
+) -> TrainingOutput:
+    """Gaussians, latents and KL of all scales at once, then cut into scales."""
+    prior, posterior = (Gaussian(mean=net[0], log_sigma=net[1].clamp(*LOG_SIGMA_RANGE)) for net in raw)
+    kl = elementwise_kl(posterior=posterior, prior=prior).mean(dim=0)
+
+    def gaussians(flat: Gaussian) -> list[Gaussian]:
+        pairs = zip(_by_scale(flat.mean, shapes), _by_scale(flat.log_sigma, shapes), strict=True)
+        return [Gaussian(mean=mean, log_sigma=log_sigma) for mean, log_sigma in pairs]
+
+    return TrainingOutput(
+        logits=out,
+        latents=_by_scale(posterior.take(noise=noise, given=None), shapes),
+        prior=gaussians(prior),
+        posterior=gaussians(posterior),
+        kl=torch.stack([part.sum() for part in kl.split([prod(shape) for shape in shapes])]),
+    )

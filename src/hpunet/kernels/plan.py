@@ -1,0 +1,319 @@
+"""The HPU-Net's passes and their gradients, written out on fused kernels, for images of one size.
+
+The same function of the same parameters as `models/hpunet.py`. What is different:
+
+* Prior and posterior have the same shape, so they run side by side as two groups of one launch, until the posterior
+  ends at its last latent.
+* A residual block is three convolutions (`convolution.py`), one more where it has a skip. Weights are laid out for
+  all blocks at once (`weights.py`).
+* Everything between blocks is one kernel each way (`maps.py`).
+* Gradients of weights are not waited for: on a GPU they run beside the chain of gradients of maps.
+"""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from hpunet.kernels.convolution import convolve, correlate
+from hpunet.kernels.maps import (
+    below_gradient,
+    feature_gradient,
+    halve,
+    heads,
+    heads_gradient,
+    join,
+    logits,
+    logits_gradient,
+)
+from hpunet.kernels.tilings import correlation_tiling
+from hpunet.kernels.weights import Layer, Weights, channel_order, padded
+from hpunet.models.hpunet import HPUNet
+from hpunet.models.protocol import PerScale
+
+Stage = list[Layer]
+
+
+def run_block(layer: Layer, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """A layer's output, and the two maps inside that its gradient needs."""
+
+    def convolution(name: str, x: Tensor, **around: Any) -> Tensor:
+        taps = 1 if name == "skip" else layer.taps
+        return convolve(
+            x, weight=layer.weights[name], tiling=layer.tilings[name], taps=taps, bias=layer.biases[name], **around
+        )
+
+    h1 = convolution("first", x, relu_input=True, relu_output=True)
+    h2 = convolution("second", h1, relu_output=True)
+    return convolution("third", h2, residual=convolution("skip", x) if layer.has_skip else x), h1, h2
+
+
+class Beside:
+    """Work on a second stream: it may start now, and is waited for at the end, or when it is far behind.
+
+    What it reads is kept until it has run, so that nothing is written over it.
+    """
+
+    BEHIND = 2
+
+    def __init__(self, device: torch.device) -> None:
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.running: list[tuple[torch.cuda.Event, tuple[Tensor, ...]]] = []
+
+    def start(self) -> Any:
+        """A context in which kernels go to the second stream, after all that came before."""
+        if self.stream is None:
+            return nullcontext()
+        self.stream.wait_stream(torch.cuda.current_stream())
+        return torch.cuda.stream(self.stream)
+
+    def keep(self, *tensors: Tensor) -> None:
+        """Until what was started is done."""
+        if self.stream is None:
+            return
+        self.running.append((self.stream.record_event(), tensors))
+        if len(self.running) > self.BEHIND:
+            torch.cuda.current_stream().wait_event(self.running.pop(0)[0])
+
+    def finish(self) -> None:
+        """Wait for all of it."""
+        if self.stream is not None:
+            torch.cuda.current_stream().wait_stream(self.stream)
+            self.running.clear()
+
+
+def block_gradient(
+    layer: Layer, x: Tensor, h1: Tensor, h2: Tensor, g: Tensor, *, beside: Beside, input_gradient: bool = True
+) -> Tensor | None:
+    """The gradient of a layer's input; those of its weights are added to what is there."""
+    biases = layer.bias_gradients
+
+    def back(name: str, g: Tensor, **around: Any) -> Tensor:
+        taps, name = 1 if name == "skip" else layer.taps, f"{name}_back"
+        return convolve(g, weight=layer.weights[name], tiling=layer.tilings[name], taps=taps, **around)
+
+    def weight_gradient(name: str, x: Tensor, g: Tensor, *, relu: bool = False, sums: Tensor | None = None) -> None:
+        mirrored, taps = layer.mirrored[name], 1 if name == "skip" else layer.taps
+        rows, columns = (g, x) if mirrored else (x, g)
+        correlate(
+            rows, columns, out=layer.weight_gradients[name], taps=taps,
+            tiling=correlation_tiling(
+                layer.height, layer.width, rows.shape[4], columns.shape[4], taps=taps, dtype=x.dtype
+            ),
+            relu_rows=relu and not mirrored, relu_columns=relu and mirrored, column_sums=sums,
+        )  # fmt: skip
+
+    with beside.start():
+        weight_gradient("third", h2, g, sums=biases["third"])
+        if layer.has_skip:
+            weight_gradient("skip", x, g)
+    g2 = back("third", g, gate=h2, sums=biases["second"])
+    with beside.start():
+        weight_gradient("second", h1, g2)
+    g1 = back("second", g2, gate=h1, sums=biases["first"])
+    with beside.start():
+        weight_gradient("first", x, g1, relu=True)
+    beside.keep(x, h1, h2, g, g1, g2)
+    if not input_gradient:
+        return None
+    return back("first", g1, gate=x, residual=back("skip", g) if layer.has_skip else g)
+
+
+@dataclass
+class _Trace:
+    """What the backward pass needs of the forward pass."""
+
+    blocks: list[tuple[Layer, Tensor, Tensor, Tensor]]
+    features: list[Tensor]
+    """What the heads saw."""
+    last: Tensor
+    noise: Float[Tensor, "b n"]
+    raw: Float[Tensor, "2 2 b n"]
+
+
+class Plan:
+    """Layers and weights of a model for images of one size."""
+
+    def __init__(self, model: HPUNet, *, height: int, width: int, dtype: torch.dtype, training: bool) -> None:
+        self.latent_shapes = model.latent_shapes(height, width)
+        nets = [model.prior, model.posterior] if training else [model.prior]
+        scales, n = len(model.channels), len(model.latent_dims)
+        sizes = [(height >> depth, width >> depth) for depth in range(scales)]
+        seen = [model.in_channels + model.cond_channels, model.num_classes + model.in_channels][: len(nets)]
+        self.in_width = padded(max(seen))
+
+        def stage(stages: list[nn.ModuleList], depth: int, inputs: list[Tensor]) -> Stage:
+            """The layers of a scale; the first has the given inputs."""
+            layers = []
+            for blocks in zip(*stages, strict=True):
+                layers.append(Layer(list(blocks), *sizes[depth], inputs))
+                inputs = [channel_order((0, layers[-1].out_channels))] * len(blocks)
+            return layers
+
+        self.encoder: list[Stage] = []
+        for depth in range(scales):
+            if depth:
+                inputs = [channel_order((0, model.channels[depth - 1]))] * len(nets)
+            else:
+                inputs = [_padded_to(channel_order((0, c)), self.in_width) for c in seen]
+            self.encoder.append(stage([net.encoder[depth] for net in nets], depth, inputs))  # type: ignore[misc]
+        self.decoder: list[Stage] = []
+        self.latent_offset: list[int] = []
+        """Where in a decoder's input the latents begin."""
+        for i in range(scales - 1):
+            z = model.latent_dims[i] if i < n else 0
+            below, here = model.channels[-1 - i], model.channels[-2 - i]
+            groups = [net for net in nets if i < len(net.decoder)]
+            parts = [(z, below), (z + below, here), *([(0, z)] if z else [])]
+            inputs = [channel_order(*parts)] * len(groups)
+            self.latent_offset.append(padded(below) + padded(here))
+            self.decoder.append(stage([net.decoder[i] for net in groups], scales - 2 - i, inputs))  # type: ignore[misc]
+        layers = [layer for stage in (*self.encoder, *self.decoder) for layer in stage]
+        self.head_scales = [i for i in range(n) if model.latent_dims[i]]
+        convs = [[net.heads[i].conv for net in nets] for i in self.head_scales]  # type: ignore[union-attr]
+        others = [[model.logits.weight], [model.logits.bias]]
+        for pair in convs:
+            others += [[conv.weight for conv in pair], [conv.bias for conv in pair]]  # type: ignore[union-attr]
+        self.weights = Weights(layers, others=others, dtype=dtype, training=training)  # type: ignore[arg-type]
+        self.dtype, self.training = dtype, training
+
+    def projection(self, which: int, *, gradient: bool = False) -> tuple[Tensor, Tensor]:
+        """Weight (groups, out, in) and bias of the logits (0) or of the heads of a scale (1 + scale)."""
+        at = 0 if which == 0 else 1 + self.head_scales.index(which - 1)
+        where = self.weights.other_gradients if gradient else self.weights.other_values
+        return where[2 * at].flatten(2), where[2 * at + 1]
+
+    def scale(self, flat: Float[Tensor, "... n"], i: int) -> Float[Tensor, "... m"]:
+        """This scale's part of what all scales have."""
+        sizes = [prod(shape) for shape in self.latent_shapes]
+        return flat[..., sum(sizes[:i]) : sum(sizes[: i + 1])]
+
+    def forward(self, x: Float[Tensor, "2 b h w c"], noise: Float[Tensor, "b n"]) -> tuple[Tensor, Tensor, _Trace]:
+        """Logits, and means and log σ (not clamped) of all heads as (net, mean or log σ, image, position).
+
+        The posterior draws the latents with `noise`; both decoders get them.
+        """
+        b = x.shape[1]
+        raw = torch.empty(2, 2, b, noise.shape[1], device=x.device)
+        latents = torch.empty(b, noise.shape[1], device=x.device)
+        blocks: list[tuple[Layer, Tensor, Tensor, Tensor]] = []
+
+        def run(stage: Stage, x: Tensor) -> Tensor:
+            for layer in stage:
+                out, h1, h2 = run_block(layer, x)
+                blocks.append((layer, x, h1, h2))
+                x = out
+            return x
+
+        features: list[Tensor] = []
+        for depth, stage in enumerate(self.encoder):
+            x = run(stage, halve(x) if depth else x)
+            features.append(x)
+        seen = []
+        for i, stage in enumerate(self.decoder):
+            z = None
+            if i < len(self.latent_shapes):
+                seen.append(x)
+            if i in self.head_scales:
+                weight, bias = self.projection(1 + i)
+                flat = [self.scale(t, i) for t in (noise, raw, latents)]
+                heads(x, weight=weight, bias=bias, noise=flat[0], raw=flat[1], latents=flat[2])
+                z = flat[2].unflatten(1, self.latent_shapes[i])
+            groups, width = len(stage[0].blocks), stage[0].widths[0]
+            x = run(stage, join(x[:groups], features[-2 - i][:groups], latents=z, width=width))
+        weight, bias = self.projection(0)
+        out = logits(x[0], weight=weight[0], bias=bias[0])
+        return out, raw, _Trace(blocks=blocks, features=seen, last=x, noise=noise, raw=raw)
+
+    def encode(self, x: Float[Tensor, "1 b h w c"]) -> list[Tensor]:
+        """The prior's encoder features, coarsest first."""
+        features = []
+        for depth, stage in enumerate(self.encoder):
+            x = halve(x) if depth else x
+            for layer in stage:
+                x = run_block(layer, x)[0]
+            features.append(x)
+        return features[::-1]
+
+    def decode(
+        self, features: Sequence[Tensor], *, noise: PerScale, given: PerScale
+    ) -> tuple[Float[Tensor, "b k h w"], Float[Tensor, "b n"], Float[Tensor, "1 2 b n"]]:
+        """Logits, latents and the prior's Gaussians (raw) of all scales; noise and given as in `HPUNet.decode`."""
+        b, device = features[0].shape[1], features[0].device
+        n = sum(prod(shape) for shape in self.latent_shapes)
+        raw, latents = torch.empty(1, 2, b, n, device=device), torch.empty(b, n, device=device)
+        x = features[0]
+        for i, stage in enumerate(self.decoder):
+            z = None
+            if i in self.head_scales:
+                weight, bias = self.projection(1 + i)
+                flat = self.scale(latents, i)
+                z = flat.unflatten(1, self.latent_shapes[i])
+                if (values := given[i]) is not None:
+                    z.copy_(values)
+                drawn = noise[i].flatten(1).float() if noise[i] is not None else torch.zeros_like(flat)  # type: ignore[union-attr]
+                heads(
+                    x, weight=weight, bias=bias, noise=None if given[i] is not None else drawn,
+                    raw=self.scale(raw, i), latents=flat,
+                )  # fmt: skip
+            x = join(x, features[i + 1], latents=z, width=stage[0].widths[0])
+            for layer in stage:
+                x = run_block(layer, x)[0]
+        weight, bias = self.projection(0)
+        return logits(x[0], weight=weight[0], bias=bias[0]), latents, raw
+
+    def backward(self, trace: _Trace, logits_grad: Tensor, raw_grad: Tensor) -> None:
+        """Add all gradients to those of the weights."""
+        beside = Beside(logits_grad.device)
+
+        def run(stage: Stage, g: Tensor) -> Tensor:
+            for _ in stage:
+                layer, x, h1, h2 = trace.blocks.pop()
+                is_first = not trace.blocks
+                g = block_gradient(layer, x, h1, h2, g, beside=beside, input_gradient=not is_first)  # type: ignore[assignment]
+            return g
+
+        weight, _ = self.projection(0)
+        weight_grad, bias_grad = self.projection(0, gradient=True)
+        g = logits_gradient(
+            trace.last[0], logits_grad, weight=weight[0], weight_gradient=weight_grad[0], bias_gradient=bias_grad[0]
+        ).unsqueeze(0)
+        joined: list[
+            tuple[Tensor, int]
+        ] = []  # gradients of the decoder's inputs, and where the encoder's part begins
+        for i, stage in reversed(list(enumerate(self.decoder))):
+            whole = run(stage, g)
+            width = padded(self._channels_below(i))
+            joined.append((whole, width))
+            g = below_gradient(whole, width=width)
+            if i < len(self.latent_shapes):
+                x = trace.features[i]
+                if i in self.head_scales:
+                    weight, _ = self.projection(1 + i)
+                    weight_grad, bias_grad = self.projection(1 + i, gradient=True)
+                    noise, raw, raw_part = (self.scale(t, i) for t in (trace.noise, trace.raw, raw_grad))
+                    g = heads_gradient(
+                        x, weight=weight, noise=noise, raw=raw, raw_gradient=raw_part, joined=whole,
+                        offset=self.latent_offset[i], below=g, weight_gradient=weight_grad, bias_gradient=bias_grad,
+                    )  # fmt: skip
+                elif g.shape[0] < x.shape[0]:  # nothing comes from the posterior here
+                    g = torch.cat([g, torch.zeros_like(x[g.shape[0] :])])
+        for depth, stage in reversed(list(enumerate(self.encoder))):
+            g = run(stage, g)
+            if depth:
+                whole, offset = joined.pop()
+                g = feature_gradient(g, whole, offset=offset)
+        beside.finish()
+
+    def _channels_below(self, i: int) -> int:
+        stage = self.decoder[i - 1] if i else self.encoder[-1]
+        return stage[-1].out_channels
+
+
+def _padded_to(order: Int[Tensor, " c"], width: int) -> Int[Tensor, " d"]:
+    return torch.cat([order, order.new_full((width - len(order),), -1)])

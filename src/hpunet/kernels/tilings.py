@@ -1,0 +1,54 @@
+"""How convolutions are cut, by their shape; chosen by measurement on an H200 (docs/speed.md).
+
+In float32 there are no tensor cores to fill (TF32 would round), and large tiles take minutes to compile: small ones.
+"""
+
+import torch
+
+from hpunet.kernels.convolution import Correlation, Tiling
+
+PATCHES = ((2, 4), (2, 2), (1, 2), (1, 1))
+
+
+def _power_of_2(n: int) -> int:
+    return 1 << (n - 1).bit_length()
+
+
+def convolution_tiling(height: int, width: int, channels: int, out: int, *, taps: int, dtype: torch.dtype) -> Tiling:
+    """For `convolve`: the largest patch whose outputs fill no more than 128 columns."""
+    if dtype == torch.float32:
+        return Tiling(py=1, px=1, patches=32, columns=32, chunk=16, stages=2)
+    pixels = height * width
+    py, px = 1, 1
+    if taps == 3 and pixels >= 32 * 32:
+        py, px = next(
+            (y, x)
+            for y, x in PATCHES
+            if (y * x * out <= (128 if channels >= 24 else 64) or y * x == 1)
+            and (height % y, width % x) == (0, 0)
+            and (y == 1 or pixels >= 64 * 64)
+        )
+    run = (px + taps - 1) * channels
+    fits = [c for c in (64, 32) if run % c == 0] or [c for c in (64, 32) if -(-run // c) * c <= 1.15 * run]
+    chunk = fits[0] if fits else 16
+    most = 32 if pixels <= 16 else 64 if pixels <= 64 else 128 if out > 256 else 256
+    columns = max(16, min(_power_of_2(py * px * out), most))
+    patches = 32 if pixels <= 16 else 64 if pixels <= 256 or columns == 256 else 128
+    stages = (4 if chunk == 64 else 6) if pixels <= 64 else 3 if chunk == 64 else 4
+    return Tiling(py, px, patches, columns, chunk, stages=stages)
+
+
+def correlation_tiling(
+    height: int, width: int, rows: int, columns: int, *, taps: int, dtype: torch.dtype
+) -> Correlation:
+    """For `correlate`."""
+    if dtype == torch.float32:
+        return Correlation(py=1, px=1, rows=32, columns=32, patches=16, programs=264, together=False, stages=2)
+    pixels = height * width
+    py = px = 1
+    if taps == 3 and pixels >= 32 * 32:
+        px = 2 if width % 2 == 0 else 1
+        py = 2 if rows <= 16 and pixels == 128 * 128 and height % 2 == 0 else 1
+    bm = max(16, min(_power_of_2((px + taps - 1) * rows), 64))
+    bn = max(16, min(_power_of_2(px * columns), 64))
+    return Correlation(py, px, bm, bn, 32 if py * bn == 128 else 64, programs=264)
