@@ -18,6 +18,12 @@ ALLOWED = {
     "__init__": {"*"},
     "__main__": {"cli"},
     "cli": {"*"},
+    "bench_timing": {"errors"},
+    "bench": {
+        *("errors", "batch", "bench_timing", "build", "config", "data", "kernels.choice", "models", "run_state"),
+        *("sampling", "scorer", "train"),
+    },
+    "cli_bench": {"bench", "storage", "train"},
     "cli_data": {"errors", "config", "data", "pictures", "storage"},
     "config": {"errors"},
     "noise": {"errors"},
