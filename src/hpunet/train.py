@@ -240,7 +240,8 @@ class Training:
             t.copy_(saved)
         while self.step < end:
             step.fill_(self.step)
-            indices.copy_(self.steps.images(self.step))
+            # Pinned, so that the host need not wait for the step before: the GPU never runs dry.
+            indices.copy_(self.steps.images(self.step).pin_memory(), non_blocking=True)
             self._set_learning_rate()
             graph.replay()
             yield terms, norm
