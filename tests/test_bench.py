@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import torch
 
 from hpunet.batch import Batch
 from hpunet.bench import GROUPS, Row, Workload, bare_step, plain_warp, run_bench
-from hpunet.bench_timing import Replay, Stopwatch
+from hpunet.bench_timing import Contestant, Replay, Stopwatch
 from hpunet.cli_bench import bench_command, markdown_lines
 from hpunet.errors import ConfigError
 from tiny_run import tiny_settings
@@ -139,6 +140,39 @@ def test_plain_warp_moves_image_and_labels_together() -> None:
     assert set(moved.unique().tolist()) == {0, 1}
     assert ((image[:, 0] > 0.5) == (moved[:, 0] == 1)).float().mean() > 0.9
     assert len({one.numpy().tobytes() for one in moved}) == 8
+
+
+class PretendedGPU(Stopwatch):
+    """Has the contestants of a GPU take part, on the CPU."""
+
+    def __init__(self) -> None:
+        super().__init__(CPU, repeats=1, say=lambda _words: None)
+        self.on_gpu = True
+
+    def ready(self, name: str, build: Any, *, graph: bool = False) -> Contestant:
+        return tiny_work().watch.ready(name, build)
+
+    def _seconds(self, call: Any, calls: int) -> float:
+        return tiny_work().watch._seconds(call, 1)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_contestants_of_a_gpu_are_all_asked(fused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", lambda model: model)
+    if fused:
+        for place in ("hpunet.bench", "hpunet.kernels.choice"):
+            monkeypatch.setattr(f"{place}.reason_against_fused", lambda *_model, **_how: None)
+        network = SimpleNamespace(
+            FusedNetwork=lambda model, dtype: model, FusedSampler=lambda model, dtype: model
+        )  # fused kernels need a GPU
+        monkeypatch.setitem(sys.modules, "hpunet.kernels.network", network)  # type: ignore[arg-type]
+    work = Workload(tiny_settings(), "lesions", PretendedGPU())
+    rows = [row for measure in GROUPS.values() for row in measure(work)]
+    assert len(rows) == 4 + 2 * 4 + 2 + 2 + 2
+    for row in rows:
+        missing = not fused and row.contestant.startswith("fused")
+        assert (row.value is None) == missing
+        assert (row.why_not is not None and "need a CUDA GPU" in row.why_not) == missing
 
 
 @pytest.mark.gpu

@@ -123,6 +123,7 @@ FAILS = {
         "kernels: fused kernels need a CUDA GPU",
     ),
     "instances: only classes": (["instances", "run", IMAGE, "--out", "x"], "not on instances; use hpunet sample"),
+    "bench: unknown part": (["bench", "--only", "dance"], "only: expected some of train, sample, end-to-end"),
     "init: missing data": (["init", "--data", "nowhere", "--out", "x.toml"], "nowhere: no such file or folder"),
     "init: wrong option": (["init", *LESIONS, "--set", "seize=3"], "seize: synthetic data take no such option"),
     "init: the file is there": (
