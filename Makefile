@@ -5,10 +5,11 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 # The sources that users install are on the path of the editable install, so only these files matter here.
 PINS := pyproject.toml constraints.txt
 
-.PHONY: help demo test fuzz lint bench chaos clean
+.PHONY: help demo test test-gpu fuzz lint bench chaos clean
 help:
 	@echo "make demo    train two small models on lesions of known truth, compare them, write a page"
 	@echo "make test    run the test suite on CPU"
+	@echo "make test-gpu run the tests that need a CUDA GPU"
 	@echo "make fuzz    every file reader on 2,500 damaged files (make test runs a tenth of them)"
 	@echo "make lint    ruff and mypy"
 	@echo "make bench   the benchmarks that run on this machine"
@@ -35,6 +36,11 @@ test: .venv/.dev
 	@echo "hpunet: running the test suite on CPU; failures and the slowest tests are listed below"
 	@$(BIN)/python -m pytest
 
+test-gpu: .venv/.dev
+	@$(BIN)/python -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "hpunet: no CUDA GPU here, so nothing was tested")'
+	@echo "hpunet: running the tests that need a GPU"
+	@$(BIN)/python -m pytest -m gpu
+
 fuzz: .venv/.dev
 	@echo "hpunet: 2,500 damaged files, each within 2 s and 512 MiB; replay one by tests/fuzz/harness.py --case N"
 	@$(BIN)/python tests/fuzz/harness.py
@@ -46,7 +52,7 @@ lint: .venv/.dev
 	@$(BIN)/mypy
 
 bench: .venv/.base
-	@$(BIN)/python benchmarks/train_step.py
+	@$(BIN)/hpunet bench
 	@$(BIN)/python benchmarks/metrics.py
 
 chaos: .venv/.dev

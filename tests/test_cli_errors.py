@@ -48,6 +48,14 @@ FAILS = {
         ["train", "demo", *LESIONS, "--out", "x", "--set", "optimiser.batch_size=many"],
         "optimiser.batch_size: Input should be a valid integer (got 'many')",
     ),
+    "train: unknown kernels": (
+        ["train", "demo", *LESIONS, "--out", "x", "--kernels", "quick"],
+        "optimiser.kernels: Input should be 'auto', 'fused' or 'torch' (got 'quick')",
+    ),
+    "train: no fused kernels": (
+        ["train", "demo", "--data", "here", "--out", "x", "--kernels", "fused"],
+        "optimiser.kernels: fused kernels need a CUDA GPU",
+    ),
     "impossible": (
         ["train", "demo", "--data", "here", "--out", "x", "--set", "data.crop=[60,60]"],
         "data.crop: 60x60 must be multiples of 32",
@@ -106,7 +114,16 @@ FAILS = {
         ["sample", "run", IMAGE, "--out", "x", "--scales", "9"],
         "scales: expected full, global, local, or numbers from 0",
     ),
+    "sample: no fused kernels": (
+        ["sample", "run", IMAGE, "--out", "x", "--kernels", "fused"],
+        "kernels: fused kernels need a CUDA GPU",
+    ),
+    "evaluate: no fused kernels": (
+        ["evaluate", "run", *LESIONS, "--kernels", "fused"],
+        "kernels: fused kernels need a CUDA GPU",
+    ),
     "instances: only classes": (["instances", "run", IMAGE, "--out", "x"], "not on instances; use hpunet sample"),
+    "bench: unknown part": (["bench", "--only", "dance"], "only: expected some of train, sample, end-to-end"),
     "init: missing data": (["init", "--data", "nowhere", "--out", "x.toml"], "nowhere: no such file or folder"),
     "init: wrong option": (["init", *LESIONS, "--set", "seize=3"], "seize: synthetic data take no such option"),
     "init: the file is there": (

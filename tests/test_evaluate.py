@@ -204,6 +204,15 @@ def test_evaluation_of_something_else_is_refused_unless_replaced(tmp_path: Path)
     assert replaced["iou_rec"]["mean"] == 1
 
 
+def test_a_sampler_draws_instead_of_the_model_and_its_rows_are_kept_apart(tmp_path: Path) -> None:
+    source = lesions(4)
+    run_it(tmp_path / "plain", source)
+    fused = scorer_of(small_model(), sampler=PerfectSampler(source))
+    assert run_it(tmp_path / "fused", source, fused)["iou_rec"]["mean"] == 1
+    with pytest.raises(ConfigError, match="kernels"):
+        evaluate(fused, source=source, folder=tmp_path / "plain")
+
+
 def test_limit_takes_the_same_images_and_more_of_them_later(tmp_path: Path) -> None:
     source = lesions(9)
     few, more = chosen_images(source, 3), chosen_images(source, 6)

@@ -119,7 +119,7 @@ def test_keyed_uniform_rejects_words_out_of_range(part, value):
         keyed_uniform(**{**KEY, part: value}, index=torch.arange(2), count=1)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.gpu
 def test_keyed_uniform_has_the_same_bits_on_the_gpu():
     index = torch.arange(1000)
     step = torch.tensor(9, device="cuda")

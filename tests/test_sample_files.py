@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from inspect import signature
 from pathlib import Path
 from types import SimpleNamespace
@@ -128,6 +129,21 @@ def test_scales_say_what_is_drawn() -> None:
     still = draw(trained, image=image, how=HowToSample(num_samples=3, temperature=0.0))
     assert (still.labels == still.labels[0]).all()
     assert still.std.max() < 1e-6
+
+
+def test_a_sampler_draws_instead_of_the_model_but_not_in_tiles(hpunet_command: Callable[..., Any]) -> None:
+    trained, other = make_trained(), make_trained()
+    with torch.no_grad():
+        other.model.logits.weight.zero_()
+        other.model.logits.bias.copy_(torch.tensor([1.0, 0.0]))  # marks nothing, ever
+    image = np.random.default_rng(0).random((1, 16, 16), dtype=np.float32)
+    assert draw(trained, image=image, how=HowToSample()).labels.any()
+    assert not draw(replace(trained, sampler=other.model), image=image, how=HowToSample()).labels.any()
+    with pytest.raises(HPUNetError, match="tile: fused kernels compute images whole; use --tile whole or"):
+        with_tiles(trained.model, size=(16, 16), tile="16", sampler=other.model)
+    result = hpunet_command("sample", "lesions", save_image("a.png"), "--out", "out", "--kernels", "torch")
+    assert result.exit_code == 0, result.output
+    assert json.loads(Path("out/a/hypotheses.json").read_text())["kernels"] == "torch"
 
 
 def test_tiles_are_for_large_images() -> None:

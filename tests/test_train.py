@@ -24,7 +24,6 @@ from hpunet.validation import Validation
 from tiny_run import PUNET, WITHOUT_GECO, tiny_settings, write_tiny_pack
 
 CPU = torch.device("cpu")
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
 @pytest.fixture(scope="module")
@@ -262,7 +261,7 @@ def test_best_is_never_nan(pack: Path, tmp_path: Path) -> None:
     assert not validation.is_better({"ged2": 0.6}, than=0.5)
 
 
-@needs_gpu
+@pytest.mark.gpu
 @pytest.mark.parametrize("changes", [(), WITHOUT_GECO, ("optimiser.average=0.9", "optimiser.accumulate=2")])
 def test_graph_steps_equal_eager_steps(changes: tuple[str, ...], pack: Path, tmp_path: Path) -> None:
     states, losses = [], []
@@ -280,7 +279,7 @@ def test_graph_steps_equal_eager_steps(changes: tuple[str, ...], pack: Path, tmp
         torch.testing.assert_close(states[1][name], eager, rtol=1e-3, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
 
 
-@needs_gpu
+@pytest.mark.gpu
 def test_graph_steps_go_on_after_a_resume(pack: Path, tmp_path: Path) -> None:
     device = torch.device("cuda", 0)
     settings = tiny_settings("optimiser.iterations=8", "optimiser.cuda_graph=true")
@@ -291,7 +290,7 @@ def test_graph_steps_go_on_after_a_resume(pack: Path, tmp_path: Path) -> None:
     assert log_of(tmp_path / "resumed", "loss") == pytest.approx(log_of(tmp_path / "whole", "loss"), rel=1e-4)
 
 
-@needs_gpu
+@pytest.mark.gpu
 def test_graph_steps_skip_what_is_not_finite(pack: Path, tmp_path: Path) -> None:
     settings = tiny_settings("optimiser.iterations=3", "optimiser.cuda_graph=true", "optimiser.average=0.9")
     training = Training(settings, pack_path=pack, run=tmp_path, device=torch.device("cuda", 0))

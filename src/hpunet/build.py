@@ -17,7 +17,9 @@ from hpunet.objectives import ELBO, GECO, parameter_groups
 from hpunet.training_step import Recipe
 
 
-def build_model(settings: ModelSettings, *, info: SetInfo, extrapolate: bool = False) -> HPUNet | ProbUNet:
+def build_model(
+    settings: ModelSettings, *, info: SetInfo, extrapolate: bool = False, channels_last: bool = True
+) -> HPUNet | ProbUNet:
     """The network for data of this kind."""
     if settings.kind == "punet":
         if extrapolate:
@@ -27,6 +29,7 @@ def build_model(settings: ModelSettings, *, info: SetInfo, extrapolate: bool = F
             num_classes=info.num_classes,
             channels=settings.channels,
             latent_dim=settings.latent_dims[0],
+            channels_last=channels_last,
         )
     return HPUNet(
         in_channels=info.in_channels,
@@ -36,6 +39,7 @@ def build_model(settings: ModelSettings, *, info: SetInfo, extrapolate: bool = F
         blocks_per_scale=settings.blocks_per_scale,
         cond_channels=1 + info.num_classes if extrapolate else 0,
         activation_checkpointing=settings.activation_checkpointing,
+        channels_last=channels_last,
     )
 
 

@@ -9,6 +9,7 @@ from rich.markup import escape
 from typer.core import TyperGroup
 
 from hpunet import __version__
+from hpunet.cli_bench import bench_command
 from hpunet.cli_data import app as data_app
 from hpunet.cli_evaluate import compare_command, evaluate_command
 from hpunet.cli_init import init_command
@@ -54,6 +55,7 @@ app.command(name="compare")(compare_command)
 app.command(name="sample")(sample_command)
 app.command(name="instances")(instances_command)
 app.command(name="report")(report_command)
+app.command(name="bench")(bench_command)
 console = Console()
 
 

@@ -34,6 +34,9 @@ def evaluate_command(
         int | None,
         typer.Option(help="Instances: threshold α of the clustering; by default as many as samples.", min=0),
     ] = None,
+    kernels: Annotated[
+        str, typer.Option(help="fused: bf16 on fused GPU kernels, for throughput; auto and torch: float32.")
+    ] = "auto",
     replace: Annotated[bool, typer.Option("--replace", help="Replace another evaluation that is there.")] = False,
 ) -> None:
     """Score runs on a split: one row an image (CSV), and mean ± std by bootstrap over images and patients.
@@ -67,6 +70,7 @@ def evaluate_command(
                 seed=seed,
                 batch=batch,
                 alpha=alpha,
+                kernels=kernels,
                 replace=replace,
                 device=device,
             )
@@ -92,6 +96,7 @@ def _evaluate_run(
     from hpunet.data.sources import known_options, open_split
     from hpunet.distributed import rank
     from hpunet.evaluate import evaluate
+    from hpunet.kernels.choice import sampler_for
     from hpunet.scorer import Scorer
     from hpunet.trained import load
 
@@ -108,6 +113,7 @@ def _evaluate_run(
         alpha=how["alpha"],
         extrapolate=trained.settings.data.extrapolate,
         device=device,
+        sampler=sampler_for(trained.model, kernels=how["kernels"], device=device),
     )
     columns = (TextColumn(escape(name)), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     quiet = rank() != 0 or not notes.is_terminal

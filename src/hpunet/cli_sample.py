@@ -4,6 +4,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -53,6 +54,9 @@ Window = Annotated[
 ]
 Slices = Annotated[str | None, typer.Option(help="Slices of volumes, first:end, the end not included.")]
 Nifti = Annotated[bool, typer.Option("--nifti", help="Write NIfTI beside the PNGs also for pictures.")]
+Kernels = Annotated[
+    str, typer.Option(help="fused: bf16 on fused GPU kernels, for throughput; auto and torch: float32.")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print errors only.")]
 
 
@@ -74,22 +78,25 @@ def sample_command(
     window: Window = None,
     slices: Slices = None,
     nifti: Nifti = False,
+    kernels: Kernels = "auto",
     quiet: Quiet = False,
 ) -> None:
     """Draw hypotheses of images, and group them: which are distinct, and how often each comes up."""
     with loading(quiet=quiet):
         from hpunet.build import autocast_for
         from hpunet.data.inputs import read_input
+        from hpunet.kernels.choice import sampler_for
         from hpunet.sample_files import HowToSample, sample_file, scale_choices, slice_numbers, with_tiles
         from hpunet.trained import load
 
         trained = load(run, checkpoint=checkpoint)
         autocast_for("fp32", trained.device)  # no TF32: tiles give what the whole image gives
+        trained = replace(trained, sampler=sampler_for(trained.model, kernels=kernels, device=trained.device))
     named = named_images(images)
     chosen = parse_slices(slices)
     # Impossible choices end here, not at every image.
     scale_choices(scales, num_scales=len(trained.model.latent_dims))
-    with_tiles(trained.model, size=(1, 1), tile=tile)
+    with_tiles(trained.model, size=(1, 1), tile=tile, sampler=trained.sampler)
     how = HowToSample(
         num_samples=samples, scales=scales, temperature=temperature, seed=seed, tile=tile, window=window
     )

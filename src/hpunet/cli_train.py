@@ -21,13 +21,16 @@ def train_command(
     change: Annotated[
         list[str] | None, typer.Option("--set", help="Change a setting: optimiser.batch_size=8.")
     ] = None,
+    kernels: Annotated[
+        str | None, typer.Option(help="auto, fused or torch; short for --set optimiser.kernels=...")
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest whole checkpoint.")] = False,
 ) -> None:
     """Train a model. Ctrl-C and SIGTERM save and stop; go on with --resume.
 
     With several GPUs: torchrun --nproc-per-node 8 -m hpunet train PRESET --data DIR --out RUN
     """
-    settings = load_settings(preset, change or [])
+    settings = load_settings(preset, [*(change or []), *([f"optimiser.kernels={kernels}"] if kernels else [])])
     from hpunet.distributed import join_processes, leave_processes, rank
     from hpunet.stopping import Interrupted
     from hpunet.train import pick_device, train

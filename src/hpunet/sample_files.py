@@ -97,7 +97,7 @@ def draw(
     squares = torch.zeros_like(mean)  # of distances from the mean, kept up to date as the mean moves (Welford)
     try:
         for part in stream(
-            with_tiles(model, size=(padded.shape[2], padded.shape[3]), tile=how.tile),
+            with_tiles(model, size=(padded.shape[2], padded.shape[3]), tile=how.tile, sampler=trained.sampler),
             image=padded,
             num_samples=how.num_samples,
             latents=scale_choices(how.scales, num_scales=len(model.latent_dims)),
@@ -138,12 +138,16 @@ def scale_choices(scales: str, *, num_scales: int) -> list[Any]:
     return [choices[i in sampled] for i in range(num_scales)]
 
 
-def with_tiles(model: HPUNet | ProbUNet, *, size: tuple[int, int], tile: str) -> SegmentationModel:
-    """The model itself, or one that works tile by tile, for an image of this size."""
+def with_tiles(
+    model: HPUNet | ProbUNet, *, size: tuple[int, int], tile: str, sampler: SegmentationModel | None = None
+) -> SegmentationModel:
+    """The model itself (or its sampler), or one that works tile by tile, for an image of this size."""
     if tile == "whole" or (tile == "auto" and size[0] * size[1] <= WHOLE_UP_TO):
-        return model
+        return sampler or model
     if tile != "auto" and not tile.isdecimal():
         raise ConfigError(f"tile: expected auto, whole or a number of pixels, got {tile!r}")
+    if sampler is not None:
+        raise ConfigError("tile: fused kernels compute images whole; use --tile whole or --kernels torch")
     return Tiled(model, tile=TILE if tile == "auto" else int(tile))
 
 
@@ -205,6 +209,7 @@ def sample_file(
                 "image": name,
                 "run": trained.name,
                 "iteration": trained.step,
+                "kernels": "torch" if trained.sampler is None else "fused",
                 **asdict(how),
                 "same_iou": same_iou,
             }

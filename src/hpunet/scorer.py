@@ -68,6 +68,8 @@ class Scorer:
     """Threshold of the clustering to instances; by default the number of samples, as in the paper (App. G)."""
     extrapolate: bool = False
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    sampler: SegmentationModel | None = None
+    """What computes instead of the model itself: the same model on fused kernels, which round differently."""
 
     def __post_init__(self) -> None:
         for name in ("num_samples", "seed"):
@@ -92,7 +94,12 @@ class Scorer:
             "alpha": self._alpha if self.info.has_instances else None,
             "crop": list(self.crop),
             "extrapolate": self.extrapolate,
+            **({} if self.sampler is None else {"kernels": "fused"}),
         }
+
+    @property
+    def _network(self) -> SegmentationModel:
+        return self.sampler or self.model
 
     @property
     def _alpha(self) -> int:
@@ -180,7 +187,7 @@ class Scorer:
         """Samples, the mean softmax of the stochastic classes where that is needed, and reconstructions."""
         image, cond = self._prior_inputs(batch, indices)
         labels = batch.labels.to(self.device).long()
-        rebuilt = reconstruct(self.model, image=image, labels=labels, cond=cond, return_logits=False).labels.cpu()
+        rebuilt = reconstruct(self._network, image=image, labels=labels, cond=cond, return_logits=False).labels.cpu()
         generators, wants_scores = self._generators(keys), self.scope.has_average_precision
         at_once = self.num_samples
         if wants_scores:
@@ -188,7 +195,7 @@ class Scorer:
         drawn, total = [], torch.zeros(len(image), *self.crop, device=self.device)
         for start in range(0, self.num_samples, at_once):  # the generators go on where they were
             part = sample(
-                self.model,
+                self._network,
                 image=image,
                 cond=cond,
                 num_samples=min(at_once, self.num_samples - start),
@@ -222,7 +229,7 @@ class Scorer:
             image, cond = self._prior_inputs(batch, [row.image])
             on_device = Batch(**{name: value.to(self.device) for name, value in vars(batch).items()})
             arrays = shown_arrays(
-                self.model,
+                self._network,
                 batch=on_device,
                 image=image,
                 cond=cond,

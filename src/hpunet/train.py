@@ -34,6 +34,7 @@ from hpunet.data.packs import Pack, is_pack, open_pack, write_pack
 from hpunet.data.sources import check_options_of_settings, open_splits
 from hpunet.distributed import everyones, rank, wait_for_all, world_size
 from hpunet.errors import CheckpointError, ConfigError, DivergenceError
+from hpunet.kernels.choice import fused_network, reason_against_fused
 from hpunet.logs import Logger, open_loggers
 from hpunet.objectives import Terms
 from hpunet.run_state import (
@@ -93,6 +94,9 @@ class Training:
             settings.optimiser, model=self.model, objective=self.objective, device=device
         )
         network: nn.Module = self.model
+        self.why_not_fused = _why_not_fused(settings, model=model, device=device)
+        if self.why_not_fused is None:
+            network = fused_network(network)
         if settings.optimiser.compile:
             network = torch.compile(network)  # type: ignore[assignment]
         if world_size() > 1:
@@ -236,7 +240,8 @@ class Training:
             t.copy_(saved)
         while self.step < end:
             step.fill_(self.step)
-            indices.copy_(self.steps.images(self.step))
+            # Pinned, so that the host need not wait for the step before: the GPU never runs dry.
+            indices.copy_(self.steps.images(self.step).pin_memory(), non_blocking=True)
             self._set_learning_rate()
             graph.replay()
             yield terms, norm
@@ -297,6 +302,7 @@ def train(
     training = Training(settings, pack_path=pack_path, run=run, device=device)
     if resume and not training.restore(say):
         say(f"{run}: no checkpoint yet, starting from the beginning")
+    say("kernels: fused" if training.why_not_fused is None else f"kernels: torch ({training.why_not_fused})")
     if training.step >= settings.optimiser.iterations:
         say(f"{run}: all {settings.optimiser.iterations} iterations are done already")
     if device.type == "cuda" and settings.optimiser.cuda_graph and not training.can_be_captured():
@@ -306,9 +312,10 @@ def train(
     )
     open_logs: list[Logger] = []
     if rank() == 0:
-        about = {**describe_run(), "data": training.pack.fingerprint, "processes": world_size()}
+        kernels = "fused" if training.why_not_fused is None else "torch"
+        about = {"data": training.pack.fingerprint, "processes": world_size(), "kernels": kernels}
         replace_file(run / SETTINGS_FILE, dump_json(settings.model_dump(mode="json"), name=SETTINGS_FILE))
-        replace_file(run / RUN_FILE, dump_json(about, name=RUN_FILE))
+        replace_file(run / RUN_FILE, dump_json({**describe_run(), **about}, name=RUN_FILE))
         open_logs = open_loggers(run, last_step=training.step, more=loggers)
     try:
         with stop_on_signals() as stop:
@@ -367,6 +374,23 @@ def _on_device(pack: Pack, device: torch.device) -> Pack:
     return pack
 
 
+def _why_not_fused(settings: Settings, *, model: nn.Module, device: torch.device) -> str | None:
+    """Why steps run on plain torch; None where they run on fused kernels."""
+    wish = settings.optimiser.kernels
+    if wish == "torch":
+        return "as asked"
+    reason = reason_against_fused(
+        model,
+        device=device,
+        precision=settings.optimiser.precision,
+        activation_checkpointing=settings.model.activation_checkpointing,
+        compiled=settings.optimiser.compile,
+    )
+    if wish == "fused" and reason is not None:
+        raise ConfigError(f"optimiser.kernels: {reason}; use auto or torch")
+    return reason
+
+
 def _check_crop(crop: tuple[int, int], multiple: int) -> None:
     if crop[0] % multiple or crop[1] % multiple:
         raise ConfigError(f"data.crop: {crop[0]}x{crop[1]} must be multiples of {multiple}, by the number of scales")
@@ -383,11 +407,15 @@ def _check_same_run(state: dict[str, Any], settings: Settings, pack: Pack, *, wh
 
 
 def _deciding(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings that decide the weights after a given number of iterations: "optimiser.batch_size" and so on."""
+    """The settings that decide the weights after a given number of iterations: "optimiser.batch_size" and so on.
+
+    Kernels only round differently, and older runs have no such setting.
+    """
     flat = {"seed": settings["seed"]}
     for group, section in settings.items():
         if isinstance(section, dict) and group != "watch":
             flat |= {f"{group}.{key}": value for key, value in section.items()}
+    flat.pop("optimiser.kernels", None)
     evenly_spread = flat["optimiser.boundaries"] is None and len(flat["optimiser.learning_rates"]) > 1
     if not evenly_spread:
         del flat["optimiser.iterations"]

@@ -11,6 +11,7 @@ from hpunet.config import Settings, check_settings
 from hpunet.data.base import SetInfo
 from hpunet.errors import CheckpointError
 from hpunet.models.hpunet import HPUNet
+from hpunet.models.protocol import SegmentationModel
 from hpunet.models.punet import ProbUNet
 from hpunet.weights import check_fits
 
@@ -26,6 +27,8 @@ class TrainedModel:
     """What the training data were: classes, which of them are stochastic, image channels."""
     step: int
     device: torch.device
+    sampler: SegmentationModel | None = None
+    """What draws hypotheses instead of the model itself: the same model on fused kernels."""
 
 
 def load(

@@ -353,7 +353,7 @@ def test_augment_settings_reject_impossible_values(name, value):
         AugmentSettings(**{name: value})
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.gpu
 def test_augment_gives_the_same_on_the_gpu():
     batch = make_batch(4, h=180, w=180)
     on_gpu = Batch(batch.image.cuda(), batch.labels.cuda(), batch.valid.cuda(), batch.graders.cuda())
@@ -364,7 +364,7 @@ def test_augment_gives_the_same_on_the_gpu():
     torch.testing.assert_close(got.image.cpu(), expected.image, rtol=0, atol=1e-4)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.gpu
 def test_augment_can_be_captured_in_a_cuda_graph():
     batch = make_batch(4, h=40, w=40)
     batch = Batch(batch.image.cuda(), batch.labels.cuda(), batch.valid.cuda(), batch.graders.cuda())

@@ -25,8 +25,6 @@ def test_kernels_compile_for_a_gpu_that_is_not_there(tmp_path: Path) -> None:
     assert says("compiled.py", TRITON_CACHE_DIR=str(tmp_path)) == "the kernels compile\n"
 
 
+@pytest.mark.gpu
 def test_kernels_agree_with_plain_torch_on_a_gpu() -> None:
-    torch = pytest.importorskip("torch")
-    if not torch.cuda.is_available():
-        pytest.skip("needs a CUDA GPU")
     assert says("interpreted.py") == "the kernels agree with plain torch\n"

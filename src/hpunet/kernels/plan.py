@@ -175,7 +175,7 @@ class Plan:
             self.decoder.append(stage([net.decoder[i] for net in groups], scales - 2 - i, inputs))  # type: ignore[misc]
         layers = [layer for stage in (*self.encoder, *self.decoder) for layer in stage]
         self.head_scales = [i for i in range(n) if model.latent_dims[i]]
-        convs = [[net.heads[i].conv for net in nets] for i in self.head_scales]  # type: ignore[union-attr]
+        convs = [[net.heads[i].conv for net in nets] for i in self.head_scales]
         others = [[model.logits.weight], [model.logits.bias]]
         for pair in convs:
             others += [[conv.weight for conv in pair], [conv.bias for conv in pair]]  # type: ignore[union-attr]
