@@ -163,7 +163,7 @@ def test_contestants_of_a_gpu_are_all_asked(fused: bool, monkeypatch: pytest.Mon
         for place in ("hpunet.bench", "hpunet.kernels.choice"):
             monkeypatch.setattr(f"{place}.reason_against_fused", lambda *_model, **_how: None)
         network = SimpleNamespace(
-            FusedNetwork=lambda model, dtype: model, FusedSampler=lambda model, dtype: model
+            FusedNetwork=lambda model, dtype, size: model, FusedSampler=lambda model, dtype: model
         )  # fused kernels need a GPU
         monkeypatch.setitem(sys.modules, "hpunet.kernels.network", network)  # type: ignore[arg-type]
     work = Workload(tiny_settings(), "lesions", PretendedGPU())

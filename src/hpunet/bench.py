@@ -189,7 +189,7 @@ def _fused(work: Workload) -> Callable[[nn.Module], nn.Module]:
     def wrap(model: nn.Module) -> nn.Module:
         if reason := reason_against_fused(model, device=work.watch.device):
             raise ConfigError(reason)
-        return fused_network(model)
+        return fused_network(model, size=work.settings.data.crop)
 
     return wrap
 

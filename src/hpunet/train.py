@@ -96,7 +96,7 @@ class Training:
         network: nn.Module = self.model
         self.why_not_fused = _why_not_fused(settings, model=model, device=device)
         if self.why_not_fused is None:
-            network = fused_network(network)
+            network = fused_network(network, size=settings.data.crop)
         if settings.optimiser.compile:
             network = torch.compile(network)  # type: ignore[assignment]
         if world_size() > 1:

@@ -1,4 +1,4 @@
-"""The kernels compiled for an H100 or H200 without one, as a training step launches them. The interpreter allows more.
+"""The kernels compiled for an H100 or H200 without one, as a training step has them: the interpreter allows more.
 
 Run by `test_kernels.py` in a process of its own: python tests/kernels/compiled.py
 """

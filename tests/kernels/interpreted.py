@@ -12,10 +12,25 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hpunet import sample
+from hpunet.kernels import plan, weights
 from hpunet.kernels.convolution import Correlation, GradientView, KernelView, Tiling, convolve, correlate
 from hpunet.kernels.network import FusedNetwork, FusedSampler
 from hpunet.models.hpunet import HPUNet
 
+
+def large_tiles(height: int, width: int, _channels: int, out: int, *, taps: int, dtype: torch.dtype) -> Tiling:
+    """Few programs: the interpreter takes milliseconds for each of their lines."""
+    assert dtype == torch.float32
+    py, px = (2, 2) if taps == 3 and height % 2 == width % 2 == 0 else (1, 1)
+    return Tiling(py, px, patches=32, columns=16 if py * px * out <= 16 else 64, chunk=32)
+
+
+def large_correlation_tiles(_height: int, width: int, *_channels: int, taps: int, dtype: torch.dtype) -> Correlation:
+    assert dtype == torch.float32
+    return Correlation(1, 2 if taps == 3 and width % 2 == 0 else 1, rows=128, columns=64, patches=32, programs=1)
+
+
+weights.convolution_tiling, plan.correlation_tiling = large_tiles, large_correlation_tiles
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SHAPES = [  # groups, batch, height, width, in, out, taps, and how they are cut
     (1, 2, 16, 16, 16, 24, 3, Tiling(py=2, px=4, patches=16, columns=64, chunk=16)),

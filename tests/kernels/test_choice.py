@@ -89,9 +89,9 @@ def pack(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Fused(nn.Module):
     """Stands for the fused network, and counts its calls."""
 
-    def __init__(self, model: HPUNet, *, dtype: torch.dtype) -> None:
+    def __init__(self, model: HPUNet, *, dtype: torch.dtype, size: tuple[int, int]) -> None:
         super().__init__()
-        self.model, self.dtype, self.calls = model, dtype, 0
+        self.model, self.dtype, self.size, self.calls = model, dtype, size, 0
 
     def forward(self, **tensors: Any) -> Any:
         self.calls += 1
@@ -121,7 +121,7 @@ def test_training_runs_on_fused_kernels_and_a_resume_may_change_them(
     network = training.train_step.network
     assert isinstance(network, Fused)
     assert network.model is training.model
-    assert network.dtype == torch.bfloat16
+    assert (network.dtype, network.size) == (torch.bfloat16, training.settings.data.crop)
     assert asked == {"device": CPU, "precision": "bf16", "activation_checkpointing": False, "compiled": False}
     for _ in training.run_steps():
         training.step += 1

@@ -1,1 +1,1 @@
-"""Fused GPU kernels (Triton), each beside its plain-torch twin. Import nothing from here where Triton is missing."""
+"""Fused GPU kernels (Triton) for the HPU-Net. Where Triton is missing, import nothing from here but `choice`."""

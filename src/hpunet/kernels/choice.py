@@ -41,12 +41,12 @@ def reason_against_fused(
     return None
 
 
-def fused_network(model: nn.Module) -> nn.Module:
-    """What is called in training instead of the model, where nothing speaks against it."""
+def fused_network(model: nn.Module, *, size: tuple[int, int]) -> nn.Module:
+    """What is called in training instead of the model, for images of a size, where nothing speaks against it."""
     from hpunet.kernels.network import FusedNetwork
 
     assert isinstance(model, HPUNet)
-    return FusedNetwork(model, dtype=torch.bfloat16)
+    return FusedNetwork(model, dtype=torch.bfloat16, size=size)
 
 
 def sampler_for(model: nn.Module, *, kernels: str, device: torch.device) -> Any:

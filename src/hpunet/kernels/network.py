@@ -41,15 +41,23 @@ class _Pass(torch.autograd.Function):
 class FusedNetwork(nn.Module):
     """An HPU-Net's training pass on fused kernels, computing in `dtype`; call it like the model.
 
-    The parameters are the model's own; the first pass moves them into one piece of memory. One pass at a time: the
-    gradients of a pass are taken before the next one.
+    The parameters are the model's own, but moved into one piece of memory: at once for images of `size`, else by the
+    first pass. One pass at a time: the gradients of a pass are taken before the next one.
     """
 
-    def __init__(self, model: HPUNet, *, dtype: torch.dtype) -> None:
+    def __init__(self, model: HPUNet, *, dtype: torch.dtype, size: tuple[int, int] | None = None) -> None:
         super().__init__()
         self.model, self.dtype = model, dtype
         self._plans: dict[tuple[int, int], Plan] = {}
         self._compiled: set[torch.Size] = set()
+        if size is not None:
+            self._plan(*size).weights.take_in_parameters()
+
+    def _plan(self, height: int, width: int) -> Plan:
+        if (height, width) not in self._plans:
+            plan = Plan(self.model, height=height, width=width, dtype=self.dtype, training=True)
+            self._plans[height, width] = plan
+        return self._plans[height, width]
 
     def forward(
         self,
@@ -63,9 +71,7 @@ class FusedNetwork(nn.Module):
         model, (b, _, h, w) = self.model, image.shape
         seen_by_posterior = posterior_input(model, image=image, labels=labels)
         seen_by_prior = model.prior_input(image=image, cond=cond)
-        if (h, w) not in self._plans:
-            self._plans[h, w] = Plan(model, height=h, width=w, dtype=self.dtype, training=True)
-        plan = self._plans[h, w]
+        plan = self._plan(h, w)
         x = _as_maps([seen_by_prior, seen_by_posterior], width=plan.in_width, dtype=self.dtype)
         if noise is None or any(n is None for n in noise):
             flat = torch.randn(b, sum(prod(shape) for shape in plan.latent_shapes), device=image.device)

@@ -280,7 +280,9 @@ class Weights:
     @torch.no_grad()
     def prepare(self) -> None:
         """The parameters' values, folded, rounded and laid out; gradients start from zero."""
-        self._take_in_parameters()
+        self.take_in_parameters()
+        if self.training:
+            self._let_go_of_gradients()
         for fold in self.folds:
             n, half, out = fold.sizes
             project = self.line[fold.project].view(n, out, half)
@@ -295,20 +297,21 @@ class Weights:
             self.line_gradient.zero_()
             self.gradient_copy.zero_()
 
-    def _take_in_parameters(self) -> None:
-        """Have the parameters' values in the line: as views of it, or as copies."""
-        moved = [
-            (p, self.line[start : start + p.numel()].as_strided(p.shape, p.stride(), start))
-            for p, start in zip(self.parameters, self.starts, strict=True)
-            if p.data_ptr() != self.line.data_ptr() + start * self.line.element_size()
-        ]
-        for p, view in moved:
-            view.copy_(p)
-            if self.training:
-                p.data = view
-        if self.training and any(_shares_memory(p.grad, self.line_gradient) for p in self.parameters):
-            for p in self.parameters:  # gradients of an earlier pass are still wanted: they must not be written over
-                p.grad = None if p.grad is None else p.grad.clone()
+    @torch.no_grad()
+    def take_in_parameters(self) -> None:
+        """Have the parameters' values in the line; in training they become views of it."""
+        for p, start in zip(self.parameters, self.starts, strict=True):
+            if p.data_ptr() != self.line.data_ptr() + start * self.line.element_size():
+                place = self.line.as_strided(p.shape, p.stride(), start)
+                place.copy_(p)
+                if self.training:
+                    p.data = place
+
+    def _let_go_of_gradients(self) -> None:
+        """Gradients of an earlier pass that are still wanted (a batch in pieces) must not be written over."""
+        kept = [p for p in self.parameters if p.grad is not None and _shares_memory(p.grad, self.line_gradient)]
+        for p in kept:
+            p.grad = p.grad.clone()  # type: ignore[union-attr]
 
     @torch.no_grad()
     def collect(self) -> list[Tensor]:
@@ -350,8 +353,8 @@ def _gradient_view(layer: Layer, name: str, shape: torch.Size, data: Tensor) -> 
     layer.weight_gradients[name] = GradientView(data, taps * rows * columns, rows * columns, columns, 1)
 
 
-def _shares_memory(tensor: Tensor | None, line: Tensor) -> bool:
-    return tensor is not None and tensor.untyped_storage().data_ptr() == line.untyped_storage().data_ptr()
+def _shares_memory(tensor: Tensor, line: Tensor) -> bool:
+    return tensor.untyped_storage().data_ptr() == line.untyped_storage().data_ptr()
 
 
 def _strides(places: Sequence[Int[Tensor, "..."]]) -> tuple[int, ...] | None:
