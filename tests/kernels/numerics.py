@@ -96,7 +96,7 @@ def compare(shape: tuple[int, int, int, int, int]) -> list[tuple[str, float, str
         "fp32": (partial(plain, autocast=False), partial(fused, dtype=torch.float32)),
     }
     results = {name: [run(block, x, gradient) for run in pair] for name, pair in runs.items()}
-    # On the CPU: for channels-last doubles a GPU's libraries are slower than that.
+    # On the CPU, in doubles.
     torch.set_num_threads(1)
     exact = plain(block.cpu().double(), x.cpu().double(), gradient.cpu().double(), autocast=False)
     exact = {name: value.detach().cuda() for name, value in exact.items()}
