@@ -115,7 +115,8 @@ def _convolve(
     place = corner[:, None] + (n // (PX * OUT) * (W * OUT) + n % (PX * OUT))[None, :]
     if GATE:  # fetched before it is needed
         is_open = tl.load(gate + place, mask=kept, other=0.0) > 0
-    if RESIDUAL and not GATE:
+    START: tl.constexpr = RESIDUAL and not GATE and PRECISION != "ieee"
+    if START:  # rounds every sum as coarsely as the residual: nothing against bfloat16, but it would be in float32
         total = tl.load(residual + place, mask=kept, other=0.0).to(tl.float32)
     else:
         total = tl.zeros((TILE_Y * TILE_X, BN), tl.float32)
@@ -139,8 +140,8 @@ def _convolve(
         total += tl.load(bias + group * OUT + channel, mask=n < N, other=0.0)[None, :]
     if GATE:
         total = tl.where(is_open, total, 0.0)
-        if RESIDUAL:
-            total += tl.load(residual + place, mask=kept, other=0.0).to(tl.float32)
+    if RESIDUAL and not START:
+        total += tl.load(residual + place, mask=kept, other=0.0).to(tl.float32)
     if RELU_OUT:
         total = tl.maximum(total, 0.0)
     tl.store(out + place, total.to(out.dtype.element_ty), mask=kept)

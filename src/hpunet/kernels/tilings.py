@@ -1,6 +1,7 @@
 """How convolutions are cut, by their shape; chosen by measurement on an H200 (docs/speed.md).
 
-In float32 there are no tensor cores to fill (TF32 would round), and large tiles take minutes to compile: small ones.
+In float32 there are no tensor cores to fill (TF32 would round) and large tiles take minutes to compile: tiles are
+small, and many programs share a sum, each adding few numbers in a row.
 """
 
 import torch
@@ -43,7 +44,7 @@ def correlation_tiling(
 ) -> Correlation:
     """For `correlate`."""
     if dtype == torch.float32:
-        return Correlation(py=1, px=1, rows=32, columns=32, patches=16, programs=264, together=False, stages=2)
+        return Correlation(py=1, px=1, rows=32, columns=32, patches=16, programs=4096, together=False, stages=2)
     pixels = height * width
     py = px = 1
     if taps == 3 and pixels >= 32 * 32:
