@@ -9,6 +9,7 @@ import torch
 from hpunet.kernels.convolution import Correlation, Tiling
 
 PATCHES = ((2, 4), (2, 2), (1, 2), (1, 1))
+MOST_COLUMNS = 128
 
 
 def _power_of_2(n: int) -> int:
@@ -25,16 +26,20 @@ def convolution_tiling(height: int, width: int, channels: int, out: int, *, taps
         py, px = next(
             (y, x)
             for y, x in PATCHES
-            if (y * x * out <= (128 if channels >= 24 else 64) or y * x == 1)
+            if (y * x * out <= MOST_COLUMNS or y * x == 1)
             and (height % y, width % x) == (0, 0)
             and (y == 1 or pixels >= 64 * 64)
+            and (x < 4 or channels == 24 or channels >= 64)
         )
+        if out > MOST_COLUMNS and width % 2 == 0:
+            px = 2
     run = (px + taps - 1) * channels
-    fits = [c for c in (64, 32) if run % c == 0] or [c for c in (64, 32) if -(-run // c) * c <= 1.15 * run]
+    largest = 32 if channels <= 16 else 64
+    fits = [c for c in (largest, 32) if run % c == 0] or [c for c in (largest, 32) if -(-run // c) * c <= 1.15 * run]
     chunk = fits[0] if fits else 16
-    most = 32 if pixels <= 16 else 64 if pixels <= 64 else 128 if out > 256 else 256
+    most = 32 if pixels <= 16 else 64 if pixels <= 64 else 128 if px * out > 256 else 256
     columns = max(16, min(_power_of_2(py * px * out), most))
-    patches = 32 if pixels <= 16 else 64 if pixels <= 256 or columns == 256 else 128
+    patches = 32 if pixels <= 16 else 64 if pixels <= 256 or px * out > MOST_COLUMNS else 128
     stages = (4 if chunk == 64 else 6) if pixels <= 64 else 3 if chunk == 64 else 4
     return Tiling(py, px, patches, columns, chunk, stages=stages)
 
