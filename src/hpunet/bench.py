@@ -169,8 +169,9 @@ def bare_step(
     device, (h, w) = work.watch.device, work.settings.data.crop
     model = work.model(channels_last=channels_last)
     objective = build_objective(work.settings.objective, num_pieces=1).to(device)
-    optimiser = build_optimiser(work.settings.optimiser, model=model, objective=objective, device=device)
     network, shapes = wrap(model), model.latent_shapes(h, w)
+    how = {"model": model, "objective": objective, "network": network}
+    optimiser = build_optimiser(work.settings.optimiser, device=device, **how)
 
     def step() -> None:
         image = work.images(work.batch)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -58,12 +59,16 @@ def build_objective(settings: ObjectiveSettings, *, num_pieces: int) -> ELBO | G
 
 
 def build_optimiser(
-    settings: OptimiserSettings, *, model: nn.Module, objective: nn.Module, device: torch.device
+    settings: OptimiserSettings, *, model: nn.Module, objective: nn.Module, device: torch.device, network: Any = None
 ) -> torch.optim.Adam:
-    """Adam with the paper's penalty; on a GPU its learning rate is a tensor there, for CUDA graphs."""
+    """Adam with the paper's penalty; on a GPU its learning rate is a tensor there, for CUDA graphs.
+
+    `network` is what computes the model; one on fused kernels has an Adam of its own.
+    """
     first = settings.learning_rates[0]
     on_gpu = device.type == "cuda"
-    return torch.optim.Adam(
+    make: Callable[..., torch.optim.Adam] = getattr(network, "adam", torch.optim.Adam)
+    return make(
         parameter_groups(model, objective, penalty=settings.penalty),
         lr=torch.tensor(first, device=device) if on_gpu else first,
         fused=True,

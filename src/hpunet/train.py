@@ -90,13 +90,13 @@ class Training:
         self.model = model.to(device)
         self.model.check_values = False  # the data were checked when they were packed
         self.objective = build_objective(settings.objective, num_pieces=settings.optimiser.accumulate).to(device)
-        self.optimiser = build_optimiser(
-            settings.optimiser, model=self.model, objective=self.objective, device=device
-        )
         network: nn.Module = self.model
         self.why_not_fused = _why_not_fused(settings, model=model, device=device)
         if self.why_not_fused is None:
             network = fused_network(network, size=settings.data.crop)
+        self.optimiser = build_optimiser(
+            settings.optimiser, model=self.model, objective=self.objective, device=device, network=network
+        )
         if settings.optimiser.compile:
             network = torch.compile(network)  # type: ignore[assignment]
         if world_size() > 1:
@@ -223,6 +223,8 @@ class Training:
         def run() -> tuple[Terms, Tensor]:
             return self.train_step(self.pack.batch(indices), step=step, positions=self.positions)
 
+        if hasattr(self.optimiser, "line_up"):
+            self.optimiser.line_up()
         # Warm-up steps must not count: the state is put back after the capture, in place.
         live = [t for group in self.state_tensors().values() for t in group.values()]
         live += [self.train_step.skipped, self.train_step.skipped_in_a_row]

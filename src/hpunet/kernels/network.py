@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from hpunet.batch import TrainingOutput
+from hpunet.kernels.adam import Adam
 from hpunet.kernels.launch import compiling_ahead
 from hpunet.kernels.plan import Plan
 from hpunet.models.gaussian import LOG_SIGMA_RANGE, Gaussian, elementwise_kl
@@ -50,8 +51,14 @@ class FusedNetwork(nn.Module):
         self.model, self.dtype = model, dtype
         self._plans: dict[tuple[int, int], Plan] = {}
         self._compiled: set[torch.Size] = set()
+        self._size = size
         if size is not None:
             self._plan(*size).weights.take_in_parameters()
+
+    def adam(self, groups: Any, **how: Any) -> Adam:
+        """An optimiser for images of `size`; the first group has the model's parameters."""
+        assert self._size is not None
+        return Adam(groups, weights=self._plan(*self._size).weights, **how)
 
     def _plan(self, height: int, width: int) -> Plan:
         if (height, width) not in self._plans:

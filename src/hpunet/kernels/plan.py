@@ -147,7 +147,7 @@ class Plan:
         seen = [model.in_channels + model.cond_channels, model.num_classes + model.in_channels][: len(nets)]
         self.in_width = padded(max(seen))
 
-        def stage(stages: list[nn.ModuleList], depth: int, inputs: list[Tensor]) -> Stage:
+        def stage(stages: list[nn.Sequential], depth: int, inputs: list[Tensor]) -> Stage:
             """The layers of a scale; the first has the given inputs."""
             layers = []
             for blocks in zip(*stages, strict=True):

@@ -31,7 +31,7 @@ def convolution_tiling(height: int, width: int, channels: int, out: int, *, taps
             and (y == 1 or pixels >= 64 * 64)
             and (x < 4 or channels == 24 or channels >= 64)
         )
-        if out > MOST_COLUMNS and width % 2 == 0:
+        if out > MOST_COLUMNS and channels <= 64 and width % 2 == 0:
             px = 2
     run = (px + taps - 1) * channels
     largest = 32 if channels <= 16 else 64
