@@ -9,13 +9,16 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import install_import_hook
 from torch import Tensor
 
-from hpunet import sample
-from hpunet.kernels import plan, weights
-from hpunet.kernels.convolution import Correlation, GradientView, KernelView, Tiling, convolve, correlate
-from hpunet.kernels.network import FusedNetwork, FusedSampler
-from hpunet.models.hpunet import HPUNet
+CHECKED = [f"hpunet.{name}" for name in ("kernels.plan", "kernels.weights", "kernels.network", "models", "sampling")]
+with install_import_hook(CHECKED, "beartype.beartype"):  # types and shapes, as in the other tests
+    from hpunet import sample
+    from hpunet.kernels import plan, weights
+    from hpunet.kernels.convolution import Correlation, GradientView, KernelView, Tiling, convolve, correlate
+    from hpunet.kernels.network import FusedNetwork, FusedSampler
+    from hpunet.models.hpunet import HPUNet
 
 
 def large_tiles(height: int, width: int, _channels: int, out: int, *, taps: int, dtype: torch.dtype) -> Tiling:

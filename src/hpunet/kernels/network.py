@@ -25,14 +25,17 @@ class _Pass(torch.autograd.Function):
     """The whole network as one node."""
 
     @staticmethod
-    def forward(ctx: Any, plan: Plan, x: Tensor, noise: Tensor, *_parameters: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, plan: Plan, x: Tensor, noise: Tensor, *_parameters: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         plan.weights.prepare()
-        out, raw, ctx.trace = plan.forward(x, noise)
+        out, raw, latents, ctx.trace = plan.forward(x, noise)
         ctx.plan = plan
-        return out, raw
+        ctx.mark_non_differentiable(latents)
+        return out, raw, latents
 
     @staticmethod
-    def backward(ctx: Any, logits_grad: Tensor, raw_grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, logits_grad: Tensor, raw_grad: Tensor, _latents: Tensor) -> tuple[Tensor | None, ...]:
         plan: Plan = ctx.plan
         plan.backward(ctx.trace, logits_grad.contiguous(), raw_grad.contiguous())
         ctx.trace = None
@@ -86,8 +89,8 @@ class FusedNetwork(nn.Module):
             flat = torch.cat([n.flatten(1) for n in noise if n is not None], dim=1).float()
         with torch.autocast(image.device.type, enabled=False):
             self._compile(plan, x, flat)
-            out, raw = _Pass.apply(plan, x, flat, *plan.weights.parameters)  # type: ignore[no-untyped-call]
-            return _training_output(out, raw, flat, plan.latent_shapes)
+            out, raw, latents = _Pass.apply(plan, x, flat, *plan.weights.parameters)  # type: ignore[no-untyped-call]
+            return _training_output(out, raw, latents, plan.latent_shapes)
 
     @torch.no_grad()
     def _compile(self, plan: Plan, x: Tensor, noise: Tensor) -> None:
@@ -97,7 +100,7 @@ class FusedNetwork(nn.Module):
         self._compiled.add(x.shape)
         with compiling_ahead():
             plan.weights.prepare()
-            out, raw, trace = plan.forward(x, noise)
+            out, raw, _, trace = plan.forward(x, noise)
             plan.backward(trace, torch.zeros_like(out), torch.zeros_like(raw))
             plan.weights.collect()
 
@@ -175,10 +178,8 @@ class FusedSampler:
 
         pattern = tuple((n is not None, g is not None) for n, g in zip(wanted, given, strict=True))
         out, latents, raw = self._run(("decode", b, h, w, pattern), run, [*maps, *values])
-        mean, log_sigma = raw[0, 0], raw[0, 1].clamp(*LOG_SIGMA_RANGE)
-        by_scale = [_by_scale(flat, plan.latent_shapes) for flat in (latents, mean, log_sigma)]
-        gaussians = [Gaussian(mean=m, log_sigma=s) for m, s in zip(by_scale[1], by_scale[2], strict=True)]
-        return out, by_scale[0], gaussians
+        gaussians = _gaussians(raw[0, 0], raw[0, 1].clamp(*LOG_SIGMA_RANGE), plan.latent_shapes)
+        return out, _by_scale(latents, plan.latent_shapes), gaussians
 
     def _run(self, key: object, run: Callable[..., Sequence[Tensor]], inputs: list[Tensor]) -> list[Tensor]:
         """The outputs for these inputs, through a CUDA graph where there is a GPU."""
@@ -228,20 +229,22 @@ def _by_scale(flat: Float[Tensor, "b n"], shapes: Sequence[tuple[int, int, int]]
 
 
 def _training_output(
-    out: Tensor, raw: Float[Tensor, "2 2 b n"], noise: Float[Tensor, "b n"], shapes: Sequence[tuple[int, int, int]]
+    out: Tensor, raw: Float[Tensor, "2 2 b n"], latents: Float[Tensor, "b n"], shapes: Sequence[tuple[int, int, int]]
 ) -> TrainingOutput:
-    """Gaussians, latents and KL of all scales at once, then cut into scales."""
-    prior, posterior = (Gaussian(mean=net[0], log_sigma=net[1].clamp(*LOG_SIGMA_RANGE)) for net in raw)
-    kl = elementwise_kl(posterior=posterior, prior=prior).mean(dim=0)
-
-    def gaussians(flat: Gaussian) -> list[Gaussian]:
-        pairs = zip(_by_scale(flat.mean, shapes), _by_scale(flat.log_sigma, shapes), strict=True)
-        return [Gaussian(mean=mean, log_sigma=log_sigma) for mean, log_sigma in pairs]
-
+    """The KL of all scales at once; then all is cut into scales."""
+    (prior_mean, prior_log_sigma), (mean, log_sigma) = ((net[0], net[1].clamp(*LOG_SIGMA_RANGE)) for net in raw)
+    kl = elementwise_kl(mean=mean, log_sigma=log_sigma, prior_mean=prior_mean, prior_log_sigma=prior_log_sigma)
     return TrainingOutput(
         logits=out,
-        latents=_by_scale(posterior.take(noise=noise, given=None), shapes),
-        prior=gaussians(prior),
-        posterior=gaussians(posterior),
-        kl=torch.stack([part.sum() for part in kl.split([prod(shape) for shape in shapes])]),
+        latents=_by_scale(latents, shapes),
+        prior=_gaussians(prior_mean, prior_log_sigma, shapes),
+        posterior=_gaussians(mean, log_sigma, shapes),
+        kl=torch.stack([part.sum() for part in kl.mean(dim=0).split([prod(shape) for shape in shapes])]),
     )
+
+
+def _gaussians(
+    mean: Float[Tensor, "b n"], log_sigma: Float[Tensor, "b n"], shapes: Sequence[tuple[int, int, int]]
+) -> list[Gaussian]:
+    pairs = zip(_by_scale(mean, shapes), _by_scale(log_sigma, shapes), strict=True)
+    return [Gaussian(mean=m, log_sigma=s) for m, s in pairs]

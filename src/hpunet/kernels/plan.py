@@ -193,8 +193,10 @@ class Plan:
         sizes = [prod(shape) for shape in self.latent_shapes]
         return flat[..., sum(sizes[:i]) : sum(sizes[: i + 1])]
 
-    def forward(self, x: Float[Tensor, "2 b h w c"], noise: Float[Tensor, "b n"]) -> tuple[Tensor, Tensor, _Trace]:
-        """Logits, and means and log σ (not clamped) of all heads as (net, mean or log σ, image, position).
+    def forward(
+        self, x: Float[Tensor, "2 b h w c"], noise: Float[Tensor, "b n"]
+    ) -> tuple[Float[Tensor, "b k h w"], Float[Tensor, "2 2 b n"], Float[Tensor, "b n"], _Trace]:
+        """Logits, means and log σ (not clamped) of all heads as (net, mean or log σ, image, position), latents.
 
         The posterior draws the latents with `noise`; both decoders get them.
         """
@@ -228,7 +230,7 @@ class Plan:
             x = run(stage, join(x[:groups], features[-2 - i][:groups], latents=z, width=width))
         weight, bias = self.projection(0)
         out = logits(x[0], weight=weight[0], bias=bias[0])
-        return out, raw, _Trace(blocks=blocks, features=seen, last=x, noise=noise, raw=raw)
+        return out, raw, latents, _Trace(blocks=blocks, features=seen, last=x, noise=noise, raw=raw)
 
     def encode(self, x: Float[Tensor, "1 b h w c"]) -> list[Tensor]:
         """The prior's encoder features, coarsest first."""
@@ -271,11 +273,11 @@ class Plan:
         """Add all gradients to those of the weights."""
         beside = Beside(logits_grad.device)
 
-        def run(stage: Stage, g: Tensor) -> Tensor:
+        def run(stage: Stage, g: Any) -> Any:
+            """The gradient of a stage's input; nobody asks for the network's own, so that is None."""
             for _ in stage:
                 layer, x, h1, h2 = trace.blocks.pop()
-                is_first = not trace.blocks
-                g = block_gradient(layer, x, h1, h2, g, beside=beside, input_gradient=not is_first)  # type: ignore[assignment]
+                g = block_gradient(layer, x, h1, h2, g, beside=beside, input_gradient=bool(trace.blocks))
             return g
 
         weight, _ = self.projection(0)

@@ -65,13 +65,25 @@ class GaussianHead(nn.Module):
             return Gaussian(mean=mean, log_sigma=log_sigma.clamp(*LOG_SIGMA_RANGE))
 
 
-def elementwise_kl(*, posterior: Gaussian, prior: Gaussian) -> Tensor:
+def elementwise_kl(
+    *,
+    mean: Float[Tensor, "*shape"],
+    log_sigma: Float[Tensor, "*shape"],
+    prior_mean: Float[Tensor, "*shape"],
+    prior_log_sigma: Float[Tensor, "*shape"],
+) -> Float[Tensor, "*shape"]:
     """KL(posterior ‖ prior) of every single Gaussian, in closed form (App. A)."""
-    log_ratio = posterior.log_sigma - prior.log_sigma
-    shift = (posterior.mean - prior.mean) * (-prior.log_sigma).exp()
+    log_ratio = log_sigma - prior_log_sigma
+    shift = (mean - prior_mean) * (-prior_log_sigma).exp()
     return 0.5 * ((2 * log_ratio).exp() + shift.square() - 1) - log_ratio
 
 
 def kl_divergence(*, posterior: Gaussian, prior: Gaussian) -> Float[Tensor, " b"]:
     """KL(posterior ‖ prior), summed over positions and channels, one value an image."""
-    return elementwise_kl(posterior=posterior, prior=prior).flatten(start_dim=1).sum(dim=1)
+    kl = elementwise_kl(
+        mean=posterior.mean,
+        log_sigma=posterior.log_sigma,
+        prior_mean=prior.mean,
+        prior_log_sigma=prior.log_sigma,
+    )
+    return kl.flatten(start_dim=1).sum(dim=1)
