@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-MIN_PIXELS_OF_DOUBLED = 32 * 32
-"""Smaller maps are joined and convolved as they are: preparing the weights would take longer."""
+MIN_PIXELS_OF_DOUBLED = 64 * 64
+"""Smaller maps are joined and convolved as they are: preparing the weights would take as long."""
 
 
 class ResidualBlock(nn.Module):
@@ -61,7 +61,8 @@ def run_doubled(
 ) -> Float[Tensor, "b out h2 w2"]:
     """A residual stage on [doubled x, features], without making the doubled map where that was found to be faster."""
     on_cpu = features.device.type == "cpu" and features.is_contiguous(memory_format=torch.channels_last)
-    if not on_cpu or features[0, 0].numel() < MIN_PIXELS_OF_DOUBLED:
+    small = features.shape[-2] * features.shape[-1] < MIN_PIXELS_OF_DOUBLED
+    if not on_cpu or small or torch.compiler.is_compiling():  # `_Interleave` cannot be compiled
         return stage(torch.cat([double_nearest(x), features], dim=1))  # type: ignore[no-any-return]
     first, *others = stage.children()
     assert isinstance(first, ResidualBlock)
