@@ -40,6 +40,7 @@ ALLOWED = {
     "report_contents": {"examples", "report_examples", "report_figures", "saved_run"},
     "report": {"errors", "report_contents", "report_sheets", "saved_run"},
     "errors": set(),
+    "allocation": set(),
     "batch": {"errors", "models.gaussian"},
     "pictures": {"errors"},
     "convert": {"errors", "models"},

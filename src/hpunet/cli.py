@@ -9,6 +9,7 @@ from rich.markup import escape
 from typer.core import TyperGroup
 
 from hpunet import __version__
+from hpunet.allocation import keep_freed_memory
 from hpunet.cli_bench import bench_command
 from hpunet.cli_data import app as data_app
 from hpunet.cli_evaluate import compare_command, evaluate_command
@@ -76,6 +77,7 @@ def _common(
 
 def main() -> None:
     """Entry point of the `hpunet` command."""
+    keep_freed_memory()
     try:
         app()
     except (HPUNetError, OSError) as error:

@@ -16,7 +16,8 @@ What to know before reading:
 * The posterior ends at its last latent; the authors' code computes one more level that feeds nothing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from jaxtyping import Float, Int
@@ -25,7 +26,7 @@ from torch.utils.checkpoint import checkpoint
 
 from hpunet.batch import TrainingOutput, check_image
 from hpunet.errors import ConfigError, DataError
-from hpunet.models.blocks import double_nearest, halve, initialise, join, match_memory_format, residual_stage
+from hpunet.models.blocks import halve, initialise, join, match_memory_format, residual_stage, run_doubled
 from hpunet.models.gaussian import Gaussian, GaussianHead
 from hpunet.models.protocol import PerScale, posterior_input, training_pass
 
@@ -59,10 +60,10 @@ class LatentUNet(nn.Module):
             residual_stage(dims[i] + widths[i] + widths[i + 1], widths[i + 1], num_blocks) for i in range(num_up)
         )
 
-    def _run(self, stage: nn.Module, x: Tensor) -> Tensor:
+    def _run(self, stage: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
         if self.activation_checkpointing and torch.is_grad_enabled():
-            return checkpoint(stage, x, use_reentrant=False)  # type: ignore[no-any-return]
-        return stage(x)  # type: ignore[no-any-return]
+            return checkpoint(stage, *inputs, use_reentrant=False)  # type: ignore[no-any-return]
+        return stage(*inputs)
 
     def encode(self, x: Float[Tensor, "b c h w"]) -> list[Tensor]:
         """Features of every scale, coarsest first."""
@@ -86,8 +87,7 @@ class LatentUNet(nn.Module):
                 latents.append(z)
                 x = join(z, x)
             if i < len(self.decoder):
-                x = torch.cat([double_nearest(x), features[i + 1]], dim=1)
-                x = self._run(self.decoder[i], x)
+                x = self._run(partial(run_doubled, self.decoder[i]), x, features[i + 1])
         return x, latents, gaussians
 
 
