@@ -82,6 +82,7 @@ class FusedNetwork(nn.Module):
         seen_by_posterior = posterior_input(model, image=image, labels=labels)
         seen_by_prior = model.prior_input(image=image, cond=cond)
         plan = self._plan(h, w)
+        plan.check_batch(b)
         x = _as_maps([seen_by_prior, seen_by_posterior], width=plan.in_width, dtype=self.dtype)
         if noise is None or any(n is None for n in noise):
             flat = torch.randn(b, sum(prod(shape) for shape in plan.latent_shapes), device=image.device)
@@ -122,9 +123,17 @@ class FusedSampler:
             model.cond_channels,
         )
         self.latent_dims, self.size_multiple = model.latent_dims, model.size_multiple
-        self.check_values = model.check_values
         self._plans: dict[tuple[int, int], Plan] = {}
         self._graphs: dict[object, _Graph] = {}
+
+    @property
+    def check_values(self) -> bool:
+        """As the model's."""
+        return self.model.check_values
+
+    @check_values.setter
+    def check_values(self, value: bool) -> None:
+        self.model.check_values = value
 
     def latent_shapes(self, height: int, width: int) -> list[tuple[int, int, int]]:
         """As the model's."""
@@ -150,9 +159,9 @@ class FusedSampler:
     @torch.no_grad()
     def encode(self, *, image: Tensor, cond: Tensor | None = None) -> list[Tensor]:
         """Features of the image, for `decode`."""
-        self.model.check_values = self.check_values
         seen = self.model.prior_input(image=image, cond=cond)
         plan = self._plan(*image.shape[-2:])
+        plan.check_batch(len(image))
         x = _as_maps([seen], width=plan.in_width, dtype=self.dtype)
         features = self._run(("encode", x.shape), lambda x: plan.encode(x), [x])
         return [f[0].permute(0, 3, 1, 2) for f in features]
@@ -164,6 +173,7 @@ class FusedSampler:
         """As `HPUNet.decode`."""
         b, _, h, w = features[-1].shape
         plan = self._plan(h, w)
+        plan.check_batch(b)
         nothing: PerScale = [None] * len(self.latent_dims)
         noise, given = noise or nothing, given or nothing
         maps = [f.permute(0, 2, 3, 1).contiguous().unsqueeze(0) for f in features]

@@ -20,6 +20,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from hpunet.errors import ConfigError
 from hpunet.kernels.convolution import convolve, correlate
 from hpunet.kernels.maps import (
     below_gradient,
@@ -174,6 +175,9 @@ class Plan:
             self.latent_offset.append(padded(below) + padded(here))
             self.decoder.append(stage([net.decoder[i] for net in groups], scales - 2 - i, inputs))  # type: ignore[misc]
         layers = [layer for stage in (*self.encoder, *self.decoder) for layer in stage]
+        numbers = max(len(layer.blocks) * layer.height * layer.width * max(layer.widths) for layer in layers)
+        self.most_images = (2**31 - 1) // numbers
+        """Kernels count in 32 bits."""
         self.head_scales = [i for i in range(n) if model.latent_dims[i]]
         convs = [[net.heads[i].conv for net in nets] for i in self.head_scales]
         others = [[model.logits.weight], [model.logits.bias]]
@@ -181,6 +185,15 @@ class Plan:
             others += [[conv.weight for conv in pair], [conv.bias for conv in pair]]  # type: ignore[union-attr]
         self.weights = Weights(layers, others=others, dtype=dtype, training=training)  # type: ignore[arg-type]
         self.dtype, self.training = dtype, training
+
+    def check_batch(self, images: int) -> None:
+        """Raise a `ConfigError` if so many images are too many at once."""
+        if images > self.most_images:
+            size = f"{self.encoder[0][0].height}x{self.encoder[0][0].width}"
+            raise ConfigError(
+                f"fused kernels take at most {self.most_images} images of {size} at once, got {images}; "
+                "work in pieces (optimiser.accumulate, chunk_size) or with kernels torch"
+            )
 
     def projection(self, which: int, *, gradient: bool = False) -> tuple[Tensor, Tensor]:
         """Weight (groups, out, in) and bias of the logits (0) or of the heads of a scale (1 + scale)."""
