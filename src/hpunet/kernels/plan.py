@@ -298,9 +298,8 @@ class Plan:
         g = logits_gradient(
             trace.last[0], logits_grad, weight=weight[0], weight_gradient=weight_grad[0], bias_gradient=bias_grad[0]
         ).unsqueeze(0)
-        joined: list[
-            tuple[Tensor, int]
-        ] = []  # gradients of the decoder's inputs, and where the encoder's part begins
+        # Gradients of the decoder's inputs, and where in them the encoder's part begins.
+        joined: list[tuple[Tensor, int]] = []
         for i, stage in reversed(list(enumerate(self.decoder))):
             whole = run(stage, g)
             width = padded(self._channels_below(i))
