@@ -33,8 +33,9 @@ def large_correlation_tiles(_height: int, width: int, *_channels: int, taps: int
     return Correlation(1, 2 if taps == 3 and width % 2 == 0 else 1, rows=128, columns=64, patches=32, programs=1)
 
 
-weights.convolution_tiling, plan.correlation_tiling = large_tiles, large_correlation_tiles
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+if DEVICE.type == "cpu":
+    weights.convolution_tiling, plan.correlation_tiling = large_tiles, large_correlation_tiles
 SHAPES = [  # groups, batch, height, width, in, out, taps, and how they are cut
     (1, 2, 16, 16, 16, 24, 3, Tiling(py=2, px=4, patches=16, columns=64, chunk=16)),
     (2, 3, 4, 4, 24, 16, 3, Tiling(py=1, px=2, patches=32, columns=32, chunk=32)),  # several images a tile
