@@ -22,7 +22,7 @@ from hpunet.errors import ConfigError
 from hpunet.models.blocks import double_nearest, halve, join, match_memory_format
 from hpunet.models.gaussian import Gaussian
 from hpunet.models.hpunet import HPUNet
-from hpunet.models.protocol import PerScale
+from hpunet.models.protocol import PerScale, StandIn
 from hpunet.models.punet import GlobalGaussian, ProbUNet
 
 MIN_TILE = 16
@@ -44,7 +44,7 @@ class Window(NamedTuple):
         return Window(rows, columns)
 
 
-class Tiled:
+class Tiled(StandIn[HPUNet | ProbUNet]):
     """An `HPUNet` or `ProbUNet` for sampling (not for training) that computes `tile`×`tile` pixels of a map at once.
 
     `tile` counts pixels of the map that a stage computes, so coarse scales are mostly computed whole.
@@ -55,24 +55,8 @@ class Tiled:
             raise ConfigError(f"tile: expected an even number of pixels of at least {MIN_TILE}, got {tile}")
         if model.cond_channels:
             raise ConfigError("tile: models that see more than the image (extrapolation) cannot be tiled")
-        self.model, self.tile = model, tile
-        self.in_channels, self.num_classes, self.cond_channels = model.in_channels, model.num_classes, 0
-        self.latent_dims, self.size_multiple = model.latent_dims, model.size_multiple
-        self.check_values = model.check_values
-
-    def latent_shapes(self, height: int, width: int) -> list[tuple[int, int, int]]:
-        """As the model's own."""
-        return self.model.latent_shapes(height, width)
-
-    def sampling_modules(self) -> list[nn.Module]:
-        """As the model's own."""
-        return self.model.sampling_modules()
-
-    def infer(
-        self, *, image: Tensor, labels: Tensor, noise: PerScale | None = None
-    ) -> tuple[list[Tensor], list[Gaussian]]:
-        """The posterior is not tiled: it is for training-sized images."""
-        return self.model.infer(image=image, labels=labels, noise=noise)
+        super().__init__(model)
+        self.tile = tile
 
     def encode(self, *, image: Float[Tensor, "b c h w"], cond: Tensor | None = None) -> list[Tensor]:
         """See the model's `encode`."""

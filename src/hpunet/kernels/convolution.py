@@ -162,7 +162,6 @@ def convolve(
     gate: Float[Tensor, "g b h w o"] | None = None,
     residual: Float[Tensor, "g b h w o"] | None = None,
     sums: Float[Tensor, "g o"] | None = None,
-    dtype: torch.dtype | None = None,
 ) -> Float[Tensor, "g b h w o"]:
     """relu?((gate > 0 ? conv(relu?(x)) + bias : 0) + residual), with zeros outside the image.
 
@@ -170,7 +169,7 @@ def convolve(
     """
     groups, b, h, w, channels = x.shape
     width = weight.width // (tiling.py * tiling.px)
-    out = torch.empty(groups, b, h, w, width, device=x.device, dtype=dtype or x.dtype)
+    out = torch.empty(groups, b, h, w, width, device=x.device, dtype=x.dtype)
     patches_y, patches_x = h // tiling.py, w // tiling.px
     if patches_y * patches_x < tiling.patches:
         tile_y, tile_x = 1, tiling.patches

@@ -18,24 +18,36 @@ BLOCK = 2048
 
 
 @triton.jit
-def _halve(x, out, COUNT, W: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr):
+def _add_up_four(
+    x, out, COUNT, FACTOR: tl.constexpr,
+    W: tl.constexpr, C: tl.constexpr, OUT_C: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Of the first OUT_C channels; W is the output's, and rows of all images follow each other."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    pixel, c = i // C, i % C
-    corner = x + ((pixel // W * 2) * (2 * W) + pixel % W * 2) * C + c  # W of the output; rows of all images in a row
+    pixel, c = i // OUT_C, i % OUT_C
+    corner = x + ((pixel // W * 2) * (2 * W) + pixel % W * 2) * C + c
     there = i < COUNT
     total = tl.load(corner, mask=there, other=0.0).to(tl.float32)
     total += tl.load(corner + C, mask=there, other=0.0).to(tl.float32)
     total += tl.load(corner + 2 * W * C, mask=there, other=0.0).to(tl.float32)
     total += tl.load(corner + 2 * W * C + C, mask=there, other=0.0).to(tl.float32)
-    tl.store(out + i, (total * 0.25).to(out.dtype.element_ty), mask=there)
+    tl.store(out + i, (total * FACTOR).to(out.dtype.element_ty), mask=there)
+
+
+def _halved(x: Tensor, *, width: int, factor: float) -> Tensor:
+    """The sum of every 2×2 pixels, times a factor, of the first channels."""
+    g, b, h, w, c = x.shape
+    out = torch.empty(g, b, h // 2, w // 2, width, device=x.device, dtype=x.dtype)
+    launch(
+        _add_up_four, (triton.cdiv(out.numel(), BLOCK),),
+        x, out, out.numel(), FACTOR=factor, W=w // 2, C=c, OUT_C=width, BLOCK=BLOCK,
+    )  # fmt: skip
+    return out
 
 
 def halve(x: Float[Tensor, "g b h w c"]) -> Float[Tensor, "g b h2 w2 c"]:
     """2×2 average pooling."""
-    g, b, h, w, c = x.shape
-    out = torch.empty(g, b, h // 2, w // 2, c, device=x.device, dtype=x.dtype)
-    launch(_halve, (triton.cdiv(out.numel(), BLOCK),), x, out, out.numel(), W=w // 2, C=c, BLOCK=BLOCK)
-    return out
+    return _halved(x, width=x.shape[4], factor=0.25)
 
 
 @triton.jit
@@ -106,35 +118,9 @@ def join(
     return out
 
 
-@triton.jit
-def _halved_sum(g, out, COUNT, W: tl.constexpr, C: tl.constexpr, OUT_C: tl.constexpr, BLOCK: tl.constexpr):
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    pixel, c = i // OUT_C, i % OUT_C
-    corner = g + ((pixel // W * 2) * (2 * W) + pixel % W * 2) * C + c
-    there = i < COUNT
-    total = tl.load(corner, mask=there, other=0.0).to(tl.float32)
-    total += tl.load(corner + C, mask=there, other=0.0).to(tl.float32)
-    total += tl.load(corner + 2 * W * C, mask=there, other=0.0).to(tl.float32)
-    total += tl.load(corner + 2 * W * C + C, mask=there, other=0.0).to(tl.float32)
-    tl.store(out + i, total.to(out.dtype.element_ty), mask=there)
-
-
 def below_gradient(joined: Float[Tensor, "g b h w c"], *, width: int) -> Float[Tensor, "g b h2 w2 c0"]:
     """The gradient of what came from below (its first channels), from that of the join."""
-    g, b, h, w, c = joined.shape
-    out = torch.empty(g, b, h // 2, w // 2, width, device=joined.device, dtype=joined.dtype)
-    launch(
-        _halved_sum,
-        (triton.cdiv(out.numel(), BLOCK),),
-        joined,
-        out,
-        out.numel(),
-        W=w // 2,
-        C=c,
-        OUT_C=width,
-        BLOCK=BLOCK,
-    )
-    return out
+    return _halved(joined, width=width, factor=1.0)
 
 
 @triton.jit

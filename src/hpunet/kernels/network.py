@@ -18,7 +18,7 @@ from hpunet.kernels.launch import compiling_ahead
 from hpunet.kernels.plan import Plan
 from hpunet.models.gaussian import LOG_SIGMA_RANGE, Gaussian, elementwise_kl
 from hpunet.models.hpunet import HPUNet
-from hpunet.models.protocol import PerScale, posterior_input
+from hpunet.models.protocol import PerScale, StandIn, posterior_input
 
 
 class _Pass(torch.autograd.Function):
@@ -106,7 +106,7 @@ class FusedNetwork(nn.Module):
             plan.weights.collect()
 
 
-class FusedSampler:
+class FusedSampler(StandIn[HPUNet]):
     """An HPU-Net's sampling on fused kernels, computing in `dtype`; give it to `sample` in the model's place.
 
     It takes the weights as they are when it is made. On a GPU the passes are CUDA graphs, one for each size of input:
@@ -116,38 +116,10 @@ class FusedSampler:
     MOST_GRAPHS = 8
 
     def __init__(self, model: HPUNet, *, dtype: torch.dtype) -> None:
-        self.model, self.dtype = model, dtype
-        self.in_channels, self.num_classes, self.cond_channels = (
-            model.in_channels,
-            model.num_classes,
-            model.cond_channels,
-        )
-        self.latent_dims, self.size_multiple = model.latent_dims, model.size_multiple
+        super().__init__(model)
+        self.dtype = dtype
         self._plans: dict[tuple[int, int], Plan] = {}
         self._graphs: dict[object, _Graph] = {}
-
-    @property
-    def check_values(self) -> bool:
-        """As the model's."""
-        return self.model.check_values
-
-    @check_values.setter
-    def check_values(self, value: bool) -> None:
-        self.model.check_values = value
-
-    def latent_shapes(self, height: int, width: int) -> list[tuple[int, int, int]]:
-        """As the model's."""
-        return self.model.latent_shapes(height, width)
-
-    def sampling_modules(self) -> list[nn.Module]:
-        """As the model's."""
-        return self.model.sampling_modules()
-
-    def infer(
-        self, *, image: Tensor, labels: Tensor, noise: PerScale | None = None
-    ) -> tuple[list[Tensor], list[Gaussian]]:
-        """As the model's, in its own precision."""
-        return self.model.infer(image=image, labels=labels, noise=noise)
 
     def _plan(self, height: int, width: int) -> Plan:
         if (height, width) not in self._plans:

@@ -184,7 +184,6 @@ class Plan:
         for pair in convs:
             others += [[conv.weight for conv in pair], [conv.bias for conv in pair]]  # type: ignore[union-attr]
         self.weights = Weights(layers, others=others, dtype=dtype, training=training)  # type: ignore[arg-type]
-        self.dtype, self.training = dtype, training
 
     def check_batch(self, images: int) -> None:
         """Raise a `ConfigError` if so many images are too many at once."""

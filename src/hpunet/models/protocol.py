@@ -1,7 +1,7 @@
 """What every model here can do, and the training pass written once for all of them."""
 
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -47,6 +47,45 @@ class SegmentationModel(Protocol):
         self, *, image: Tensor, labels: Tensor, noise: PerScale | None = None
     ) -> tuple[list[Tensor], list[Gaussian]]:
         """The posterior's latents (its means without `noise`) and Gaussians."""
+
+
+ModelT = TypeVar("ModelT", bound=SegmentationModel)
+
+
+class StandIn(Generic[ModelT]):
+    """What samples in a model's place: `encode` and `decode` are its own, all else is the model's."""
+
+    def __init__(self, model: ModelT) -> None:
+        self.in_channels, self.num_classes, self.cond_channels = (
+            model.in_channels,
+            model.num_classes,
+            model.cond_channels,
+        )
+        self.latent_dims, self.size_multiple = model.latent_dims, model.size_multiple
+        self.model = model
+
+    @property
+    def check_values(self) -> bool:
+        """The model's."""
+        return self.model.check_values
+
+    @check_values.setter
+    def check_values(self, value: bool) -> None:
+        self.model.check_values = value
+
+    def latent_shapes(self, height: int, width: int) -> list[tuple[int, int, int]]:
+        """The model's."""
+        return self.model.latent_shapes(height, width)
+
+    def sampling_modules(self) -> list[nn.Module]:
+        """The model's."""
+        return self.model.sampling_modules()
+
+    def infer(
+        self, *, image: Tensor, labels: Tensor, noise: PerScale | None = None
+    ) -> tuple[list[Tensor], list[Gaussian]]:
+        """The model's: reconstruction is for training-sized images, in the model's own precision."""
+        return self.model.infer(image=image, labels=labels, noise=noise)
 
 
 def posterior_input(
