@@ -4,23 +4,32 @@
 
 Needs a GPU. Every output and gradient may be off by at most 1.5 times what plain torch is in the same precision
 (relative L2): bfloat16 under autocast, and float32 without TF32.
+
+Where rounding moves the argument of a ReLU over zero, a gradient is switched on or off. That is a matter of luck, and
+on small maps one such switch outweighs all rounding. So the float64 pass that a pass is compared with has its ReLUs
+on where that pass had them, and switches are counted: ours may be 1.1 times torch's, over all blocks.
 """
 
 import argparse
+import copy
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from multiprocessing import get_context
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from hpunet.config import load_settings, preset_names
-from hpunet.kernels.plan import Beside, block_gradient, run_block
+from hpunet.kernels.plan import Beside, run_block, stage_gradient
 from hpunet.kernels.weights import Layer, Weights, channel_order
 from hpunet.models.blocks import ResidualBlock, initialise
 from hpunet.models.hpunet import HPUNet
 
 ALLOWED = 1.5
-KINDS = ("bf16", "fp32")
+ALLOWED_SWITCHES = 1.1
+KINDS = {"bf16": torch.bfloat16, "fp32": torch.float32}
 ODD = [(12, 24, 9, 15), (24, 24, 5, 7), (96, 192, 3, 3)]  # in, out, height, width
 
 
@@ -45,18 +54,44 @@ def shapes() -> list[tuple[int, int, int, int]]:
     return sorted(found)
 
 
-def plain(block: ResidualBlock, x: Tensor, gradient: Tensor, *, autocast: bool) -> dict[str, Tensor]:
-    block.zero_grad(set_to_none=True)
-    x = x.detach().to(torch.bfloat16 if autocast else x.dtype, memory_format=torch.channels_last).requires_grad_()
-    with torch.autocast("cuda", dtype=torch.bfloat16, enabled=autocast):
+@dataclass(frozen=True)
+class Found:
+    """Outputs and gradients of a block by name, and where its two inner ReLUs are on."""
+
+    tensors: dict[str, Tensor]
+    on: tuple[Tensor, Tensor]
+
+
+def plain(block: ResidualBlock, x: Tensor, gradient: Tensor, *, dtype: torch.dtype) -> Found:
+    on: list[Tensor] = []
+    hooks = [conv.register_forward_hook(lambda _m, _x, out: on.append(out > 0)) for conv in block.convs[:2]]
+    x = x.detach().to(dtype, memory_format=torch.channels_last).requires_grad_()
+    with torch.autocast("cuda", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
         out = block(x)
-    out.backward(gradient.to(out.dtype))
-    assert x.grad is not None
-    return {"output": out, "input": x.grad} | {n: p.grad.clone() for n, p in block.named_parameters()}  # type: ignore[union-attr]
+    for hook in hooks:
+        hook.remove()
+    return Found(gradients(block, x, out, gradient), (on[0], on[1]))
+
+
+def exact(block: ResidualBlock, x: Tensor, gradient: Tensor, on: Sequence[Tensor]) -> dict[str, Tensor]:
+    """In float64, with the inner ReLUs as given."""
+    block = copy.deepcopy(block).double()
+    x = x.detach().double().requires_grad_()
+    h = torch.relu(x)
+    for conv, here in zip(block.convs, on, strict=False):
+        h = conv(h) * here
+    out = block.project(block.convs[2](h)) + (x if block.skip is None else block.skip(x))
+    return gradients(block, x, out, gradient)
+
+
+def gradients(block: ResidualBlock, x: Tensor, out: Tensor, gradient: Tensor) -> dict[str, Tensor]:
+    names, parameters = zip(*block.named_parameters(), strict=True)
+    found = torch.autograd.grad(out, [x, *parameters], gradient.to(out.dtype))
+    return dict(zip(("output", "input", *names), (out.detach(), *found), strict=True))
 
 
 @torch.no_grad()
-def fused(block: ResidualBlock, x: Tensor, gradient: Tensor, *, dtype: torch.dtype) -> dict[str, Tensor]:
+def fused(block: ResidualBlock, x: Tensor, gradient: Tensor, *, dtype: torch.dtype) -> Found:
     _, channels, h, w = x.shape
     layer = Layer([block], h, w, [channel_order((0, channels))])
     weights = Weights([layer], others=[[nn.Parameter(torch.zeros(1, device="cuda"))]], dtype=dtype, training=True)
@@ -67,80 +102,103 @@ def fused(block: ResidualBlock, x: Tensor, gradient: Tensor, *, dtype: torch.dty
         maps[0, ..., : t.shape[1]] = t.permute(0, 2, 3, 1)
         return maps
 
+    def from_map(t: Tensor, channels: int) -> Tensor:
+        return t[0, ..., :channels].permute(0, 3, 1, 2)
+
     x, gradient = as_map(x, layer.widths[0]), as_map(gradient, layer.widths[2])
     out, h1, h2 = run_block(layer, x)
     beside = Beside(x.device)
-    back = block_gradient(layer, x, h1, h2, gradient, beside=beside)
+    back = stage_gradient([(layer, x, h1, h2)], gradient, beside=beside)
     beside.finish()
     assert back is not None
     found = dict(zip(weights.parameters, weights.collect(), strict=True))
-    named = {name: found[p].clone() for name, p in block.named_parameters()}
-    maps = {"output": out[0, ..., : layer.out_channels], "input": back[0, ..., :channels]}
-    return {name: t.permute(0, 3, 1, 2) for name, t in maps.items()} | named
+    tensors = {name: found[p].clone() for name, p in block.named_parameters()}
+    tensors |= {"output": from_map(out, layer.out_channels), "input": from_map(back, channels)}
+    return Found(tensors, (from_map(h1, layer.half) > 0, from_map(h2, layer.half) > 0))
 
 
-def draw(shape: tuple[int, int, int, int, int], seed: int) -> dict[tuple[str, str], tuple[float, float]]:
-    """(error by us, error by torch) of every tensor of a random block, by (precision, tensor)."""
-    channels, width, h, w, batch = shape
+class Case(NamedTuple):
+    """A block on maps of a size."""
+
+    channels: int
+    out: int
+    height: int
+    width: int
+    batch: int
+
+
+Errors = dict[tuple[str, str], tuple[float, float]]
+"""(by us, by torch) of every tensor, by (precision, tensor); of the tensor "ReLUs", how many were switched."""
+
+
+def draw(case: Case, seed: int) -> Errors:
+    """Errors of a random block."""
     torch.manual_seed(seed)
-    block = ResidualBlock(channels, width)
+    block = ResidualBlock(case.channels, case.out)
     initialise(block)
     block = block.to("cuda", memory_format=torch.channels_last)  # type: ignore[call-overload]
-    x, gradient = torch.randn(batch, channels, h, w), torch.randn(batch, width, h, w)
+    size = case.height, case.width
+    x, gradient = torch.randn(case.batch, case.channels, *size), torch.randn(case.batch, case.out, *size)
     # What is given is the same in all precisions.
     x, gradient = (t.to("cuda", torch.bfloat16).float() for t in (x, gradient))
-    results = {
-        "bf16": (fused(block, x, gradient, dtype=torch.bfloat16), plain(block, x, gradient, autocast=True)),
-        "fp32": (fused(block, x, gradient, dtype=torch.float32), plain(block, x, gradient, autocast=False)),
-    }
-    exact = plain(block.cpu().double(), x.cpu().double(), gradient.cpu().double(), autocast=False)
-    exact = {name: value.detach().cuda() for name, value in exact.items()}
-
-    def error(found: Tensor, name: str) -> float:
-        return float((found.detach().double() - exact[name]).norm() / exact[name].norm())
-
-    return {
-        (kind, name): (error(us[name], name), error(by_torch[name], name))
-        for kind, (us, by_torch) in results.items()
-        for name in exact
-    }
+    by_float64 = plain(copy.deepcopy(block).double(), x, gradient, dtype=torch.float64).on
+    errors: Errors = {}
+    for kind, dtype in KINDS.items():
+        pair = []
+        for by in (fused(block, x, gradient, dtype=dtype), plain(block, x, gradient, dtype=dtype)):
+            expected = exact(block, x, gradient, by.on)
+            found = {name: float((by.tensors[name] - t).norm() / t.norm()) for name, t in expected.items()}
+            found["ReLUs"] = float(sum((a != b).sum() for a, b in zip(by.on, by_float64, strict=True)))
+            pair.append(found)
+        errors |= {(kind, name): (pair[0][name], pair[1][name]) for name in pair[0]}
+    return errors
 
 
-def compare(shape: tuple[int, int, int, int, int]) -> list[tuple[str, float, str]]:
-    """(precision, error by us / error by torch, where) of every tensor; root mean squares of several draws."""
+def compare(case: Case) -> Errors:
+    """Root mean squares of the errors of several draws."""
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     torch.set_num_threads(1)
-    channels, width, h, w, batch = shape
-    draws = [draw(shape, seed) for seed in range(1 if h * w * batch >= 128 * 128 else 8)]
-    found = []
-    for kind, name in draws[0]:
-        us, torchs = (sum(d[kind, name][i] ** 2 for d in draws) ** 0.5 / len(draws) ** 0.5 for i in (0, 1))
-        where = f"{channels}→{width} at {h}×{w}, batch {batch}, {name}: {us:.2e} by us, {torchs:.2e} by torch"
-        # Where torch is exact (a sum of one number), so are we, to the last bit of float32.
-        found.append((kind, us / max(torchs, 2.0**-24), where))
-    return found
+    draws = [draw(case, seed) for seed in range(1 if case.height * case.width * case.batch >= 128 * 128 else 8)]
+
+    def over_draws(key: tuple[str, str], i: int) -> float:
+        values = [d[key][i] for d in draws]
+        return sum(values) if key[1] == "ReLUs" else (sum(v**2 for v in values) / len(values)) ** 0.5
+
+    return {key: (over_draws(key, 0), over_draws(key, 1)) for key in draws[0]}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=8)
     args = parser.parse_args()
-    cases = [(*shape, batch) for shape in shapes() for batch in ((1, 3) if shape in ODD else (1,))]
-    cases.sort(key=lambda case: case[2] * case[3])
-    found = []
+    cases = [Case(*shape, batch) for shape in shapes() for batch in ((1, 3) if shape in ODD else (1,))]
+    cases.sort(key=lambda case: case.height * case.width)
+    ratios: dict[str, list[tuple[float, str]]] = {kind: [] for kind in KINDS}
+    switched = {kind: [0.0, 0.0] for kind in KINDS}
     with ProcessPoolExecutor(args.jobs, mp_context=get_context("spawn")) as pool:  # most of the time is compilation
-        for rows in pool.map(compare, cases):
-            for kind in KINDS:
-                print(kind, *max((ratio, where) for k, ratio, where in rows if k == kind), flush=True)
-            found += rows
-    worst = 0.0
-    for precision in KINDS:
-        ratios = sorted(((ratio, where) for kind, ratio, where in found if kind == precision), reverse=True)
-        worst = max(worst, ratios[0][0])
-        print(f"{precision}: {len(ratios)} tensors, median ratio {ratios[len(ratios) // 2][0]:.2f}, worst:")
-        for ratio, where in ratios[:5]:
+        for case, errors in zip(cases, pool.map(compare, cases), strict=True):
+            here: dict[str, list[tuple[float, str]]] = {kind: [] for kind in KINDS}
+            for (kind, name), (us, torchs) in errors.items():
+                if name == "ReLUs":
+                    switched[kind] = [switched[kind][0] + us, switched[kind][1] + torchs]
+                    continue
+                where = f"{case.channels}→{case.out} at {case.height}×{case.width}, batch {case.batch}, {name}"
+                # Where torch is exact (a sum of one number), so are we, to the last bit of float32.
+                row = us / max(torchs, 2.0**-24), f"{where}: {us:.2e} by us, {torchs:.2e} by torch"
+                here[kind].append(row)
+            for kind, rows in here.items():
+                print(kind, *max(rows), flush=True)
+                ratios[kind] += rows
+    good = True
+    for kind, rows in ratios.items():
+        rows.sort(reverse=True)
+        us, torchs = switched[kind]
+        print(f"{kind}: {len(rows)} tensors, median ratio {rows[len(rows) // 2][0]:.2f}; ", end="")
+        print(f"ReLUs switched by rounding: {us:.0f} by us, {torchs:.0f} by torch; worst ratios:")
+        for ratio, where in rows[:5]:
             print(f"  {ratio:.2f}  {where}")
-    assert worst <= ALLOWED
+        good &= rows[0][0] <= ALLOWED and us <= ALLOWED_SWITCHES * torchs + 10
+    assert good
     print("rounding is no worse than plain torch's")
 
 

@@ -20,7 +20,7 @@ def networks() -> tuple[HPUNet, GECO, torch.optim.Adam, HPUNet, GECO, Adam]:
     model = HPUNet(in_channels=1, num_classes=2, channels=(12, 16), latent_dims=(1,), blocks_per_scale=1)
     objective = GECO(kappa=0.1)
     model2, objective2 = copy.deepcopy(model), copy.deepcopy(objective)
-    fused = FusedNetwork(model2, dtype=torch.float32, size=(8, 8))
+    fused = FusedNetwork(model2, dtype=torch.bfloat16, size=(8, 8))
     adam = torch.optim.Adam(parameter_groups(model, objective, penalty=0.1), **HOW)
     adam2 = fused.adam(parameter_groups(model2, objective2, penalty=0.1), **HOW)
     return model, objective, adam, model2, objective2, adam2

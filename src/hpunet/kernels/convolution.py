@@ -9,6 +9,9 @@ Narrow layers are bound by how often every number is read: nine times, once a ta
 weights hold the 3×3 kernel once for each pixel of the patch, shifted, with zeros between. Tensor cores multiply the
 zeros for nothing; a 2×4 patch reads every number three times instead of nine.
 
+Sums of bfloat16 are taken in float32. Those of float32 are taken in float64, chunk by chunk, and what many programs
+add to (`sums`, gradients of weights) is in float64 then.
+
 Groups are networks of the same shape (prior and posterior) that run side by side, each with its own weights. Widths
 are multiples of 8, so that loads are 16 bytes wide.
 """
@@ -86,6 +89,16 @@ def _positive(a):
 
 
 @triton.jit
+def _add_product(total, a, b, PRECISION: tl.constexpr):
+    """total + a·b. Without tensor cores ("ieee") the product is in float32 and the total in float64."""
+    if PRECISION == "ieee":
+        total += tl.dot(a, b, input_precision=PRECISION)
+    else:
+        total = tl.dot(a, b, total, input_precision=PRECISION)
+    return total
+
+
+@triton.jit
 def _convolve(
     x, weight, bias, out, gate, residual, sums, B, WEIGHT_GROUP,
     H: tl.constexpr, W: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr, TAPS: tl.constexpr,
@@ -115,11 +128,12 @@ def _convolve(
     place = corner[:, None] + (n // (PX * OUT) * (W * OUT) + n % (PX * OUT))[None, :]
     if GATE:  # fetched before it is needed
         is_open = tl.load(gate + place, mask=kept, other=0.0) > 0
-    START: tl.constexpr = RESIDUAL and not GATE and PRECISION != "ieee"
-    if START:  # rounds every sum as coarsely as the residual: nothing against bfloat16, but it would be in float32
+    EXACT: tl.constexpr = PRECISION == "ieee"
+    START: tl.constexpr = RESIDUAL and not GATE and not EXACT
+    if START:
         total = tl.load(residual + place, mask=kept, other=0.0).to(tl.float32)
     else:
-        total = tl.zeros((TILE_Y * TILE_X, BN), tl.float32)
+        total = tl.zeros((TILE_Y * TILE_X, BN), tl.float64 if EXACT else tl.float32)
     for step in tl.range(ROWS * CHUNKS):
         row = step // CHUNKS
         kk = (step % CHUNKS) * BK + k
@@ -135,13 +149,13 @@ def _convolve(
         k_place = kk * W_IN if W_TAP == IN * W_IN else kk // IN * W_TAP + kk % IN * W_IN
         w_place = row * W_ROW + k_place[:, None] + n[None, :] * W_OUT
         w = tl.load(weight + w_place, mask=(n < N)[None, :], other=0.0)
-        total = tl.dot(a, w, total, input_precision=PRECISION)
+        total = _add_product(total, a, w, PRECISION)
     if BIAS:
         total += tl.load(bias + group * OUT + channel, mask=n < N, other=0.0)[None, :]
     if GATE:
         total = tl.where(is_open, total, 0.0)
     if RESIDUAL and not START:
-        total += tl.load(residual + place, mask=kept, other=0.0).to(tl.float32)
+        total += tl.load(residual + place, mask=kept, other=0.0)
     if RELU_OUT:
         total = tl.maximum(total, 0.0)
     tl.store(out + place, total.to(out.dtype.element_ty), mask=kept)
@@ -165,7 +179,7 @@ def convolve(
 ) -> Float[Tensor, "g b h w o"]:
     """relu?((gate > 0 ? conv(relu?(x)) + bias : 0) + residual), with zeros outside the image.
 
-    `sums` gets the result added, summed over all pixels. Sums are in float32.
+    `sums` gets the result added, summed over all pixels.
     """
     groups, b, h, w, channels = x.shape
     width = weight.width // (tiling.py * tiling.px)
@@ -224,14 +238,18 @@ class GradientView:
 
 @triton.jit
 def _correlate(
-    rows, columns, out, column_sums, B, OUT_GROUP,
+    rows, columns, out, B, OUT_GROUP,
     H: tl.constexpr, W: tl.constexpr, R: tl.constexpr, C: tl.constexpr, TAPS: tl.constexpr,
     PY: tl.constexpr, PX: tl.constexpr, TOGETHER: tl.constexpr,
     OUT_TAP: tl.constexpr, OUT_ROW: tl.constexpr, OUT_COLUMN: tl.constexpr,
-    RELU_ROWS: tl.constexpr, RELU_COLUMNS: tl.constexpr, COLUMN_SUMS: tl.constexpr,
+    RELU_ROWS: tl.constexpr, RELU_COLUMNS: tl.constexpr,
     PRECISION: tl.constexpr, ROUNDS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BP: tl.constexpr,
 ):  # fmt: skip
-    """See `correlate`. A program takes BM numbers of a run, BN columns of a patch, and some of the patches."""
+    """See `correlate`. A program takes BM numbers of a run, BN columns of a patch, and some of the patches.
+
+    What is loaded for products goes nowhere else: where it does, Triton (3.6) keeps too few copies of it in shared
+    memory, and loads the next one into what tensor cores still read.
+    """
     PAD: tl.constexpr = TAPS // 2
     RUN: tl.constexpr = (PX + TAPS - 1) * R
     N: tl.constexpr = PX * C
@@ -246,10 +264,10 @@ def _correlate(
     m = (block % M_BLOCKS) * BM + tl.arange(0, BM)
     n = (block // M_BLOCKS % N_BLOCKS) * BN + tl.arange(0, BN)
     first = 0 if TOGETHER else block // (M_BLOCKS * N_BLOCKS)  # row of taps
-    total0 = tl.zeros((BM, BN), tl.float32)
-    total1 = tl.zeros((BM, BN), tl.float32)
-    total2 = tl.zeros((BM, BN), tl.float32)
-    column_total = tl.zeros((BN,), tl.float32)
+    SUM: tl.constexpr = tl.float64 if PRECISION == "ieee" else tl.float32
+    total0 = tl.zeros((BM, BN), SUM)
+    total1 = tl.zeros((BM, BN), SUM)
+    total2 = tl.zeros((BM, BN), SUM)
     for step in tl.range(ROUNDS):
         p = (tl.program_id(0) * ROUNDS + step) * BP + tl.arange(0, BP)
         inside = p < B * PATCHES_Y * PATCHES_X
@@ -274,23 +292,19 @@ def _correlate(
             a2 = _row(run, y + 2, first - PAD + 2, there, H, W * R, RELU_ROWS)
             if PY == 2:
                 a3 = _row(run, y + 3, first - PAD + 3, there, H, W * R, RELU_ROWS)
-        if COLUMN_SUMS:
-            column_total += tl.sum(g0.to(tl.float32), axis=0)
-            if PY == 2:
-                column_total += tl.sum(g1.to(tl.float32), axis=0)
         if RELU_COLUMNS:
             g0 = _positive(g0)
             if PY == 2:
                 g1 = _positive(g1)
-        total0 = tl.dot(tl.trans(a0), g0, total0, input_precision=PRECISION)
+        total0 = _add_product(total0, tl.trans(a0), g0, PRECISION)
         if PY == 2:
-            total0 = tl.dot(tl.trans(a1), g1, total0, input_precision=PRECISION)
+            total0 = _add_product(total0, tl.trans(a1), g1, PRECISION)
         if TOGETHER and TAPS == 3:
-            total1 = tl.dot(tl.trans(a1), g0, total1, input_precision=PRECISION)
-            total2 = tl.dot(tl.trans(a2), g0, total2, input_precision=PRECISION)
+            total1 = _add_product(total1, tl.trans(a1), g0, PRECISION)
+            total2 = _add_product(total2, tl.trans(a2), g0, PRECISION)
             if PY == 2:
-                total1 = tl.dot(tl.trans(a2), g1, total1, input_precision=PRECISION)
-                total2 = tl.dot(tl.trans(a3), g1, total2, input_precision=PRECISION)
+                total1 = _add_product(total1, tl.trans(a2), g1, PRECISION)
+                total2 = _add_product(total2, tl.trans(a3), g1, PRECISION)
     dx = (m // R)[:, None] - (n // C)[None, :]  # a tap where the run and the patch are at most that far apart
     kept = (m < RUN)[:, None] & (n < N)[None, :] & (dx >= 0) & (dx < TAPS)
     place = out + group * OUT_GROUP + (first * TAPS + dx) * OUT_TAP + (m % R * OUT_ROW)[:, None]
@@ -299,9 +313,6 @@ def _correlate(
     if TOGETHER and TAPS == 3:
         tl.atomic_add(place + TAPS * OUT_TAP, total1, mask=kept, sem="relaxed")
         tl.atomic_add(place + 2 * TAPS * OUT_TAP, total2, mask=kept, sem="relaxed")
-    if COLUMN_SUMS:
-        if block % M_BLOCKS == 0 and first == 0:
-            tl.atomic_add(column_sums + group * C + n % C, column_total, mask=n < N, sem="relaxed")
 
 
 @triton.jit
@@ -321,13 +332,12 @@ def correlate(
     taps: int = 3,
     relu_rows: bool = False,
     relu_columns: bool = False,
-    column_sums: Float[Tensor, "g c"] | None = None,
 ) -> None:
-    """Add the products of neighbours to `out`, in float32: the gradient of a convolution's weights.
+    """Add the products of neighbours to `out`: the gradient of a convolution's weights.
 
     out[(dy, dx), r, c] += Σ over pixels p of rows[p + (dy, dx), r] · columns[p, c]. With a convolution's input as
     rows and the gradient of its output as columns this is the gradient of its weights; with the two exchanged it is
-    the same for mirrored taps. Fewer channels in `rows` is faster. `column_sums` gets Σ columns[p] added.
+    the same for mirrored taps. Fewer channels in `rows` is faster.
     """
     groups, b, h, w, r = rows.shape
     c = columns.shape[4]
@@ -339,11 +349,10 @@ def correlate(
     rounds = triton.cdiv(triton.cdiv(patches, pieces), t.patches)
     launch(
         _correlate, (triton.cdiv(patches, rounds * t.patches), blocks, groups),
-        rows, columns, out.data, out.data if column_sums is None else column_sums, b, out.group,
+        rows, columns, out.data, b, out.group,
         H=h, W=w, R=r, C=c, TAPS=taps, PY=t.py, PX=t.px, TOGETHER=t.together,
         OUT_TAP=out.tap, OUT_ROW=out.row, OUT_COLUMN=out.column,
-        RELU_ROWS=relu_rows, RELU_COLUMNS=relu_columns,
-        COLUMN_SUMS=column_sums is not None, PRECISION="ieee" if rows.dtype == torch.float32 else "tf32",
+        RELU_ROWS=relu_rows, RELU_COLUMNS=relu_columns, PRECISION="ieee" if rows.dtype == torch.float32 else "tf32",
         ROUNDS=rounds, BM=t.rows, BN=t.columns, BP=t.patches, num_warps=t.warps, num_stages=t.stages,
     )  # fmt: skip
 

@@ -51,6 +51,29 @@ def halve(x: Float[Tensor, "g b h w c"]) -> Float[Tensor, "g b h2 w2 c"]:
 
 
 @triton.jit
+def _add_up_pixels(x, out, PIXELS, ROUNDS: tl.constexpr, C: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr):
+    group, c = tl.program_id(1), tl.arange(0, BC)
+    total = tl.zeros((BP, BC), out.dtype.element_ty)
+    for step in tl.range(ROUNDS):
+        p = (tl.program_id(0) * ROUNDS + step) * BP + tl.arange(0, BP)
+        there = (p < PIXELS)[:, None] & (c < C)[None, :]
+        total += tl.load(x + (group * PIXELS + p)[:, None] * C + c[None, :], mask=there, other=0.0)
+    tl.atomic_add(out + group * C + c, tl.sum(total, axis=0), mask=c < C, sem="relaxed")
+
+
+def add_up_pixels(x: Float[Tensor, "g b h w c"], *, out: Float[Tensor, "g c"]) -> None:
+    """Add the sum over all pixels of all images to `out`."""
+    groups, b, h, w, c = x.shape
+    width = triton.next_power_of_2(c)
+    pixels, at_once = b * h * w, max(1, BLOCK // width)
+    rounds = triton.cdiv(pixels, at_once * 256)
+    launch(
+        _add_up_pixels, (triton.cdiv(pixels, at_once * rounds), groups),
+        x, out, pixels, ROUNDS=rounds, C=c, BP=at_once, BC=width,
+    )  # fmt: skip
+
+
+@triton.jit
 def _feature_gradient(
     pooled, joined, out, COUNT, JOINED_COUNT,
     W: tl.constexpr, C: tl.constexpr, JOINED_C: tl.constexpr, OFFSET: tl.constexpr, BLOCK: tl.constexpr,

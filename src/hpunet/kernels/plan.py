@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from hpunet.errors import ConfigError
 from hpunet.kernels.convolution import convolve, correlate
 from hpunet.kernels.maps import (
+    add_up_pixels,
     below_gradient,
     feature_gradient,
     halve,
@@ -88,29 +89,51 @@ class Beside:
             self.running.clear()
 
 
-def block_gradient(
-    layer: Layer, x: Tensor, h1: Tensor, h2: Tensor, g: Tensor, *, beside: Beside, input_gradient: bool = True
-) -> Tensor | None:
-    """The gradient of a layer's input; those of its weights are added to what is there."""
+Ran = tuple[Layer, Tensor, Tensor, Tensor]
+"""A layer, its input and the two maps inside."""
+
+
+def stage_gradient(blocks: list[Ran], g: Tensor, *, beside: Beside, input_gradient: bool = True) -> Tensor | None:
+    """The gradient of the input of layers that follow each other; those of their weights are added to what is there.
+
+    The list is emptied on the way, so that maps are let go of.
+    """
+    with beside.start():
+        add_up_pixels(g, out=blocks[-1][0].bias_gradients["third"])
+    back: Tensor | None = g
+    while blocks:
+        assert back is not None
+        ran = blocks.pop()
+        sums = blocks[-1][0].bias_gradients["third"] if blocks else None
+        wanted = bool(blocks) or input_gradient
+        back = _block_gradient(*ran, back, beside=beside, input_gradient=wanted, sums=sums)
+    return back
+
+
+def _block_gradient(
+    layer: Layer, x: Tensor, h1: Tensor, h2: Tensor, g: Tensor, *,
+    beside: Beside, input_gradient: bool, sums: Tensor | None,
+) -> Tensor | None:  # fmt: skip
+    """As `stage_gradient`, but for the gradient of the third bias, the sum of g; `sums` gets that of the result."""
     biases = layer.bias_gradients
 
     def back(name: str, g: Tensor, **around: Any) -> Tensor:
         taps, name = 1 if name == "skip" else layer.taps, f"{name}_back"
         return convolve(g, weight=layer.weights[name], tiling=layer.tilings[name], taps=taps, **around)
 
-    def weight_gradient(name: str, x: Tensor, g: Tensor, *, relu: bool = False, sums: Tensor | None = None) -> None:
+    def weight_gradient(name: str, x: Tensor, g: Tensor, *, relu: bool = False) -> None:
         mirrored, taps = layer.mirrored[name], 1 if name == "skip" else layer.taps
         rows, columns = (g, x) if mirrored else (x, g)
         correlate(
             rows, columns, out=layer.weight_gradients[name], taps=taps,
             tiling=correlation_tiling(
-                layer.height, layer.width, rows.shape[4], columns.shape[4], taps=taps, dtype=x.dtype
+                layer.height, layer.width, rows.shape[4], columns.shape[4], taps=taps, relu=relu, dtype=x.dtype
             ),
-            relu_rows=relu and not mirrored, relu_columns=relu and mirrored, column_sums=sums,
+            relu_rows=relu and not mirrored, relu_columns=relu and mirrored,
         )  # fmt: skip
 
     with beside.start():
-        weight_gradient("third", h2, g, sums=biases["third"])
+        weight_gradient("third", h2, g)
         if layer.has_skip:
             weight_gradient("skip", x, g)
     g2 = back("third", g, gate=h2, sums=biases["second"])
@@ -122,14 +145,14 @@ def block_gradient(
     beside.keep(x, h1, h2, g, g1, g2)
     if not input_gradient:
         return None
-    return back("first", g1, gate=x, residual=back("skip", g) if layer.has_skip else g)
+    return back("first", g1, gate=x, residual=back("skip", g) if layer.has_skip else g, sums=sums)
 
 
 @dataclass
 class _Trace:
     """What the backward pass needs of the forward pass."""
 
-    blocks: list[tuple[Layer, Tensor, Tensor, Tensor]]
+    blocks: list[Ran]
     features: list[Tensor]
     """What the heads saw."""
     last: Tensor
@@ -215,7 +238,7 @@ class Plan:
         b = x.shape[1]
         raw = torch.empty(2, 2, b, noise.shape[1], device=x.device)
         latents = torch.empty(b, noise.shape[1], device=x.device)
-        blocks: list[tuple[Layer, Tensor, Tensor, Tensor]] = []
+        blocks: list[Ran] = []
 
         def run(stage: Stage, x: Tensor) -> Tensor:
             for layer in stage:
@@ -287,10 +310,9 @@ class Plan:
 
         def run(stage: Stage, g: Any) -> Any:
             """The gradient of a stage's input; nobody asks for the network's own, so that is None."""
-            for _ in stage:
-                layer, x, h1, h2 = trace.blocks.pop()
-                g = block_gradient(layer, x, h1, h2, g, beside=beside, input_gradient=bool(trace.blocks))
-            return g
+            blocks = trace.blocks[-len(stage) :]
+            del trace.blocks[-len(stage) :]
+            return stage_gradient(blocks, g, beside=beside, input_gradient=bool(trace.blocks))
 
         weight, _ = self.projection(0)
         weight_grad, bias_grad = self.projection(0, gradient=True)

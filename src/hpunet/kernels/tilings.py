@@ -1,7 +1,7 @@
 """How convolutions are cut, by their shape; chosen by measurement on an H200 (docs/speed.md).
 
-In float32 there are no tensor cores to fill (TF32 would round) and large tiles take minutes to compile: tiles are
-small, and many programs share a sum, each adding few numbers in a row.
+In float32 there are no tensor cores to fill (TF32 would round) and large tiles take minutes to compile, so tiles are
+small.
 """
 
 import torch
@@ -31,30 +31,36 @@ def convolution_tiling(height: int, width: int, channels: int, out: int, *, taps
             and (y == 1 or pixels >= 64 * 64)
             and (x < 4 or channels == 24 or channels >= 64)
         )
-        if out > MOST_COLUMNS and channels <= 64 and width % 2 == 0:
+        if out % 64 == 0 and (channels < 64 or out > MOST_COLUMNS):
+            py = px = 1
+        elif out > MOST_COLUMNS and channels <= 64 and width % 2 == 0:
             px = 2
     run = (px + taps - 1) * channels
     largest = 32 if channels <= 16 else 64
     fits = [c for c in (largest, 32) if run % c == 0] or [c for c in (largest, 32) if -(-run // c) * c <= 1.15 * run]
     chunk = fits[0] if fits else 16
-    most = 32 if pixels <= 16 else 64 if pixels <= 64 else 128 if px * out > 256 else 256
+    most = 32 if pixels <= 16 else 64 if pixels <= 64 else 128 if px * out > 256 or out % 128 == 0 else 256
     columns = max(16, min(_power_of_2(py * px * out), most))
-    patches = 32 if pixels <= 16 else 64 if pixels <= 256 or px * out > MOST_COLUMNS else 128
+    if pixels > 256 and out == 192:
+        columns = 64
+    patches = 32 if pixels <= 16 else 64 if pixels <= 256 or px * out > 256 or channels >= 384 else 128
     stages = (4 if chunk == 64 else 6) if pixels <= 64 else 3 if chunk == 64 else 4
     return Tiling(py, px, patches, columns, chunk, stages=stages)
 
 
 def correlation_tiling(
-    height: int, width: int, rows: int, columns: int, *, taps: int, dtype: torch.dtype
+    height: int, width: int, rows: int, columns: int, *, taps: int, relu: bool, dtype: torch.dtype
 ) -> Correlation:
-    """For `correlate`."""
+    """For `correlate`; `relu`: whether one of the two goes through a ReLU."""
     if dtype == torch.float32:
-        return Correlation(py=1, px=1, rows=32, columns=32, patches=16, programs=4096, together=False, stages=2)
+        return Correlation(py=1, px=1, rows=32, columns=32, patches=16, programs=1024, together=False, stages=2)
     pixels = height * width
     py = px = 1
     if taps == 3 and pixels >= 32 * 32:
-        px = 2 if width % 2 == 0 else 1
+        px = 2 if width % 2 == 0 and rows < 64 else 1
         py = 2 if rows <= 16 and pixels == 128 * 128 and height % 2 == 0 else 1
     bm = max(16, min(_power_of_2((px + taps - 1) * rows), 64))
-    bn = max(16, min(_power_of_2(px * columns), 64))
-    return Correlation(py, px, bm, bn, 32 if py * bn == 128 else 64, programs=264)
+    wide = rows in (32, 64, 128) and pixels >= 16 * 16 and px * columns % 128 == 0
+    bn = max(16, min(_power_of_2(px * columns), 128 if wide else 64))
+    patches = 32 if py * bn == 128 and not (wide and not relu) else 64
+    return Correlation(py, px, bm, bn, patches, programs=264)

@@ -124,6 +124,7 @@ class Weights:
         self, layers: Sequence[Layer], *, others: Sequence[Sequence[nn.Parameter]], dtype: torch.dtype, training: bool
     ) -> None:
         self.layers, self.dtype, self.training = layers, dtype, training
+        self.gradient_dtype = torch.float64 if dtype == torch.float32 else torch.float32
         self.device = others[0][0].device
         self.parameters: list[nn.Parameter] = []
         self.starts: list[int] = []
@@ -177,7 +178,9 @@ class Weights:
             n, half, out = len(blocks), blocks[0].project.in_channels, blocks[0].project.out_channels
             folds.append(_Fold(blocks, *places, space(n * out * half * 9), space(n * out)))
         self.line = torch.zeros(end + ALIGNED, device=self.device)  # the last one stays zero
-        self.line_gradient = torch.zeros(len(self.line) if self.training else 0, device=self.device)
+        self.line_gradient = torch.zeros(
+            len(self.line) if self.training else 0, device=self.device, dtype=self.gradient_dtype
+        )
         shapes = [(len(group), *group[0].shape) for group in others]
         self.other_values, self.other_gradients = (
             [line[place].view(shape) for place, shape in zip(spaces, shapes, strict=True)] if len(line) else []
@@ -195,7 +198,7 @@ class Weights:
         weight_index, self.weight_copy = weights.build(self.device, self.dtype)
         bias_index, self.bias_copy = biases.build(self.device, torch.float32)
         self.weight_index, self.bias_index = (torch.where(i < 0, zero, i).int() for i in (weight_index, bias_index))
-        back, self.gradient_copy = gradients.build(self.device, torch.float32)
+        back, self.gradient_copy = gradients.build(self.device, self.gradient_dtype)
         real = back >= 0
         self.gradient_from, self.gradient_to = real.nonzero()[:, 0].int(), back[real].int()
 
@@ -319,12 +322,12 @@ class Weights:
         for layer in self.layers:
             if layer.has_skip:  # it is added where the third convolution's is
                 layer.bias_gradients["skip"].copy_(layer.bias_gradients["third"])
-        gradient = self.line_gradient
+        line, gradient = self.line.to(self.gradient_dtype), self.line_gradient
         move(self.gradient_copy, self.gradient_from, out=gradient, to_index=self.gradient_to)
         for fold in self.folds:
             n, half, out = fold.sizes
-            project = self.line[fold.project].view(n, out, half)
-            third, bias = self.line[fold.third].view(n, half, -1), self.line[fold.third_bias].view(n, half, 1)
+            project = line[fold.project].view(n, out, half)
+            third, bias = line[fold.third].view(n, half, -1), line[fold.third_bias].view(n, half, 1)
             product = gradient[fold.product].view(n, -1, out).transpose(1, 2)
             product_bias = gradient[fold.product_bias].view(n, out, 1)
             torch.bmm(project.transpose(1, 2), product, out=gradient[fold.third].view(n, half, -1))
@@ -332,6 +335,7 @@ class Weights:
             torch.bmm(product, third.transpose(1, 2), out=gradient[fold.project].view(n, out, half))
             gradient[fold.project].view(n, out, half).baddbmm_(product_bias, bias.transpose(1, 2))
             gradient[fold.project_bias] = gradient[fold.product_bias]
+        gradient = gradient.float()
         return [
             gradient.as_strided(p.shape, p.stride(), start)
             for p, start in zip(self.parameters, self.starts, strict=True)
