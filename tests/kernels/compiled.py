@@ -18,7 +18,13 @@ from hpunet.models.hpunet import HPUNet
 
 HOPPER = GPUTarget("cuda", 90, 32)
 HELPERS = {"_patches", "_positive", "_row", "_add_product"}  # called by kernels
-TYPES = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.float64: "*fp64", torch.int32: "*i32"}
+TYPES = {
+    torch.bfloat16: "*bf16",
+    torch.float32: "*fp32",
+    torch.float64: "*fp64",
+    torch.int32: "*i32",
+    torch.int64: "*i64",
+}
 
 
 class Compiler:

@@ -3,7 +3,7 @@
     python tests/kernels/numerics.py [--jobs 8]
 
 Needs a GPU. Every output and gradient may be off by at most 1.5 times what plain torch is in the same precision
-(relative L2): bfloat16 under autocast, and float32 without TF32.
+(relative L2): bfloat16 under autocast (with TF32 in what stays float32), and float32 without TF32.
 
 Where rounding moves the argument of a ReLU over zero, a gradient is switched on or off. That is a matter of luck, and
 on small maps one such switch outweighs all rounding. So the float64 pass that a pass is compared with has its ReLUs
@@ -144,6 +144,8 @@ def draw(case: Case, seed: int) -> Errors:
     by_float64 = plain(copy.deepcopy(block).double(), x, gradient, dtype=torch.float64).on
     errors: Errors = {}
     for kind, dtype in KINDS.items():
+        # As in training.
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = dtype == torch.bfloat16
         pair = []
         for by in (fused(block, x, gradient, dtype=dtype), plain(block, x, gradient, dtype=dtype)):
             expected = exact(block, x, gradient, by.on)
@@ -156,7 +158,6 @@ def draw(case: Case, seed: int) -> Errors:
 
 def compare(case: Case) -> Errors:
     """Root mean squares of the errors of several draws."""
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     torch.set_num_threads(1)
     draws = [draw(case, seed) for seed in range(1 if case.height * case.width * case.batch >= 128 * 128 else 8)]
 

@@ -1,4 +1,4 @@
-"""What lies between convolutions, each as one kernel: pooling, joining, the Gaussian heads, the logits; and back.
+"""What lies around convolutions, each as one kernel: input, pooling, joining, Gaussian heads, logits; and back.
 
 Maps are (groups, batch, height, width, channels) as in `convolution.py`. A decoder's input is laid out as [features
 from below, features of the encoder, latents], each part with its padding: vectors stay aligned.
@@ -7,7 +7,7 @@ from below, features of the encoder, latents], each part with its padding: vecto
 import torch
 import triton
 import triton.language as tl
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from hpunet.kernels.launch import launch
@@ -15,6 +15,46 @@ from hpunet.models.gaussian import LOG_SIGMA_RANGE
 
 BLOCK = 2048
 """Numbers a program moves."""
+
+
+@triton.jit
+def _lay_out(
+    seen, image, labels, out, COUNT, HW,
+    SEEN: tl.constexpr, IMAGE: tl.constexpr, CLASSES: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    pixel, c = i // C, i % C
+    b, position = pixel // HW, pixel % HW
+    there = i < COUNT
+    if tl.program_id(1) == 0:
+        value = tl.load(seen + (b * SEEN + c) * HW + position, mask=there & (c < SEEN), other=0.0).to(tl.float32)
+    else:
+        out += COUNT
+        value = (tl.load(labels + pixel, mask=there & (c < CLASSES), other=-1) == c).to(tl.float32)
+        c -= CLASSES
+        place = image + (b * IMAGE + c) * HW + position
+        value += tl.load(place, mask=there & (c >= 0) & (c < IMAGE), other=0.0).to(tl.float32)
+    tl.store(out + i, value.to(out.dtype.element_ty), mask=there)
+
+
+def lay_out(
+    seen: Float[Tensor, "b s h w"],
+    *,
+    pair: tuple[Float[Tensor, "b i h w"], Int[Tensor, "b h w"]] | None = None,
+    num_classes: int = 0,
+    width: int,
+    dtype: torch.dtype,
+) -> Float[Tensor, "g b h w c"]:
+    """Maps of `width` channels: what the prior sees; of a pair also what the posterior does, [one-hot labels, image]."""
+    b, channels, h, w = seen.shape
+    image, labels = pair or (seen, seen)
+    out = torch.empty(2 if pair else 1, b, h, w, width, device=seen.device, dtype=dtype)
+    launch(
+        _lay_out, (triton.cdiv(out[0].numel(), BLOCK), len(out)),
+        seen.contiguous(), image.contiguous(), labels.contiguous(), out, out[0].numel(), h * w,
+        SEEN=channels, IMAGE=image.shape[1], CLASSES=num_classes, C=width, BLOCK=BLOCK,
+    )  # fmt: skip
+    return out
 
 
 @triton.jit
@@ -65,8 +105,8 @@ def add_up_pixels(x: Float[Tensor, "g b h w c"], *, out: Float[Tensor, "g c"]) -
     """Add the sum over all pixels of all images to `out`."""
     groups, b, h, w, c = x.shape
     width = triton.next_power_of_2(c)
-    pixels, at_once = b * h * w, max(1, BLOCK // width)
-    rounds = triton.cdiv(pixels, at_once * 256)
+    pixels, at_once = b * h * w, max(1, 4 * BLOCK // width)
+    rounds = triton.cdiv(pixels, at_once * 512)
     launch(
         _add_up_pixels, (triton.cdiv(pixels, at_once * rounds), groups),
         x, out, pixels, ROUNDS=rounds, C=c, BP=at_once, BC=width,

@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from hpunet.batch import TrainingOutput
 from hpunet.kernels.adam import Adam
 from hpunet.kernels.launch import compiling_ahead
+from hpunet.kernels.maps import lay_out
 from hpunet.kernels.plan import Plan
 from hpunet.models.gaussian import LOG_SIGMA_RANGE, Gaussian, elementwise_kl
 from hpunet.models.hpunet import HPUNet
-from hpunet.models.protocol import PerScale, StandIn, posterior_input
+from hpunet.models.protocol import PerScale, StandIn, check_pair
 
 
 class _Pass(torch.autograd.Function):
@@ -79,11 +80,11 @@ class FusedNetwork(nn.Module):
     ) -> TrainingOutput:
         """As `HPUNet.forward`."""
         model, (b, _, h, w) = self.model, image.shape
-        seen_by_posterior = posterior_input(model, image=image, labels=labels)
-        seen_by_prior = model.prior_input(image=image, cond=cond)
+        check_pair(model, image=image, labels=labels)
+        seen = model.prior_input(image=image, cond=cond)
         plan = self._plan(h, w)
         plan.check_batch(b)
-        x = _as_maps([seen_by_prior, seen_by_posterior], width=plan.in_width, dtype=self.dtype)
+        x = lay_out(seen, pair=(image, labels), num_classes=model.num_classes, width=plan.in_width, dtype=self.dtype)
         if noise is None or any(n is None for n in noise):
             flat = torch.randn(b, sum(prod(shape) for shape in plan.latent_shapes), device=image.device)
         else:
@@ -134,7 +135,7 @@ class FusedSampler(StandIn[HPUNet]):
         seen = self.model.prior_input(image=image, cond=cond)
         plan = self._plan(*image.shape[-2:])
         plan.check_batch(len(image))
-        x = _as_maps([seen], width=plan.in_width, dtype=self.dtype)
+        x = lay_out(seen, width=plan.in_width, dtype=self.dtype)
         features = self._run(("encode", x.shape), lambda x: plan.encode(x), [x])
         return [f[0].permute(0, 3, 1, 2) for f in features]
 
@@ -194,15 +195,6 @@ class _Graph:
         torch._foreach_copy_(self.inputs, inputs)
         self.graph.replay()
         return [t.clone() for t in self.outputs]
-
-
-def _as_maps(seen: Sequence[Tensor], *, width: int, dtype: torch.dtype) -> Float[Tensor, "g b h w c"]:
-    """Inputs (b, c, h, w) of the groups as one tensor, with zeros up to `width` channels."""
-    b, _, h, w = seen[0].shape
-    x = torch.zeros(len(seen), b, h, w, width, device=seen[0].device, dtype=dtype)
-    for group, maps in enumerate(seen):
-        x[group, ..., : maps.shape[1]] = maps.permute(0, 2, 3, 1)
-    return x
 
 
 def _by_scale(flat: Float[Tensor, "b n"], shapes: Sequence[tuple[int, int, int]]) -> list[Tensor]:

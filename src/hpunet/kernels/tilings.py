@@ -55,11 +55,15 @@ def correlation_tiling(
     if dtype == torch.float32:
         return Correlation(py=1, px=1, rows=32, columns=32, patches=16, programs=1024, together=False, stages=2)
     pixels = height * width
+    if taps == 1:
+        bm, bn = 16 if rows <= 16 else 64, max(16, min(_power_of_2(columns), 128 if pixels >= 64 * 64 else 64))
+        patches = 256 if bm == 16 else 128 if bn <= 64 and pixels >= 64 * 64 else 64
+        return Correlation(1, 1, bm, bn, patches, programs=528 if bm == 16 else 264)
     py = px = 1
-    if taps == 3 and pixels >= 32 * 32:
+    if pixels >= 32 * 32:
         px = 2 if width % 2 == 0 and rows < 64 else 1
         py = 2 if rows <= 16 and pixels == 128 * 128 and height % 2 == 0 else 1
-    bm = max(16, min(_power_of_2((px + taps - 1) * rows), 64))
+    bm = max(16, min(_power_of_2((px + 2) * rows), 64))
     wide = rows in (32, 64, 128) and pixels >= 16 * 16 and px * columns % 128 == 0
     bn = max(16, min(_power_of_2(px * columns), 128 if wide else 64))
     patches = 32 if py * bn == 128 and not (wide and not relu) else 64

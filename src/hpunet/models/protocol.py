@@ -88,12 +88,17 @@ class StandIn(Generic[ModelT]):
         return self.model.infer(image=image, labels=labels, noise=noise)
 
 
+def check_pair(model: SegmentationModel, *, image: Float[Tensor, "b c h w"], labels: Int[Tensor, "b h w"]) -> None:
+    """Raise an error that names what is wrong, if these are not an image and a segmentation of it for this model."""
+    check_image(image, channels=model.in_channels, multiple=model.size_multiple, values=model.check_values)
+    check_labels(labels, image=image, num_classes=model.num_classes, values=model.check_values)
+
+
 def posterior_input(
     model: SegmentationModel, *, image: Float[Tensor, "b c h w"], labels: Int[Tensor, "b h w"]
 ) -> Float[Tensor, "b kc h w"]:
     """Both tensors checked, and joined as the posterior sees them: [one-hot segmentation, image]."""
-    check_image(image, channels=model.in_channels, multiple=model.size_multiple, values=model.check_values)
-    check_labels(labels, image=image, num_classes=model.num_classes, values=model.check_values)
+    check_pair(model, image=image, labels=labels)
     return torch.cat([one_hot(labels, model.num_classes).to(image.dtype), image], dim=1)
 
 
