@@ -45,7 +45,7 @@ def lay_out(
     width: int,
     dtype: torch.dtype,
 ) -> Float[Tensor, "g b h w c"]:
-    """Maps of `width` channels: what the prior sees; of a pair also what the posterior does, [one-hot labels, image]."""
+    """Maps of `width` channels: what the prior sees; with a pair also [one-hot labels, image] for the posterior."""
     b, channels, h, w = seen.shape
     image, labels = pair or (seen, seen)
     out = torch.empty(2 if pair else 1, b, h, w, width, device=seen.device, dtype=dtype)

@@ -135,8 +135,11 @@ class FusedSampler(StandIn[HPUNet]):
         seen = self.model.prior_input(image=image, cond=cond)
         plan = self._plan(*image.shape[-2:])
         plan.check_batch(len(image))
-        x = lay_out(seen, width=plan.in_width, dtype=self.dtype)
-        features = self._run(("encode", x.shape), lambda x: plan.encode(x), [x])
+
+        def run(seen: Tensor) -> list[Tensor]:
+            return plan.encode(lay_out(seen, width=plan.in_width, dtype=self.dtype))
+
+        features = self._run(("encode", seen.shape, seen.dtype), run, [seen])
         return [f[0].permute(0, 3, 1, 2) for f in features]
 
     @torch.no_grad()
