@@ -26,6 +26,7 @@ from hpunet.data.base import SetInfo
 from hpunet.data.packs import write_pack
 from hpunet.data.synthetic import INFO, open_synthetic
 from hpunet.errors import ConfigError
+from hpunet.evaluate import fast_batch_size, scored
 from hpunet.kernels.choice import fused_network, reason_against_fused, sampler_for
 from hpunet.models.hpunet import HPUNet
 from hpunet.models.punet import ProbUNet
@@ -36,8 +37,6 @@ from hpunet.train import Training
 
 NUM_SAMPLES = 16
 BATCH_ON_CPU = 4
-IMAGES_AT_ONCE = 8
-"""Images that evaluation takes together, as `hpunet evaluate` does."""
 _DATA = {"snemi3d": "neurites", "cityscapes": "streets"}
 """Synthetic data that stand for those of presets of this name; lesions for all others."""
 
@@ -282,9 +281,10 @@ def _end_to_end(work: Workload) -> Iterator[Row]:
 
 
 def _evaluate(work: Workload) -> Iterator[Row]:
-    crop = work.settings.data.crop
-    source = open_synthetic(work.kind, split="val", num_images=work.batch, size=crop)
-    items = [read_item(source, index, work.info) for index in range(work.batch)]
+    crop, size = work.settings.data.crop, fast_batch_size(work.watch.device)
+    count = 4 * size if work.watch.on_gpu else work.batch
+    source = open_synthetic(work.kind, split="val", num_images=count, size=crop)
+    items = [read_item(source, index, work.info) for index in range(count)]
 
     def scoring(kernels: str) -> Callable[[], None]:
         model = work.model().eval()
@@ -299,8 +299,8 @@ def _evaluate(work: Workload) -> Iterator[Row]:
 
         def score() -> None:
             autocast_for("fp32", work.watch.device)
-            for start in range(0, work.batch, IMAGES_AT_ONCE):
-                scorer.rows(source, items[start : start + IMAGES_AT_ONCE])
+            for _rows in scored(scorer, source, (items[i : i + size] for i in range(0, len(items), size))):
+                pass
 
         return score
 
@@ -308,7 +308,7 @@ def _evaluate(work: Workload) -> Iterator[Row]:
     contestants = [work.watch.ready(name, partial(scoring, kernels)) for name, kernels in names.items()]
     work.watch.race(contestants, calls=3)
     question = f"evaluation, {NUM_SAMPLES} samples: sampling and metrics"
-    yield from _rows("evaluate", question, contestants, unit="images/s", count=work.batch)
+    yield from _rows("evaluate", question, contestants, unit="images/s", count=count)
 
 
 def _augment(work: Workload) -> Iterator[Row]:

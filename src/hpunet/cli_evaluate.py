@@ -29,7 +29,9 @@ def evaluate_command(
     ] = None,
     checkpoint: Annotated[str, typer.Option(help="latest, best, or a name such as step-00001000.")] = "latest",
     seed: Annotated[int, typer.Option(help="Seed of the samples.", min=0)] = 0,
-    batch: Annotated[int, typer.Option(help="Images that go through the network together.", min=1)] = 8,
+    batch: Annotated[
+        int | None, typer.Option(help="Images that go through the network together; by default as is fast.", min=1)
+    ] = None,
     alpha: Annotated[
         int | None,
         typer.Option(help="Instances: threshold α of the clustering; by default as many as samples.", min=0),

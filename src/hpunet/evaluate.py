@@ -2,12 +2,14 @@
 
 import io
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from hpunet.data.base import SetInfo, Source
 from hpunet.distributed import rank, world_size
@@ -19,6 +21,8 @@ from hpunet.storage import dump_json, replace_file
 
 NUM_SHOWN, NUM_HARDEST = 12, 12
 """Images whose maps are kept: some spread over the set, and those with the worst score."""
+WAITING = 2
+"""Batches that may be drawn and not scored yet."""
 Watcher = Callable[[int, int], None]
 """Told how many images are done, and of how many."""
 
@@ -31,7 +35,7 @@ def evaluate(
     options: Mapping[str, Any] | None = None,
     about: Mapping[str, Any] | None = None,
     limit: int | None = None,
-    batch_size: int = 8,
+    batch_size: int | None = None,
     replace: bool = False,
     watch: Watcher | None = None,
 ) -> dict[str, Any]:
@@ -44,7 +48,7 @@ def evaluate(
         options: with which the data were opened; a part of what they are.
         about: what else the summary is to say.
         limit: so many images only, drawn once and for all: the first 10 are among the first 20.
-        batch_size: images that go through the network together.
+        batch_size: images that go through the network together; by default as many as is fast.
         replace: whether another evaluation may be in the folder, which then goes.
         watch: told of the progress, of this process alone.
     """
@@ -58,15 +62,16 @@ def evaluate(
     watch = watch or (lambda _done, _total: None)
     with RowStore(folder, identity=identity, replace=replace) as store:
         # Which images go together depends neither on the processes nor, but for the last one, on an interruption.
-        batches = [chosen[i : i + batch_size] for i in range(0, len(chosen), batch_size)]
+        size = batch_size or fast_batch_size(scorer.device)
+        batches = [chosen[i : i + size] for i in range(0, len(chosen), size)]
         left = [[i for i in batch if source.identities[i].key not in store.done] for batch in batches]
         mine = [batch for batch in left if batch][rank() :: world_size()]
         total = sum(map(len, mine))
         watch(0, total)
         done = 0
-        for items in _read_ahead(source, mine, scorer.info):
-            store.append(scorer.rows(source, items))
-            done += len(items)
+        for rows in scored(scorer, source, read_ahead(source, mine, scorer.info)):
+            store.append(rows)
+            done += len(rows)
             watch(done, total)
         wanted = {source.identities[i].key for i in chosen}
         rows = [row for row in store.finish() if row.key in wanted]
@@ -91,7 +96,28 @@ def chosen_images(source: Source, limit: int | None) -> list[int]:
     return [i for i, identity in enumerate(source.identities) if identity.key in chosen]
 
 
-def _read_ahead(source: Source, batches: Sequence[Sequence[int]], info: SetInfo) -> Iterator[list[Item]]:
+def fast_batch_size(device: torch.device) -> int:
+    """Images that go through the network together, unless said otherwise."""
+    return 8 if device.type == "cpu" else 32
+
+
+def scored(scorer: Scorer, source: Source, batches: Iterable[Sequence[Item]]) -> Iterator[list[Row]]:
+    """The rows of each batch; metrics are taken beside the network's work on the batches that follow."""
+    coming: deque[Future[list[Row]]] = deque()
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            for items in batches:
+                coming.append(pool.submit(scorer.score, source, scorer.draw(source, items)))
+                if len(coming) > WAITING:
+                    yield coming.popleft().result()
+            while coming:
+                yield coming.popleft().result()
+        finally:
+            for future in coming:
+                future.cancel()
+
+
+def read_ahead(source: Source, batches: Sequence[Sequence[int]], info: SetInfo) -> Iterator[list[Item]]:
     """The images of each batch; the next one is read while the caller works on one."""
 
     def read(indices: Sequence[int]) -> list[Item]:

@@ -240,18 +240,22 @@ def reconstruct(
     if draw:
         shapes = model.latent_shapes(h, w)
         noise = list(draw_noise(shapes, batch=b, num_samples=r, generator=generator, device=image.device))
-    per_grader = []
-    for grader in range(r):
-        mine = [n if n is None else n[:, grader] for n in noise]
-        latents, _ = model.infer(image=image, labels=labels[:, grader], noise=mine)
-        per_grader.append(latents)
+    inferred = []
+    flat_noise = [n if n is None else n.flatten(0, 1) for n in noise]
+    for pairs in _chunks(b * r, size=_fast_chunk_size(h * w, device=image.device)):
+        latents, _ = model.infer(
+            image=image[torch.arange(pairs.start, pairs.stop, device=image.device) // r],
+            labels=labels.flatten(0, 1)[pairs],
+            noise=[n if n is None else n[pairs] for n in flat_noise],
+        )
+        inferred.append(latents)
     chunks = list(
         _decode_in_chunks(
             model,
             features,
             num_samples=r,
             noise=[None] * len(model.latent_dims),
-            given=[torch.stack(scale, dim=1) for scale in zip(*per_grader, strict=True)],
+            given=[torch.cat(scale).unflatten(0, (b, r)) for scale in zip(*inferred, strict=True)],
             num_pixels=h * w,
             chunk_size=None,
             return_logits=return_logits,
@@ -274,14 +278,13 @@ def _decode_in_chunks(
     """Decode all (image, hypothesis) pairs, `chunk_size` at a time."""
     b, device = features[0].shape[0], features[0].device
     if chunk_size is None:
-        chunk_size = max(1, (PIXELS_AT_ONCE_CPU if device.type == "cpu" else PIXELS_AT_ONCE) // num_pixels)
+        chunk_size = _fast_chunk_size(num_pixels, device=device)
 
     def flat(per_scale: PerScale) -> list[Tensor | None]:
         return [None if t is None else t.expand(b, num_samples, *t.shape[2:]).flatten(0, 1) for t in per_scale]
 
     noise, given = flat(noise), flat(given)
-    for start in range(0, b * num_samples, chunk_size):
-        pairs = slice(start, min(start + chunk_size, b * num_samples))
+    for pairs in _chunks(b * num_samples, size=chunk_size):
         which_image = torch.arange(pairs.start, pairs.stop, device=device) // num_samples
         is_only_image = b == 1 and pairs.stop - pairs.start == 1  # then large features need no copy
         with torch.no_grad():
@@ -291,6 +294,15 @@ def _decode_in_chunks(
                 given=[None if t is None else t[pairs] for t in given],
             )
         yield _Chunk(labels=logits.argmax(dim=1), logits=logits if return_logits else None, latents=latents)
+
+
+def _fast_chunk_size(num_pixels: int, *, device: torch.device) -> int:
+    """How many images of so many pixels to work on at once."""
+    return max(1, (PIXELS_AT_ONCE_CPU if device.type == "cpu" else PIXELS_AT_ONCE) // num_pixels)
+
+
+def _chunks(count: int, *, size: int) -> Iterator[slice]:
+    return (slice(start, min(start + size, count)) for start in range(0, count, size))
 
 
 def _select(features: Tensor, which_image: Tensor) -> Tensor:

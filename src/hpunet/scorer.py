@@ -54,6 +54,25 @@ class Item(NamedTuple):
     error: str = ""
 
 
+class _Maps(NamedTuple):
+    """What was drawn for images, and what it is compared with."""
+
+    indices: Sequence[int]
+    keys: Sequence[str]
+    batch: Batch
+    truth: Int32[np.ndarray, "b h w"] | None
+    labels: UInt8[np.ndarray, "b s h w"]
+    confidence: Float[np.ndarray, "b h w"] | None
+    rebuilt: Int[Tensor, "b r h w"]
+
+
+class Drawn(NamedTuple):
+    """Images of a set, and what was drawn for those that could be read."""
+
+    items: Sequence[Item]
+    maps: _Maps | None
+
+
 @dataclass(frozen=True)
 class Scorer:
     """A model, and how it is scored on an image."""
@@ -123,16 +142,27 @@ class Scorer:
 
     def rows(self, source: Source, items: Sequence[Item]) -> list[Row]:
         """What the model scores on these images, in their order."""
-        named = {item.number: _without_scores(source, item) for item in items}
-        read = [(item.number, item.sample) for item in items if item.sample is not None]
-        if read:
-            named |= self._scored(source, [index for index, _ in read], [found for _, found in read])
-        return [named[item.number] for item in items]
+        return self.score(source, self.draw(source, items))
 
-    def _scored(self, source: Source, indices: Sequence[int], samples: Sequence[Sample]) -> dict[int, Row]:
+    def draw(self, source: Source, items: Sequence[Item]) -> "Drawn":
+        """The model's part of `rows`."""
+        read = [(item.number, item.sample) for item in items if item.sample is not None]
+        if not read:
+            return Drawn(items, None)
+        indices, samples = [index for index, _ in read], [found for _, found in read]
         keys = [source.identities[i].key for i in indices]
         batch, truth = self._batch(samples, keys)
-        labels, confidence, rebuilt = self._draw(batch, indices=indices, keys=keys)
+        return Drawn(items, _Maps(indices, keys, batch, truth, *self._draw(batch, indices=indices, keys=keys)))
+
+    def score(self, source: Source, drawn: "Drawn") -> list[Row]:
+        """The metrics' part of `rows`: on the CPU, and possible beside other work."""
+        named = {item.number: _without_scores(source, item) for item in drawn.items}
+        if drawn.maps is not None:
+            named |= self._scored(source, drawn.maps)
+        return [named[item.number] for item in drawn.items]
+
+    def _scored(self, source: Source, drawn: "_Maps") -> dict[int, Row]:
+        indices, keys, batch, truth, labels, confidence, rebuilt = drawn
         maps, common = torch.from_numpy(labels), metric_arguments(batch, self.info)
         all_classes = {name: value for name, value in common.items() if name != "classes"}
         scores = {
