@@ -128,6 +128,22 @@ def test_sample_runs_the_encoder_once_and_the_decoder_for_each_hypothesis() -> N
     assert max(hypotheses) == 6
 
 
+def test_features_at_hand_take_the_place_of_the_encoder(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    labels = torch.zeros(2, 1, 16, 24, dtype=torch.long)
+    expected = [
+        logits(sample(model, image=IMAGE, num_samples=3, generator=seeded())),
+        logits(reconstruct(model, image=IMAGE, labels=labels)),
+    ]
+    with torch.no_grad():
+        features = model.encode(image=IMAGE)
+    monkeypatch.setattr(model, "encode", lambda **_: pytest.fail("encoded again"))
+    found = [
+        logits(sample(model, image=IMAGE, num_samples=3, generator=seeded(), features=features)),
+        logits(reconstruct(model, image=IMAGE, labels=labels, features=features)),
+    ]
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(found, expected, strict=True))
+
+
 def test_sample_without_logits_keeps_labels_and_says_what_is_missing(model: nn.Module) -> None:
     small = sample(model, image=IMAGE, num_samples=2, generator=seeded(), return_logits=False)
     full = sample(model, image=IMAGE, num_samples=2, generator=seeded())

@@ -87,6 +87,7 @@ def sample(
     generator: Generators = None,
     chunk_size: int | None = None,
     return_logits: bool = True,
+    features: Sequence[Tensor] | None = None,
 ) -> Samples:
     """Draw segmentation hypotheses for each image.
 
@@ -104,6 +105,7 @@ def sample(
             with a sequence of generators, one an image, whatever else is in the batch.
         chunk_size: hypotheses decoded at once; by default as many as is fast and fits.
         return_logits: False keeps only the labels, a fraction of the memory.
+        features: what the model's `encode` gave for these images, if it is at hand: then the encoder does not run.
     """
     chunks = list(
         _drawn(
@@ -116,6 +118,7 @@ def sample(
             generator=generator,
             chunk_size=chunk_size,
             return_logits=return_logits,
+            features=features,
         )
     )
     return _joined(chunks, shape=(image.shape[0], num_samples))
@@ -170,12 +173,14 @@ def _drawn(
     generator: Generators,
     chunk_size: int | None = None,
     return_logits: bool = True,
+    features: Sequence[Tensor] | None = None,
 ) -> Iterator[_Chunk]:
     """What `sample` returns, chunk by chunk."""
     if num_samples < 1 or (chunk_size is not None and chunk_size < 1):
         raise ConfigError(f"num_samples and chunk_size must be at least 1, got {num_samples} and {chunk_size}")
-    with torch.no_grad():  # not around a `yield`, where it would reach the caller
-        features = model.encode(image=image, cond=cond)
+    if features is None:
+        with torch.no_grad():  # not around a `yield`, where it would reach the caller
+            features = model.encode(image=image, cond=cond)
     b, _, h, w = image.shape
     shapes = model.latent_shapes(h, w)
     n = len(shapes)
@@ -219,11 +224,12 @@ def reconstruct(
     cond: Float[Tensor, "b e h w"] | None = None,
     generator: Generators = None,
     return_logits: bool = True,
+    features: Sequence[Tensor] | None = None,
 ) -> Samples:
     """Reconstruct segmentations through the posterior: Y' = S(X, μ_post(X, Y)), or a posterior draw.
 
     `labels` is one map or several graders' maps an image; the result has one reconstruction for each, in the
-    place of samples. The prior's encoder runs once an image.
+    place of samples. The prior's encoder runs once an image, or not at all with its `features`, as in `sample`.
     """
     if labels.ndim == 3:
         labels = labels.unsqueeze(1)
@@ -231,7 +237,8 @@ def reconstruct(
         raise DataError(
             f"labels: expected (batch, height, width) or (batch, graders, height, width), got {tuple(labels.shape)}"
         )
-    features = model.encode(image=image, cond=cond)
+    if features is None:
+        features = model.encode(image=image, cond=cond)
     b, _, h, w = image.shape
     r = labels.shape[1]
     for grader in range(r):
