@@ -62,6 +62,22 @@ def test_runs_are_evaluated_pooled_and_compared(place: Path, capsys: pytest.Capt
             command()
 
 
+def test_runs_evaluated_with_several_seeds_are_compared_with_each_other_only(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs, data = [place / "run0", place / "run1"], str(place / "pack")
+    evaluate_command(runs=runs, data=data, samples=2, seed=1, seeds=2, limit=4)
+    words = "4 val images, 2 samples each, mean of 2 seeds"
+    assert words in " ".join(capsys.readouterr().out.split())
+    assert json.loads((place / "run0/evaluation/val-2x2/summary.json").read_text())["num_seeds"] == 2
+    compare_command(runs=runs, samples=2, seeds=2)
+    assert words in " ".join(capsys.readouterr().out.split())
+    assert (place / "run0/comparison-val-2x2.json").is_file()
+    evaluate_command(runs=runs[:1], data=data, samples=2, limit=4)
+    with pytest.raises(ConfigError, match="differently: seeds 2 and 1; evaluate both with the same --seeds"):
+        compare_command(runs=[place / "run0/evaluation/val-2", place / "run1/evaluation/val-2x2"])
+
+
 def test_failed_images_make_the_exit_code(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     subprocess.run(  # a set of LIDC's layout, in a process of its own: it may use several
         [sys.executable, "-m", "hpunet", "data", "make", "lidc", str(place / "crops"), "--count", "3"],

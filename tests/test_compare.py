@@ -17,6 +17,7 @@ from hpunet.storage import dump_json
 IDENTITY = {
     "split": "val",
     "samples": 4,
+    "seeds": 1,
     "crop": [8, 8],
     "extrapolate": False,
     "alpha": None,
@@ -104,6 +105,7 @@ def test_average_precision_is_compared_on_the_same_draws() -> None:
         (5, {}, "b and a were evaluated on different images: 1 only in b"),
         (3, {}, r"1 only in a \(image-3\); use the same --data"),
         (4, {"samples": 8}, "differently: samples 8 and 4; evaluate both with the same --samples"),
+        (4, {"seeds": 3}, "differently: seeds 3 and 1; evaluate both with the same --seeds"),
         (4, {"limit": 3}, "differently: limit 3 and none; evaluate both with the same --limit"),
         (4, {"crop": [9, 9], "data": "y"}, "crop 9×9 and 8×8, other data; .* crop, so these runs cannot be compared"),
     ],
@@ -119,11 +121,14 @@ def test_read_evaluated_finds_the_folder_or_says_what_to_do(tmp_path: Path) -> N
     with pytest.raises(ConfigError, match="run: no such folder"):
         read_evaluated(tmp_path / "run", split="val", num_samples=4, name="run")
     folder = tmp_path / "run/evaluation/val-4"
-    with RowStore(folder, identity={name: value for name, value in IDENTITY.items() if name != "limit"}) as store:
+    without_seeds = {name: value for name, value in IDENTITY.items() if name not in ("limit", "seeds")}
+    with RowStore(folder, identity=without_seeds) as store:
         with pytest.raises(
             ConfigError, match=r"\(there: val-4\).*hpunet evaluate .*run --data DIR --split test --samples 4"
         ):
             read_evaluated(tmp_path / "run", split="test", num_samples=4, name="run")
+        with pytest.raises(ConfigError, match=r"val-4x3: no such evaluation.*--samples 4 --seeds 3"):
+            read_evaluated(tmp_path / "run", split="val", num_samples=4, num_seeds=3, name="run")
         store.append(rows_of(hard_and_easy(4)))
         with pytest.raises(ConfigError, match="is not finished; go on"):
             read_evaluated(tmp_path / "run", split="val", num_samples=4, name="run")
@@ -134,7 +139,7 @@ def test_read_evaluated_finds_the_folder_or_says_what_to_do(tmp_path: Path) -> N
         (folder / SUMMARY_FILE).write_bytes(dump_json({"limit": limit}, name="summary"))
         for where in (tmp_path / "run", folder):
             found = read_evaluated(where, split="val", num_samples=4, name="run")
-            assert (found.identity["limit"], len(found.rows)) == (limit, number)
+            assert (found.identity["limit"], found.identity["seeds"], len(found.rows)) == (limit, 1, number)
             for key, row in found.rows.items():
                 assert row.scores["ged2"] == hard_and_easy(4)[int(key.removeprefix("image-"))]
     for damaged in ("3", '{"limit": 0}', '{"limit": "all"}'):

@@ -1,7 +1,9 @@
 """Evaluation of whole sets: exact values of a perfect sampler, restarts, any batch size, unreadable images."""
 
 import json
+import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +34,7 @@ from hpunet.instances import postprocess
 from hpunet.metrics import average_precision, ged2, match_instances, rand_error
 from hpunet.models.hpunet import HPUNet
 from hpunet.models.protocol import SegmentationModel
-from hpunet.scorer import Scorer
+from hpunet.scorer import Scorer, read_item
 from hpunet.storage import parse_json
 
 FIRST_CODE = 100.0
@@ -213,6 +215,79 @@ def test_a_sampler_draws_instead_of_the_model_and_its_rows_are_kept_apart(tmp_pa
         evaluate(fused, source=source, folder=tmp_path / "plain")
 
 
+@pytest.mark.parametrize("perfect", [True, False])
+def test_rows_of_several_seeds_are_the_means_of_single_evaluations(perfect: bool, tmp_path: Path) -> None:
+    source = lesions(7)
+    model = PerfectSampler(source) if perfect else small_model()
+    singles = []
+    for seed in (4, 5, 6):
+        run_it(tmp_path / str(seed), source, scorer_of(model, num_samples=2, seed=seed))
+        singles.append(read_rows(tmp_path / str(seed) / ROWS_FILE))
+    summary = run_it(tmp_path / "all", source, scorer_of(model, num_samples=2, seed=4, num_seeds=3), batch_size=2)
+    assert (summary["seed"], summary["num_seeds"], summary["num_images"]) == (4, 3, 7)
+    num_partly_defined = 0
+    for row, *alone in zip(read_rows(tmp_path / "all" / ROWS_FILE), *singles, strict=True):
+        assert [replace(each, scores=row.scores) for each in alone] == [row] * 3
+        assert row.scores.keys() == set().union(*(each.scores for each in alone))
+        for name, value in row.scores.items():
+            found = [each.scores[name] for each in alone if name in each.scores]
+            assert value == pytest.approx(np.mean(found), rel=0, abs=1e-12), name
+            num_partly_defined += len(found) < 3
+        assert len({each.scores["iou_rec"] for each in alone}) == 1
+    assert len({row.scores["ged2"] for rows in singles for row in rows}) > 7  # seeds do differ
+    assert bool(num_partly_defined) == perfect
+
+
+def test_several_seeds_encode_and_reconstruct_once_and_are_drawn_one_at_a_time(tmp_path: Path) -> None:
+    source, model = lesions(2), small_model()
+    calls: list[str] = []
+    model.prior.encoder[0].register_forward_hook(lambda *_: calls.append("encode"))
+    model.posterior.encoder[0].register_forward_hook(lambda *_: calls.append("infer"))
+    model.logits.register_forward_hook(lambda *_: calls.append("decode"))
+    scorer = scorer_of(model, num_seeds=3)
+    drawn = scorer.draw(source, [read_item(source, i, scorer.info) for i in range(2)])
+    next(drawn)
+    assert (calls.count("encode"), calls.count("infer"), calls.count("decode")) == (1, 1, 2)
+    assert len(list(drawn)) == 2
+    assert (calls.count("encode"), calls.count("infer"), calls.count("decode")) == (1, 1, 4)
+
+    waiting = []
+
+    class Watched(Scorer):
+        num_drawn = num_scored = 0
+
+        def draw(self, *args: Any) -> Any:
+            for each in super().draw(*args):
+                waiting.append(Watched.num_drawn - Watched.num_scored)
+                Watched.num_drawn += 1
+                yield each
+
+        def score(self, *args: Any) -> Any:
+            time.sleep(0.01)
+            found = super().score(*args)
+            Watched.num_scored += 1
+            return found
+
+    watched = Watched(model=model, info=scorer.info, crop=(32, 32), num_samples=2, num_seeds=9)
+    run_it(tmp_path, source, watched, batch_size=1)
+    assert Watched.num_drawn == Watched.num_scored == 18
+    assert 1 <= max(waiting) <= evaluation.WAITING
+
+
+def test_evaluations_with_other_numbers_of_seeds_are_kept_apart(tmp_path: Path) -> None:
+    source = lesions(3)
+    assert run_it(tmp_path, source)["num_seeds"] == 1
+    assert "seeds" not in json.loads((tmp_path / "evaluation.json").read_text())  # as before there were several
+    assert read_evaluation(tmp_path)[0]["seeds"] == 1
+    several = scorer_of(small_model(), num_seeds=2)
+    with pytest.raises(ConfigError, match="different: seeds"):
+        run_it(tmp_path, source, several)
+    run_it(tmp_path, source, several, replace=True)
+    assert read_evaluation(tmp_path)[0]["seeds"] == 2
+    with pytest.raises(ConfigError, match="different: seeds"):
+        run_it(tmp_path, source)
+
+
 def test_limit_takes_the_same_images_and_more_of_them_later(tmp_path: Path) -> None:
     source = lesions(9)
     few, more = chosen_images(source, 3), chosen_images(source, 6)
@@ -266,6 +341,9 @@ def test_images_that_cannot_be_read_say_why_and_the_rest_goes_on(tmp_path: Path)
     assert (rows["06"].num_graders, rows["07"].num_graders) == (2, 1)
     assert "ged2_unbiased" not in rows["07"].scores
     assert summary["ged2_unbiased"]["num_images"] == 17
+
+    several = run_it(tmp_path / "seeds", source, scorer_of(small_model(), num_seeds=2), batch_size=1)
+    assert several["failed"] == summary["failed"]
 
     write_folder(tmp_path / "data")  # repaired but for one: those are tried again, the others kept
     Image.fromarray(np.zeros((32, 32), dtype=np.uint8)).save(tmp_path / "data/images/03.png")
@@ -329,7 +407,7 @@ def test_average_precision_of_perfect_samples_is_that_of_the_true_cars(tmp_path:
                 ids = rng.integers(first, first + self.info.num_random_ids, (8, labels.max() + 1))
                 drawn.append(np.where(labels < first, labels, ids[:, labels]))
             confidence = np.ones((len(indices), 64, 128), dtype=np.float32)
-            return np.stack(drawn).astype(np.uint8), confidence, batch.labels
+            yield np.stack(drawn).astype(np.uint8), confidence, batch.labels
 
     info = INFO["streets"]
     perfect = Perfect(model=small_model("streets"), info=info, crop=(64, 128), num_samples=8, alpha=4)
@@ -380,9 +458,16 @@ def test_extrapolation_is_evaluated_with_what_the_prior_sees(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
-    [({"num_samples": 0}, "num_samples"), ({"seed": -1}, "seed"), ({"alpha": -1}, "alpha"), ({"alpha": 99}, "alpha")],
+    [
+        ({"num_samples": 0}, "num_samples"),
+        ({"num_seeds": 0}, "num_seeds"),
+        ({"num_seeds": 2, "kind": "neurites"}, "2 seeds: only for classes.*one --seed at a time"),
+        ({"seed": -1}, "seed"),
+        ({"alpha": -1}, "alpha"),
+        ({"alpha": 99}, "alpha"),
+    ],
 )
-def test_scorer_refuses_impossible_numbers(changes: dict[str, int], words: str) -> None:
+def test_scorer_refuses_impossible_numbers(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         scorer_of(small_model(), **changes)
     with pytest.raises(ConfigError, match="limit must be at least 1"):

@@ -86,6 +86,7 @@ ALLOWED = {
             "data.sources",
             "distributed",
             "evaluate",
+            "evaluation_rows",
             "evaluation_summary",
             "kernels.choice",
             "scorer",

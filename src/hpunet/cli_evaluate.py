@@ -29,6 +29,9 @@ def evaluate_command(
     ] = None,
     checkpoint: Annotated[str, typer.Option(help="latest, best, or a name such as step-00001000.")] = "latest",
     seed: Annotated[int, typer.Option(help="Seed of the samples.", min=0)] = 0,
+    seeds: Annotated[
+        int, typer.Option(help="So many seeds, from --seed on: scores of an image are means over them.", min=1)
+    ] = 1,
     batch: Annotated[
         int | None, typer.Option(help="Images that go through the network together; by default as is fast.", min=1)
     ] = None,
@@ -50,6 +53,7 @@ def evaluate_command(
     with notes.status("loading torch"):
         from hpunet.build import autocast_for
         from hpunet.distributed import join_processes, leave_processes, rank
+        from hpunet.evaluation_rows import folder_name
         from hpunet.evaluation_summary import pooled
         from hpunet.storage import dump_json, replace_file
         from hpunet.train import pick_device
@@ -59,6 +63,7 @@ def evaluate_command(
     join_processes(device)
     try:
         names = _names(runs)
+        usual = Path("evaluation") / folder_name(split=split, num_samples=samples, num_seeds=seeds)
         summaries = [
             _evaluate_run(
                 run,
@@ -67,9 +72,10 @@ def evaluate_command(
                 split=split,
                 samples=samples,
                 limit=limit,
-                folder=out / name if out else run / "evaluation" / f"{split}-{samples}",
+                folder=out / name if out else run / usual,
                 checkpoint=checkpoint,
                 seed=seed,
+                seeds=seeds,
                 batch=batch,
                 alpha=alpha,
                 kernels=kernels,
@@ -112,6 +118,7 @@ def _evaluate_run(
         crop=trained.settings.data.crop,
         num_samples=how["samples"],
         seed=how["seed"],
+        num_seeds=how["seeds"],
         alpha=how["alpha"],
         extrapolate=trained.settings.data.extrapolate,
         device=device,
@@ -141,6 +148,7 @@ def compare_command(
     runs: Annotated[list[Path], typer.Argument(help="Runs that were evaluated, or folders of evaluations.")],
     split: Annotated[str, typer.Option(help="Which of their evaluations.")] = "val",
     samples: Annotated[int, typer.Option(help="Likewise.", min=1)] = 16,
+    seeds: Annotated[int, typer.Option(help="Likewise.", min=1)] = 1,
     out: Annotated[
         Path | None,
         typer.Option(help="Folder for comparison-SPLIT-SAMPLES.json, .png, .svg; by default the first run."),
@@ -148,14 +156,16 @@ def compare_command(
 ) -> None:
     """Compare evaluated runs: all metrics, and paired bootstrap differences to the first run."""
     from hpunet.compare import compare, draw_comparison, read_evaluated
+    from hpunet.evaluation_rows import folder_name
     from hpunet.storage import dump_json, replace_file
 
     found = [
-        read_evaluated(run, split=split, num_samples=samples, name=name)
+        read_evaluated(run, split=split, num_samples=samples, num_seeds=seeds, name=name)
         for run, name in zip(runs, _names(runs), strict=True)
     ]
     comparison = compare(found)
-    files = (out or runs[0]) / f"comparison-{comparison['split']}-{comparison['num_samples']}"
+    numbers = {key: comparison[key] for key in ("split", "num_samples", "num_seeds")}
+    files = (out or runs[0]) / f"comparison-{folder_name(**numbers)}"
     contents = {"json": dump_json(comparison, name="comparison"), **draw_comparison(comparison)}
     for kind, content in contents.items():
         replace_file(files.with_name(f"{files.name}.{kind}"), content)

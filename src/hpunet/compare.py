@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from hpunet.errors import ConfigError
-from hpunet.evaluation_rows import IDENTITY_FILE, Row, read_evaluation
+from hpunet.evaluation_rows import IDENTITY_FILE, Row, folder_name, read_evaluation
 from hpunet.evaluation_summary import (
     ALL_METRICS,
     DIRECTIONS,
@@ -23,7 +23,7 @@ from hpunet.evaluation_summary import (
 from hpunet.report_figures import run_look
 from hpunet.report_sheets import new_figure
 
-_CHOSEN, _OF_THE_RUN = ("split", "samples", "limit"), ("crop", "extrapolate")
+_CHOSEN, _OF_THE_RUN = ("split", "samples", "seeds", "limit"), ("crop", "extrapolate")
 """What must agree: what an evaluation is asked for, and what training has decided."""
 _NUM_KEYS_SHOWN = 3
 
@@ -39,9 +39,10 @@ class Evaluated:
     """By the image's key."""
 
 
-def read_evaluated(run: Path, *, split: str, num_samples: int, name: str) -> Evaluated:
+def read_evaluated(run: Path, *, split: str, num_samples: int, name: str, num_seeds: int = 1) -> Evaluated:
     """The evaluation of a run, or that in the folder itself."""
-    folder = run if (run / IDENTITY_FILE).is_file() else run / "evaluation" / f"{split}-{num_samples}"
+    wanted = folder_name(split=split, num_samples=num_samples, num_seeds=num_seeds)
+    folder = run if (run / IDENTITY_FILE).is_file() else run / "evaluation" / wanted
     if not run.is_dir():
         raise ConfigError(f"{run}: no such folder; expected a run that was evaluated, or an evaluation's folder")
     if not folder.is_dir():
@@ -49,6 +50,7 @@ def read_evaluated(run: Path, *, split: str, num_samples: int, name: str) -> Eva
         raise ConfigError(
             f"{folder}: no such evaluation (there: {there or 'none'}); make it first: "
             f"hpunet evaluate {run} --data DIR --split {split} --samples {num_samples}"
+            + (f" --seeds {num_seeds}" if num_seeds > 1 else "")
         )
     identity, rows = read_evaluation(folder)
     return Evaluated(name=name, folder=folder, identity=identity, rows={row.key: row for row in rows})
@@ -78,6 +80,7 @@ def compare(runs: Sequence[Evaluated]) -> dict[str, Any]:
         "runs": [{"name": run.name, "folder": str(run.folder)} for run in runs],
         "split": first.identity["split"],
         "num_samples": first.identity["samples"],
+        "num_seeds": first.identity["seeds"],
         "num_images": len(keys),
         "num_failed": len(failed),
         "same_data": len({run.identity["data"] for run in runs}) == 1,

@@ -14,15 +14,15 @@ import torch
 from hpunet.data.base import SetInfo, Source
 from hpunet.distributed import rank, world_size
 from hpunet.errors import ConfigError
-from hpunet.evaluation_rows import EXAMPLES_FILE, SUMMARY_FILE, Row, RowStore, first_keys
+from hpunet.evaluation_rows import EXAMPLES_FILE, SUMMARY_FILE, Row, RowStore, first_keys, mean_rows
 from hpunet.evaluation_summary import summarise
-from hpunet.scorer import Item, Scorer, read_item
+from hpunet.scorer import Drawn, Item, Scorer, read_item
 from hpunet.storage import dump_json, replace_file
 
 NUM_SHOWN, NUM_HARDEST = 12, 12
 """Images whose maps are kept: some spread over the set, and those with the worst score."""
 WAITING = 2
-"""Batches that may be drawn and not scored yet."""
+"""Batches that may be drawn, with one seed each, and not scored yet."""
 Watcher = Callable[[int, int], None]
 """Told how many images are done, and of how many."""
 
@@ -80,6 +80,7 @@ def evaluate(
         "split": source.split,
         "limit": limit if len(chosen) < len(source) else None,
         "seed": scorer.seed,
+        "num_seeds": scorer.num_seeds,
         "data_fingerprint": identity["data"],
         **summarise(rows, scope=scorer.scope),
     }
@@ -102,12 +103,19 @@ def fast_batch_size(device: torch.device) -> int:
 
 
 def scored(scorer: Scorer, source: Source, batches: Iterable[Sequence[Item]]) -> Iterator[list[Row]]:
-    """The rows of each batch; metrics are taken beside the network's work on the batches that follow."""
+    """The rows of each batch; metrics are taken beside the network's work on the seeds and batches that follow."""
+    drawn = (each for items in batches for each in scorer.draw(source, items))
+    with_one_seed = _scored_beside(scorer, source, drawn)
+    for by_seed in zip(*[with_one_seed] * scorer.num_seeds, strict=True):  # so many at a time
+        yield mean_rows(by_seed)
+
+
+def _scored_beside(scorer: Scorer, source: Source, drawn: Iterable[Drawn]) -> Iterator[list[Row]]:
     coming: deque[Future[list[Row]]] = deque()
     with ThreadPoolExecutor(1) as pool:
         try:
-            for items in batches:
-                coming.append(pool.submit(scorer.score, source, scorer.draw(source, items)))
+            for each in drawn:
+                coming.append(pool.submit(scorer.score, source, each))
                 if len(coming) > WAITING:
                     yield coming.popleft().result()
             while coming:

@@ -13,7 +13,7 @@ import io
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -55,6 +55,21 @@ class Row:
     matches: InstanceMatches | None = None
     """What average precision needs of it."""
     error: str = ""
+
+
+def mean_rows(by_seed: Sequence[Sequence[Row]]) -> list[Row]:
+    """Rows of the same images with several seeds as one an image: the mean of each score over where it is defined."""
+    means = []
+    for rows in zip(*by_seed, strict=True):
+        values = {name: [row.scores[name] for row in rows if name in row.scores] for name in METRICS}
+        scores = {name: math.fsum(found) / len(found) for name, found in values.items() if found}
+        means.append(replace(rows[0], scores=scores))
+    return means
+
+
+def folder_name(*, split: str, num_samples: int, num_seeds: int = 1) -> str:
+    """Where an evaluation of a run is by default, in its folder `evaluation`: val-16, or val-16x3 with 3 seeds."""
+    return f"{split}-{num_samples}" + (f"x{num_seeds}" if num_seeds > 1 else "")
 
 
 class RowStore:
@@ -146,7 +161,7 @@ def first_keys(keys: Iterable[str], limit: int | None) -> set[str]:
 
 
 def read_evaluation(folder: Path) -> tuple[dict[str, Any], list[Row]]:
-    """What a finished evaluation is of, its limit too, and the rows that its summary is of."""
+    """What a finished evaluation is of, its seeds and limit too, and the rows that its summary is of."""
     identity = _read_identity(folder)
     if identity is None or not all((folder / name).is_file() for name in (ROWS_FILE, SUMMARY_FILE)):
         unfinished = identity is not None and any(folder.glob("rows*.csv"))
@@ -160,7 +175,7 @@ def read_evaluation(folder: Path) -> tuple[dict[str, Any], list[Row]]:
         raise DataError(f"{folder / SUMMARY_FILE}: limit is no number of images; evaluate again")
     rows = read_rows(folder / ROWS_FILE)
     chosen = first_keys((row.key for row in rows), limit)
-    return {**identity, "limit": limit}, [row for row in rows if row.key in chosen]
+    return {"seeds": 1, **identity, "limit": limit}, [row for row in rows if row.key in chosen]
 
 
 def _read_identity(folder: Path) -> dict[str, Any] | None:

@@ -40,9 +40,10 @@ def counted(number: int, noun: str) -> str:
 
 
 def counts(found: Mapping[str, Any]) -> str:
-    """How many images and samples a summary or comparison is of, in words."""
+    """How many images, samples and seeds a summary or comparison is of, in words."""
     images = counted(found["num_images"], f"{found['split']} image")
-    return f"{images}, {counted(found['num_samples'], 'sample')} each"
+    seeds = f", mean of {found['num_seeds']} seeds" if found["num_seeds"] > 1 else ""
+    return f"{images}, {counted(found['num_samples'], 'sample')} each{seeds}"
 
 
 def summarise(rows: Sequence[Row], *, scope: Scope) -> dict[str, Any]:

@@ -6,7 +6,7 @@ processes, nor an interruption, changes what is drawn for an image.
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from hpunet.batch import Batch
 from hpunet.data.base import Sample, SetInfo, Source
 from hpunet.errors import ConfigError, DataError, HPUNetError
-from hpunet.evaluation_rows import Row
+from hpunet.evaluation_rows import Row, mean_rows
 from hpunet.evaluation_summary import Scope
 from hpunet.instances import clustering_threshold, instance_scores
 from hpunet.metrics import (
@@ -55,7 +55,7 @@ class Item(NamedTuple):
 
 
 class _Maps(NamedTuple):
-    """What was drawn for images, and what it is compared with."""
+    """What was drawn for images with one seed, and what it is compared with."""
 
     indices: Sequence[int]
     keys: Sequence[str]
@@ -67,7 +67,7 @@ class _Maps(NamedTuple):
 
 
 class Drawn(NamedTuple):
-    """Images of a set, and what was drawn for those that could be read."""
+    """Images of a set, and what was drawn with one seed for those that could be read."""
 
     items: Sequence[Item]
     maps: _Maps | None
@@ -83,6 +83,8 @@ class Scorer:
     crop: tuple[int, int]
     num_samples: int = 16
     seed: int = 0
+    num_seeds: int = 1
+    """Seeds from `seed` on that an image is scored with; its scores are the means over them."""
     alpha: int | None = None
     """Threshold of the clustering to instances; by default the number of samples, as in the paper (App. G)."""
     extrapolate: bool = False
@@ -91,9 +93,14 @@ class Scorer:
     """What computes instead of the model itself: the same model on fused kernels, which round differently."""
 
     def __post_init__(self) -> None:
-        for name in ("num_samples", "seed"):
+        for name in ("num_samples", "num_seeds", "seed"):
             if getattr(self, name) < (least := 0 if name == "seed" else 1):
                 raise ConfigError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        if self.num_seeds > 1 and self.info.has_instances:
+            raise ConfigError(
+                f"{self.num_seeds} seeds: only for classes, since ids and clustering of instances depend on the seed "
+                "too; evaluate with one --seed at a time, each with its own --out"
+            )
         clustering_threshold(self.alpha, num_samples=self.num_samples)
 
     @property
@@ -110,6 +117,7 @@ class Scorer:
             "split": source.split,
             "samples": self.num_samples,
             "seed": self.seed,
+            **({} if self.num_seeds == 1 else {"seeds": self.num_seeds}),
             "alpha": self._alpha if self.info.has_instances else None,
             "crop": list(self.crop),
             "extrapolate": self.extrapolate,
@@ -142,20 +150,22 @@ class Scorer:
 
     def rows(self, source: Source, items: Sequence[Item]) -> list[Row]:
         """What the model scores on these images, in their order."""
-        return self.score(source, self.draw(source, items))
+        return mean_rows([self.score(source, drawn) for drawn in self.draw(source, items)])
 
-    def draw(self, source: Source, items: Sequence[Item]) -> "Drawn":
-        """The model's part of `rows`."""
+    def draw(self, source: Source, items: Sequence[Item]) -> Iterator["Drawn"]:
+        """The model's part of `rows`: what is drawn with each seed, one after the other."""
         read = [(item.number, item.sample) for item in items if item.sample is not None]
         if not read:
-            return Drawn(items, None)
+            yield from [Drawn(items, None)] * self.num_seeds
+            return
         indices, samples = [index for index, _ in read], [found for _, found in read]
         keys = [source.identities[i].key for i in indices]
         batch, truth = self._batch(samples, keys)
-        return Drawn(items, _Maps(indices, keys, batch, truth, *self._draw(batch, indices=indices, keys=keys)))
+        for drawn in self._draw(batch, indices=indices, keys=keys):
+            yield Drawn(items, _Maps(indices, keys, batch, truth, *drawn))
 
     def score(self, source: Source, drawn: "Drawn") -> list[Row]:
-        """The metrics' part of `rows`: on the CPU, and possible beside other work."""
+        """The metrics' part of `rows`, for one seed: on the CPU, and possible beside other work."""
         named = {item.number: _without_scores(source, item) for item in drawn.items}
         if drawn.maps is not None:
             named |= self._scored(source, drawn.maps)
@@ -213,12 +223,24 @@ class Scorer:
 
     def _draw(
         self, batch: Batch, *, indices: Sequence[int], keys: Sequence[str]
-    ) -> tuple[UInt8[np.ndarray, "b s h w"], Float[np.ndarray, "b h w"] | None, Int[Tensor, "b r h w"]]:
-        """Samples, the mean softmax of the stochastic classes where that is needed, and reconstructions."""
+    ) -> Iterator[tuple[UInt8[np.ndarray, "b s h w"], Float[np.ndarray, "b h w"] | None, Int[Tensor, "b r h w"]]]:
+        """For each seed what `_sampled` gives, and reconstructions, which are the same for all."""
         image, cond = self._prior_inputs(batch, indices)
+        with torch.no_grad():  # not around a `yield`, where it would reach the caller
+            features = self._network.encode(image=image, cond=cond)
         labels = batch.labels.to(self.device).long()
-        rebuilt = reconstruct(self._network, image=image, labels=labels, cond=cond, return_logits=False).labels.cpu()
-        generators, wants_scores = self._generators(keys), self.scope.has_average_precision
+        rebuilt = reconstruct(
+            self._network, image=image, labels=labels, return_logits=False, features=features
+        ).labels.cpu()
+        for seed in range(self.seed, self.seed + self.num_seeds):
+            generators = self._generators(keys, seed=seed)
+            yield *self._sampled(image, features=features, generators=generators), rebuilt
+
+    def _sampled(
+        self, image: Float[Tensor, "b c h w"], *, features: Sequence[Tensor], generators: Sequence[torch.Generator]
+    ) -> tuple[UInt8[np.ndarray, "b s h w"], Float[np.ndarray, "b h w"] | None]:
+        """Samples, and the mean softmax of the stochastic classes where that is needed."""
+        wants_scores = self.scope.has_average_precision
         at_once = self.num_samples
         if wants_scores:
             at_once = max(1, LOGITS_AT_ONCE // (self.info.num_classes * self.crop[0] * self.crop[1]))
@@ -227,16 +249,16 @@ class Scorer:
             part = sample(
                 self._network,
                 image=image,
-                cond=cond,
                 num_samples=min(at_once, self.num_samples - start),
                 generator=generators,
                 return_logits=wants_scores,
+                features=features,
             )
             drawn.append(part.labels.to(torch.uint8).cpu())
             if wants_scores:
                 total += part.probs[:, :, list(self.info.stochastic_classes)].sum(dim=(1, 2))
         confidence = (total / self.num_samples).cpu().numpy() if wants_scores else None
-        return torch.cat(drawn, dim=1).numpy(), confidence, rebuilt
+        return torch.cat(drawn, dim=1).numpy(), confidence
 
     def _prior_inputs(self, batch: Batch, indices: Sequence[int]) -> tuple[Tensor, Tensor | None]:
         on_device = Batch(**{name: value.to(self.device) for name, value in vars(batch).items()})
@@ -244,12 +266,12 @@ class Scorer:
             on_device, places=indices, extrapolate=self.extrapolate, num_classes=self.info.num_classes
         )
 
-    def _generators(self, keys: Sequence[str]) -> list[torch.Generator]:
-        digests = [hashlib.sha256(f"{self.seed}\0{key}".encode()).digest() for key in keys]
+    def _generators(self, keys: Sequence[str], *, seed: int) -> list[torch.Generator]:
+        digests = [hashlib.sha256(f"{seed}\0{key}".encode()).digest() for key in keys]
         return [torch.Generator().manual_seed(int.from_bytes(digest[:7])) for digest in digests]
 
     def examples(self, source: Source, rows: Sequence[Row]) -> dict[str, np.ndarray]:
-        """Maps of these images where they can be read, as in `shown_arrays`, drawn as when they were scored."""
+        """Maps of these images where they can be read, as in `shown_arrays`, drawn as with the first seed."""
         collected: dict[str, list[np.ndarray]] = {}
         for row in rows:  # one at a time: their logits would not all fit
             item = read_item(source, row.image, self.info)
@@ -266,7 +288,7 @@ class Scorer:
                 keys=[row.key],
                 info=self.info,
                 num_samples=self.num_samples,
-                generators=lambda key=row.key: self._generators([key]),  # type: ignore[misc]
+                generators=lambda key=row.key: self._generators([key], seed=self.seed),  # type: ignore[misc]
                 truth=truth,
                 alpha=self._alpha,
                 seed=self.seed,
