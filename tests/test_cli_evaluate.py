@@ -47,13 +47,20 @@ def test_runs_are_evaluated_pooled_and_compared(place: Path, capsys: pytest.Capt
     assert f"{summary['ged2']['mean']:.4f} ± {summary['ged2']['std']:.4f}" in printed
     assert "no rand_error: labels are classes, not instances" in printed
 
-    compare_command(runs=runs, samples=3)
+    compare_command(runs=runs, samples=3, csv_file=place / "table.csv")
     printed = capsys.readouterr().out
+    lines = (place / "table.csv").read_text().splitlines()
+    assert lines[0].startswith("run,metric,subset,num_images,mean,std,patient_std,difference_num_images,")
+    assert any(line.startswith("run1,ged2,b,") for line in lines)
     for kind in ("json", "png", "svg"):
         assert (place / f"run0/comparison-val-3.{kind}").is_file()
     found = parse_json((place / "run0/comparison-val-3.json").read_bytes(), name="comparison")
-    gap = found["ged2"]["differences"][0]
-    assert f"{gap['mean']:+.4f} ± {gap['std']:.4f}" in printed
+    for part in (found, found["subset_b"]):  # both intervals, over all images and over subset B
+        gap = part["ged2"]["differences"][0]
+        for prefix in ("", "patient_"):
+            mean, std, low, high = (gap[prefix + key] for key in ("mean", "std", "low", "high"))
+            assert f"{mean:+.4f} ± {std:.4f}" in printed
+            assert f"[{low:+.4f}, {high:+.4f}]" in printed
     with pytest.raises(ConfigError, match="--samples 5"):
         compare_command(runs=runs, samples=5)
     twice = [runs[0], runs[0] / "../run0"]

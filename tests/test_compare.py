@@ -1,5 +1,7 @@
 """Comparisons of evaluations that are written by hand: paired differences, and what is refused."""
 
+import csv
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +9,7 @@ import numpy as np
 import pytest
 
 from hpunet import evaluation_summary
-from hpunet.compare import Evaluated, compare, draw_comparison, read_evaluated
+from hpunet.compare import Evaluated, compare, comparison_csv, draw_comparison, read_evaluated
 from hpunet.errors import ConfigError, DataError
 from hpunet.evaluation_rows import METRICS, SUMMARY_FILE, Row, RowStore
 from hpunet.evaluation_summary import ALL_METRICS, NUM_BOOTSTRAPS, Scope, pooled, resampled, summarise
@@ -146,6 +148,34 @@ def test_read_evaluated_finds_the_folder_or_says_what_to_do(tmp_path: Path) -> N
         (folder / SUMMARY_FILE).write_text(damaged)
         with pytest.raises(DataError, match=r"summary.json: limit is no number of images; evaluate again"):
             read_evaluated(folder, split="val", num_samples=4, name="run")
+
+
+def test_csv_has_a_line_for_each_run_metric_and_subset_with_the_numbers_of_the_json() -> None:
+    shift = np.random.default_rng(1).normal(0.1, 0.2, 40)
+    names = ("a", 'b, "new"', "c")
+    runs = []
+    for number, name in enumerate(names):
+        rows = rows_of(hard_and_easy() + number * shift)
+        rows = [replace(row, subset_b=i % 2 == 0, scores={**row.scores, "hm_iou": 0.5}) for i, row in enumerate(rows)]
+        runs.append(evaluated(name, rows))
+    found = compare(runs)
+    table = comparison_csv(found).splitlines()
+    lines = {(line["run"], line["metric"], line["subset"]): line for line in csv.DictReader(table)}
+    assert set(lines) == {(name, metric, s) for name in names for metric in ("ged2", "hm_iou") for s in ("all", "b")}
+    for subset, part, count in (("all", found, "40"), ("b", found["subset_b"], "20")):
+        for number, name in enumerate(names):
+            line, entry = lines[name, "ged2", subset], part["ged2"]["runs"][number]
+            assert line["num_images"] == count
+            assert [float(line[key]) for key in ("mean", "std", "patient_std")] == [
+                entry[key] for key in ("mean", "std", "patient_std")
+            ]
+            if number == 0:
+                assert {value for key, value in line.items() if key.startswith("difference")} == {""}
+                continue
+            gap = part["ged2"]["differences"][number - 1]
+            for key in ("mean", "low", "high", "patient_mean", "patient_low", "patient_high"):
+                assert float(line[f"difference_{key}"]) == gap[key]
+            assert line["difference_low"] != line["difference_patient_low"]
 
 
 def test_drawing_has_every_run_and_metric() -> None:

@@ -153,9 +153,12 @@ def compare_command(
         Path | None,
         typer.Option(help="Folder for comparison-SPLIT-SAMPLES.json, .png, .svg; by default the first run."),
     ] = None,
+    csv_file: Annotated[
+        Path | None, typer.Option("--csv", help="Write one line a run, metric and subset to this file.")
+    ] = None,
 ) -> None:
     """Compare evaluated runs: all metrics, and paired bootstrap differences to the first run."""
-    from hpunet.compare import compare, draw_comparison, read_evaluated
+    from hpunet.compare import compare, comparison_csv, draw_comparison, read_evaluated
     from hpunet.evaluation_rows import folder_name
     from hpunet.storage import dump_json, replace_file
 
@@ -169,6 +172,8 @@ def compare_command(
     contents = {"json": dump_json(comparison, name="comparison"), **draw_comparison(comparison)}
     for kind, content in contents.items():
         replace_file(files.with_name(f"{files.name}.{kind}"), content)
+    if csv_file:
+        replace_file(csv_file, comparison_csv(comparison).encode())
     _print_comparison(comparison)
     for kind in contents:
         console.print(f"{files}.{kind}", highlight=False, soft_wrap=True)

@@ -1,5 +1,6 @@
 """Evaluations of several models beside each other: paired bootstrap differences to the first, as table and figure."""
 
+import csv
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ from hpunet.report_sheets import new_figure
 _CHOSEN, _OF_THE_RUN = ("split", "samples", "seeds", "limit"), ("crop", "extrapolate")
 """What must agree: what an evaluation is asked for, and what training has decided."""
 _NUM_KEYS_SHOWN = 3
+_CSV_VALUES = ("num_images", "mean", "std", "patient_std")
+_CSV_DIFFERENCES = ("num_images", "mean", "low", "high", "patient_mean", "patient_low", "patient_high")
 
 
 @dataclass(frozen=True)
@@ -152,6 +155,27 @@ def _difference(drawn: Mapping[str, np.ndarray], *, num_images: int) -> dict[str
         numbers = {"mean": values.mean(), "std": values.std(), "low": low, "high": high}
         entry |= {prefix + key: float(value) for key, value in numbers.items()}
     return entry
+
+
+def comparison_csv(comparison: Mapping[str, Any]) -> str:
+    """The comparison as CSV: one line a run, metric and subset (all or b) where it is defined, for spreadsheets.
+
+    Numbers are those of the JSON; those of the difference to the first run are named `difference_…`.
+    """
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["run", "metric", "subset", *_CSV_VALUES, *(f"difference_{key}" for key in _CSV_DIFFERENCES)])
+    for subset, part in (("all", comparison), ("b", comparison["subset_b"])):
+        for name in ALL_METRICS:
+            gaps = [None, *part[name]["differences"]]
+            for run, entry, gap in zip(comparison["runs"], part[name]["runs"], gaps, strict=True):
+                if entry is not None:
+                    numbers = [
+                        *(entry[key] for key in _CSV_VALUES),
+                        *(gap[key] if gap else "" for key in _CSV_DIFFERENCES),
+                    ]
+                    writer.writerow([run["name"], name, subset, *numbers])
+    return text.getvalue()
 
 
 def draw_comparison(comparison: Mapping[str, Any]) -> dict[str, bytes]:
