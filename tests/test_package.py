@@ -20,8 +20,8 @@ ALLOWED = {
     "cli": {"*"},
     "bench_timing": {"errors"},
     "bench": {
-        *("errors", "batch", "bench_timing", "build", "config", "data", "kernels.choice", "models", "run_state"),
-        *("sampling", "scorer", "train"),
+        *("errors", "batch", "bench_timing", "build", "config", "data", "evaluate", "kernels.choice", "models"),
+        *("run_state", "sampling", "scorer", "train"),
     },
     "cli_bench": {"bench", "storage", "train"},
     "cli_data": {"errors", "config", "data", "pictures", "storage"},
