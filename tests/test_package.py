@@ -21,7 +21,7 @@ ALLOWED = {
     "bench_timing": {"errors"},
     "bench": {
         *("errors", "batch", "bench_timing", "build", "config", "data", "evaluate", "kernels.choice", "models"),
-        *("run_state", "sampling", "scorer", "train"),
+        *("run_state", "sampling", "scorer", "scoring", "train"),
     },
     "cli_bench": {"bench", "storage", "train"},
     "cli_data": {"errors", "config", "data", "pictures", "storage"},
@@ -75,7 +75,8 @@ ALLOWED = {
         *("models.protocol", "sampling", "scoring"),
     },
     "evaluate": {
-        *("errors", "data.base", "distributed", "evaluation_rows", "evaluation_summary", "scorer", "storage"),
+        *("errors", "data.base", "distributed", "evaluation_rows", "evaluation_summary", "scorer"),
+        *("scoring", "storage"),
     },
     "compare": {"errors", "evaluation_rows", "evaluation_summary", "report_figures", "report_sheets"},
     "cli_evaluate": {

@@ -26,13 +26,14 @@ from hpunet.data.base import SetInfo
 from hpunet.data.packs import write_pack
 from hpunet.data.synthetic import INFO, open_synthetic
 from hpunet.errors import ConfigError
-from hpunet.evaluate import fast_batch_size, scored
+from hpunet.evaluate import scored
 from hpunet.kernels.choice import fused_network, reason_against_fused, sampler_for
 from hpunet.models.hpunet import HPUNet
 from hpunet.models.punet import ProbUNet
 from hpunet.run_state import describe_run
 from hpunet.sampling import sample
 from hpunet.scorer import Scorer, read_item
+from hpunet.scoring import fast_batch_size
 from hpunet.train import Training
 
 NUM_SAMPLES = 16

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from hpunet.data.base import SetInfo, Source
 from hpunet.distributed import rank, world_size
@@ -17,6 +16,7 @@ from hpunet.errors import ConfigError
 from hpunet.evaluation_rows import EXAMPLES_FILE, SUMMARY_FILE, Row, RowStore, first_keys, mean_rows
 from hpunet.evaluation_summary import summarise
 from hpunet.scorer import Drawn, Item, Scorer, read_item
+from hpunet.scoring import fast_batch_size
 from hpunet.storage import dump_json, replace_file
 
 NUM_SHOWN, NUM_HARDEST = 12, 12
@@ -95,11 +95,6 @@ def chosen_images(source: Source, limit: int | None) -> list[int]:
     """Numbers of the images to evaluate, in order: all, or so many of them."""
     chosen = first_keys((identity.key for identity in source.identities), limit)
     return [i for i, identity in enumerate(source.identities) if identity.key in chosen]
-
-
-def fast_batch_size(device: torch.device) -> int:
-    """Images that go through the network together, unless said otherwise."""
-    return 8 if device.type == "cpu" else 32
 
 
 def scored(scorer: Scorer, source: Source, batches: Iterable[Sequence[Item]]) -> Iterator[list[Row]]:

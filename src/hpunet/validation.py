@@ -23,6 +23,7 @@ from hpunet.pictures import grey_or_colour, overlay, save_picture, sheet
 from hpunet.sampling import reconstruct, sample
 from hpunet.scoring import (
     centre_crop,
+    fast_batch_size,
     image_scores,
     prior_inputs,
     shown_arrays,
@@ -31,9 +32,6 @@ from hpunet.scoring import (
 )
 
 NUM_SHOWN = 6
-IMAGES_AT_ONCE = 8
-"""Images that are scored together, by one process and with noise of their own: the score does not depend on how many
-processes share the work, nor on the batch size."""
 METRICS = ("ged2", "hm_iou", "iou_rec")
 _LOWER_IS_BETTER = ("ged2",)
 
@@ -79,9 +77,12 @@ class Validation:
 
     def _score(self) -> dict[str, float]:
         totals = torch.zeros(len(METRICS) + 1, dtype=torch.float64, device=self.device)
-        starts = range(0, len(self.indices), IMAGES_AT_ONCE)
+        # Scored together by one process, with noise of their own: the score does not depend on how many processes
+        # share the work, nor on training's batch size.
+        at_once = fast_batch_size(self.device)
+        starts = range(0, len(self.indices), at_once)
         for start in starts[rank() :: world_size()]:
-            chosen = self.indices[start : start + IMAGES_AT_ONCE]
+            chosen = self.indices[start : start + at_once]
             batch, image, cond = self._inputs(chosen)
             drawn = sample(
                 self.model,
