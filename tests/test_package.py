@@ -44,6 +44,8 @@ ALLOWED = {
     "batch": {"errors", "models.gaussian"},
     "pictures": {"errors"},
     "convert": {"errors", "models"},
+    "crc32c": set(),
+    "tf_bundle": {"errors", "crc32c", "storage"},
     "distributed": set(),
     "objectives": {"errors", "batch", "distributed", "models.gaussian"},
     "sampling": {"errors", "batch", "models"},
