@@ -44,6 +44,11 @@ ALLOWED = {
     "batch": {"errors", "models.gaussian"},
     "pictures": {"errors"},
     "convert": {"errors", "models"},
+    "convert_files": {
+        *("errors", "build", "checkpoint", "config", "convert", "data.base", "data.lidc", "models", "storage"),
+        "tf_bundle",
+    },
+    "cli_weights": {"config", "convert_files"},
     "crc32c": set(),
     "tf_bundle": {"errors", "crc32c", "storage"},
     "distributed": set(),

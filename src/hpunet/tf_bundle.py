@@ -28,6 +28,11 @@ _MAX_INDEX_BYTES = 2**26
 _MAX_VARIABLE_BYTES = 2**32
 _TYPES = {1: "<f4", 2: "<f8", 3: "<i4", 9: "<i8", 19: "<f2"}
 """Numbers of TensorFlow's types as numpy's; others (text, bfloat16 ...) are not read."""
+AS_NPZ = (
+    "On a machine with TensorFlow two lines turn any checkpoint into an .npz, which is read too: "
+    'reader = tf.train.load_checkpoint("model.ckpt-12345"); '
+    'np.savez("variables.npz", **{n: reader.get_tensor(n) for n in reader.get_variable_to_shape_map()})'
+)
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,10 @@ class _DamagedError(Exception):
     """What is read makes no sense."""
 
 
+class _NotTakenError(Exception):
+    """What is read may make sense, but not to this reader."""
+
+
 def read_bundle(prefix: Path, *, wanted: Callable[[str], bool]) -> tuple[dict[str, np.ndarray], list[str]]:
     """The variables whose names are wanted, and the names of all others, which are not read.
 
@@ -56,6 +65,8 @@ def read_bundle(prefix: Path, *, wanted: Callable[[str], bool]) -> tuple[dict[st
     content = read_file(index, max_bytes=_MAX_INDEX_BYTES)
     try:
         num_shards, entries = _read_index(content)
+    except _NotTakenError as error:
+        raise CheckpointError(f"{index}: {error}, which this reader does not take. {AS_NPZ}") from None
     except (_DamagedError, IndexError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{index}: not the index of a TensorFlow checkpoint, or damaged ({error})") from None
     variables = {}
@@ -68,7 +79,7 @@ def read_bundle(prefix: Path, *, wanted: Callable[[str], bool]) -> tuple[dict[st
 
 def _read_variable(path: Path, entry: _Entry, *, name: str) -> np.ndarray:
     if entry.has_slices:
-        raise CheckpointError(f"{path}: {name}: stored in slices, which this reader does not take")
+        raise CheckpointError(f"{path}: {name}: stored in slices, which this reader does not take. {AS_NPZ}")
     if entry.dtype not in _TYPES:
         known = ", ".join(str(np.dtype(kind)) for kind in _TYPES.values())
         raise CheckpointError(f"{path}: {name}: of TensorFlow's type {entry.dtype}, expected one of {known}")
@@ -106,7 +117,7 @@ def _read_index(content: bytes) -> tuple[int, dict[str, _Entry]]:
                 fields = dict(_fields(value))
                 num_shards = _number(fields, 1)
                 if _number(fields, 2):
-                    raise _DamagedError("its numbers are big-endian, which this reader does not take")
+                    raise _NotTakenError("of big-endian numbers")
     if num_shards < 1:
         raise _DamagedError("it does not say how many data files there are")
     return num_shards, entries
@@ -119,7 +130,7 @@ def _block(content: bytes, *, offset: int, size: int) -> bytes:
     if masked_crc32c(stored[:-4]) != int.from_bytes(stored[-4:], "little"):
         raise _DamagedError("the checksum of a block is wrong")
     if stored[size]:
-        raise _DamagedError("it is compressed, which this reader does not take")
+        raise _NotTakenError("compressed")
     return stored[:size]
 
 
