@@ -1,14 +1,15 @@
-"""Files that are whole or not there: durable writes, bounded reads, strict JSON.
+"""Files that are whole or not there: durable writes, bounded reads, sums, strict JSON.
 
 Every failure is a `CheckpointError` that names the file, the reason and what to do.
 """
 
 import errno
+import hashlib
 import json
 import math
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
@@ -71,6 +72,38 @@ def read_file(path: Path, *, max_bytes: int) -> bytes:
     if len(content) != status.st_size:
         raise CheckpointError(f"{path}: changed while it was read")
     return content
+
+
+def write_summed(path: Path, content: bytes) -> dict[str, Any]:
+    """`write_file`; returns what `read_summed` needs: the content's SHA-256 and size."""
+    write_file(path, content)
+    return {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content)}
+
+
+def read_summed(path: Path, entry: Mapping[str, Any], *, max_bytes: int, said_by: str) -> bytes:
+    """`read_file`, if the content has the SHA-256 and size of `entry`, which `said_by` says."""
+    content = read_file(path, max_bytes=max_bytes)
+    if len(content) != entry["size"]:
+        raise CheckpointError(f"{path}: {len(content)} bytes, {said_by} says {entry['size']}: cut off or changed")
+    if hashlib.sha256(content).hexdigest() != entry["sha256"]:
+        raise CheckpointError(f"{path}: damaged or changed (its SHA-256 is not what {said_by} says)")
+    return content
+
+
+def is_sum(entry: object) -> bool:
+    """Whether this is what `write_summed` returns."""
+    return (
+        isinstance(entry, dict)
+        and entry.keys() == {"sha256", "size"}
+        and type(entry["sha256"]) is str
+        and type(entry["size"]) is int
+    )
+
+
+def sealed(value: Mapping[str, Any], *, name: str) -> bytes:
+    """`value` as JSON with a sum of its own, `sha256`, so that a changed digit in it does not go unseen."""
+    own = hashlib.sha256(dump_json(dict(value), name=name)).hexdigest()
+    return dump_json({**value, "sha256": own}, name=name)
 
 
 def dump_json(value: Any, *, name: str) -> bytes:
