@@ -3,7 +3,6 @@
 import math
 import os
 import re
-import shutil
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from hpunet.data.base import SetInfo
 from hpunet.data.lidc import INFO as LIDC
 from hpunet.errors import CheckpointError, ConfigError
 from hpunet.models.hpunet import HPUNet
-from hpunet.storage import dump_json, naming_errors, write_file
+from hpunet.storage import dump_json, naming_errors, new_folder, write_file
 from hpunet.tf_bundle import AS_NPZ, read_bundle
 
 _MAX_UNPACKED_BYTES = 2**33
@@ -71,7 +70,9 @@ def convert_checkpoint(
         "info": info.as_json(),
         "converted": {"from": Path(where).name, "unused": len(unused)},
     }
-    _write_folder(out, settings=settings, step=step, model=model, state=state)
+    with new_folder(out) as folder:
+        save_checkpoint(folder / "checkpoints", step=step, tensors={"model": model.state_dict()}, state=state)
+        write_file(folder / "settings.json", dump_json(state["settings"], name="settings.json"))
     return Converted(
         step=step,
         num_parameters=sum(p.numel() for p in model.parameters()),
@@ -169,19 +170,3 @@ def _step(variables: Mapping[str, np.ndarray], *, where: str) -> int:
             return int(array)
     named = _NUMBERED.search(Path(where).name.removesuffix(".npz"))
     return int(named[1]) if named else 0
-
-
-def _write_folder(out: Path, *, settings: Settings, step: int, model: HPUNet, state: Mapping[str, object]) -> None:
-    partial = out.with_name(f".tmp-hpunet-{out.name}")
-    with naming_errors(out, action="written"):
-        out.parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(partial, ignore_errors=True)
-        try:
-            partial.mkdir()
-            tensors = {"model": model.state_dict()}
-            save_checkpoint(partial / "checkpoints", step=step, tensors=tensors, state=state)
-            write_file(partial / "settings.json", dump_json(settings.model_dump(mode="json"), name="settings.json"))
-            os.rename(partial, out)
-        except BaseException:
-            shutil.rmtree(partial, ignore_errors=True)
-            raise

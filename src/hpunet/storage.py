@@ -8,13 +8,14 @@ import hashlib
 import json
 import math
 import os
+import shutil
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-from hpunet.errors import CheckpointError
+from hpunet.errors import CheckpointError, ConfigError
 
 _ADVICE = {
     errno.ENOSPC: "the disk is full; free some space or save elsewhere",
@@ -161,5 +162,25 @@ def replace_file(path: Path, content: bytes) -> None:
             os.replace(partial, path)
         except BaseException:
             partial.unlink(missing_ok=True)
+            raise
+        sync_folder(path.parent)
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """A folder to fill, which becomes `path` when all went well; else nothing is left of it. `path` must be new."""
+    if os.path.lexists(path):
+        raise ConfigError(f"{path}: exists already; choose another folder")
+    partial = path.with_name(f".tmp-hpunet-{path.name}")
+    with naming_errors(path, action="written"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(partial, ignore_errors=True)
+        try:
+            partial.mkdir()
+            yield partial
+            sync_folder(partial)
+            os.rename(partial, path)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
             raise
         sync_folder(path.parent)
