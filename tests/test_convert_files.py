@@ -109,6 +109,7 @@ NAME = "model/HPUNet/prior/conv_2d_7/w"
         ({NAME: np.zeros((1, 1, 2, 3), np.float32)}, rf"{NAME} has \(1, 1, 2, 3\), expected"),
         ({"model/HPUNet/prior/conv_2d_99/w": np.zeros(1)}, "not have .*: model/HPUNet/prior/conv_2d_99/w"),
         ({"old/prior/conv_2d_7/w": np.zeros(1)}, "two variables for one weight"),
+        ({"model/HPUNet/f_comb/logits/w": np.zeros((1, 1, 0, 10**9), np.float32)}, "logits/."),
         ({NAME: np.zeros(3, np.int32)}, f"{NAME} holds int32, expected floats"),
         ({NAME: np.full(3, np.nan, np.float32)}, f"{NAME} holds values that are not finite"),
     ],

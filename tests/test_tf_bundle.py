@@ -8,6 +8,7 @@ from hpunet.errors import CheckpointError
 from hpunet.tf_bundle import read_bundle
 from tf_files import (
     HEADER,
+    entries,
     entry,
     field,
     golden_variables,
@@ -60,7 +61,7 @@ def test_read_bundle_reads_only_what_is_wanted(tmp_path: Path) -> None:
     assert int(found["step"]) == 7
     assert found["a/w"].shape == (2, 3)
     pairs = [HEADER, (b"text", entry(np.ones(2), offset=0, dtype=7))]  # only refused if it is asked for
-    prefix.with_name("model.ckpt-7.index").write_bytes(index_file(pairs))
+    prefix.with_name("model.ckpt-7.index").write_bytes(index_file(entries(pairs)))
     assert read_bundle(prefix, wanted=lambda _name: False) == ({}, ["text"])
     with pytest.raises(CheckpointError, match="text: of TensorFlow's type 7, expected one of float32"):
         read_all(prefix)
@@ -125,6 +126,8 @@ def test_read_bundle_names_what_is_wrong_with_the_data(tmp_path: Path) -> None:
         ([HEADER, (b"\xff", entry(np.ones(2), offset=0))], 0, "utf-8"),
         ([HEADER, (b"a", field(1, b"text"))], 0, "field 1 of an entry is not a number"),
         ([HEADER, (b"a", entry(np.ones(2), offset=2**64 - 1))], 0, "a: lies beyond"),
+        ([HEADER, (b"a", entry(np.ones((0, 2)), offset=0))], 0, "a: 0 bytes do not hold"),
+        ([HEADER, (b"a", entry(np.ones((1,) * 30), offset=0))], 0, "a: 8 bytes do not hold"),
         ([HEADER, (b"a", entry(np.ones(2), offset=0, more=field(7, b"x")))], 0, "a: stored in slices"),
         ([HEADER, (b"a", entry(np.ones(2), offset=0, more=field(5, 2**40)))], 0, "1099511627776 bytes do not hold"),
     ],
@@ -132,7 +135,27 @@ def test_read_bundle_names_what_is_wrong_with_the_data(tmp_path: Path) -> None:
 def test_read_bundle_refuses_odd_tables(
     tmp_path: Path, pairs: list[tuple[bytes, bytes]], compression: int, words: str
 ) -> None:
-    (tmp_path / "m.index").write_bytes(index_file(pairs, compression=compression))
+    (tmp_path / "m.index").write_bytes(index_file(entries(pairs), compression=compression))
     (tmp_path / "m.data-00000-of-00001").write_bytes(np.ones(2).tobytes())
     with pytest.raises(CheckpointError, match=words):
         read_all(tmp_path / "m")
+
+
+def test_read_bundle_only_ever_says_what_is_wrong(tmp_path: Path) -> None:
+    """Nonsense under right checksums, as someone may make it on purpose."""
+    random = np.random.default_rng(0)
+    array = np.ones((2, 1), np.float32)
+    (tmp_path / "m.data-00000-of-00001").write_bytes(array.tobytes() * 2)
+    content = entries([HEADER, *((f"scope/{i}/w".encode(), entry(array, offset=4 * i)) for i in range(3))])
+    refused = []
+    for _ in range(400):
+        changed = np.frombuffer(content, np.uint8).copy()
+        places = random.integers(len(changed), size=random.integers(1, 4))
+        changed[places] = random.integers(256, size=len(places))
+        (tmp_path / "m.index").write_bytes(index_file(changed.tobytes()[: len(content) - random.integers(2)]))
+        try:
+            read_all(tmp_path / "m")
+        except CheckpointError as error:
+            refused.append(str(error))
+    assert len(refused) > 300
+    assert all(str(tmp_path / "m") in words for words in refused)

@@ -45,9 +45,13 @@ def field(number: int, value: int | bytes) -> bytes:
     return varint(number << 3 | 2) + varint(len(value)) + value
 
 
-def block(pairs: list[tuple[bytes, bytes]], *, compression: int = 0) -> bytes:
+def entries(pairs: list[tuple[bytes, bytes]]) -> bytes:
     content = b"".join(varint(0) + varint(len(k)) + varint(len(v)) + k + v for k, v in pairs)
-    content += struct.pack("<II", 0, 1) + bytes([compression])
+    return content + struct.pack("<II", 0, 1)
+
+
+def block(content: bytes, *, compression: int = 0) -> bytes:
+    content += bytes([compression])
     return content + struct.pack("<I", masked_crc32c(content))
 
 
@@ -64,10 +68,11 @@ def entry(array: np.ndarray, *, offset: int, dtype: int | None = None, more: byt
     )
 
 
-def index_file(pairs: list[tuple[bytes, bytes]], *, compression: int = 0) -> bytes:
-    data = block(pairs, compression=compression)
+def index_file(content: bytes, *, compression: int = 0) -> bytes:
+    """A table of one block of entries, with checksums that are right whatever it holds."""
+    data = block(content, compression=compression)
     handle = varint(0) + varint(len(data) - 5)
-    index = block([(b"~", handle)])
+    index = block(entries([(b"~", handle)]))
     footer = (varint(0) * 2 + varint(len(data)) + varint(len(index) - 5)).ljust(40, b"\0")
     return data + index + footer + MAGIC
 
@@ -81,6 +86,6 @@ def write_checkpoint(prefix: Path, variables: Mapping[str, np.ndarray]) -> Path:
     for name, array in sorted(variables.items()):
         pairs.append((name.encode(), entry(array, offset=len(content))))
         content += array.tobytes()
-    prefix.with_name(prefix.name + ".index").write_bytes(index_file(pairs))
+    prefix.with_name(prefix.name + ".index").write_bytes(index_file(entries(pairs)))
     prefix.with_name(prefix.name + ".data-00000-of-00001").write_bytes(content)
     return prefix

@@ -150,8 +150,9 @@ def _info(variables: Mapping[str, np.ndarray], *, class_names: Sequence[str] | N
 
 
 def _size(variables: Mapping[str, np.ndarray], ending: str, *, axis: int) -> int | None:
+    """A size of the one variable of this name, if it is a convolution; if not, it is refused later, by name."""
     found = [array for name, array in variables.items() if f"/{name}".endswith(f"/{ending}")]
-    return found[0].shape[axis] if len(found) == 1 and found[0].ndim == 4 else None
+    return found[0].shape[axis] if len(found) == 1 and found[0].ndim == 4 and found[0].size else None
 
 
 def _check_values(weights: Mapping[str, np.ndarray], *, where: str) -> None:

@@ -26,6 +26,7 @@ _FOOTER_BYTES = 48
 _TRAILER_BYTES = 5  # of a block: how it is compressed, and its checksum
 _MAX_INDEX_BYTES = 2**26
 _MAX_VARIABLE_BYTES = 2**32
+_MAX_DIMENSIONS = 8
 _TYPES = {1: "<f4", 2: "<f8", 3: "<i4", 9: "<i8", 19: "<f2"}
 """Numbers of TensorFlow's types as numpy's; others (text, bfloat16 ...) are not read."""
 AS_NPZ = (
@@ -85,7 +86,7 @@ def _read_variable(path: Path, entry: _Entry, *, name: str) -> np.ndarray:
         raise CheckpointError(f"{path}: {name}: of TensorFlow's type {entry.dtype}, expected one of {known}")
     dtype = np.dtype(_TYPES[entry.dtype])
     num_bytes = dtype.itemsize * int(np.prod(entry.shape, dtype=object))
-    if entry.size != num_bytes or num_bytes > _MAX_VARIABLE_BYTES:
+    if entry.size != num_bytes or not 0 < num_bytes <= _MAX_VARIABLE_BYTES or len(entry.shape) > _MAX_DIMENSIONS:
         raise CheckpointError(f"{path}: {name}: {entry.size} bytes do not hold {entry.shape} of {dtype}")
     with naming_errors(path, action="read"):
         if not stat.S_ISREG((status := path.stat()).st_mode):
