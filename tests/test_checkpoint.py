@@ -18,6 +18,7 @@ from torch import Tensor
 from hpunet import checkpoint
 from hpunet.checkpoint import latest_checkpoint, load_checkpoint, prune, save_checkpoint
 from hpunet.errors import CheckpointError, ConfigError
+from hpunet.storage import sealed
 
 
 def contents(seed: int) -> dict[str, dict[str, Tensor]]:
@@ -241,7 +242,7 @@ def reseal(path: Path, **changes: Any) -> None:
         file: {"sha256": digest, "size": (path / file).stat().st_size} for file, digest in hash_all(path).items()
     }
     manifest = {"format": checkpoint.FORMAT, "version": checkpoint.VERSION, "step": 1, "files": files, **changes}
-    (path / "manifest.json").write_bytes(checkpoint._sealed(manifest))
+    (path / "manifest.json").write_bytes(sealed(manifest, name="manifest.json"))
 
 
 class Trap:

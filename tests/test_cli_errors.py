@@ -106,6 +106,20 @@ FAILS = {
     "compare: no run": (["compare", "nowhere", "run"], "nowhere: no such folder"),
     "report: a folder that is no run": (["report", "crops"], "crops: not a run's folder (no settings.json)"),
     "sample: no run": (["sample", "nowhere", IMAGE, "--out", "x"], "nowhere: no such folder"),
+    "sample: no such name": (
+        ["sample", "lidc-hpu-1", IMAGE, "--out", "x"],
+        "no published weights of that name; known: ",
+    ),
+    "export: no name": (["export", "run", "x", "--name", "LIDC"], "name: expected 2 to 64 of a-z"),
+    "export: exists": (["export", "run", "here", "--name", "lidc"], "here: exists already; choose another folder"),
+    "export: no run": (["export", "crops", "x", "--name", "lidc"], "crops: not a run's folder (no settings.json)"),
+    "convert-tf: nothing there": (["convert-tf", "model.ckpt-1", "x"], "model.ckpt-1: no such checkpoint; expected"),
+    "convert-tf: a folder of something else": (["convert-tf", "crops", "x"], "crops: holds no TensorFlow checkpoint"),
+    "convert-tf: a picture": (["convert-tf", IMAGE, "x"], "not a TensorFlow checkpoint that can be read (no .index"),
+    "convert-tf: wrong setting": (
+        ["convert-tf", "crops", "x", "--set", "model.channel=[2]"],
+        "model.channel: unknown setting, expected one of kind, channels",
+    ),
     "sample: no checkpoint": (
         ["sample", "run", IMAGE, "--out", "x", "--checkpoint", "step-1"],
         "step-1: no such checkpoint (expected a folder with a manifest.json); there are latest, best, step-00000001",

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from hpunet import checkpoint as checkpoint_module
+from hpunet import storage
 from hpunet import train as train_module
 from hpunet.build import learning_rate_at
-from hpunet.checkpoint import latest_checkpoint, save_checkpoint
+from hpunet.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
 from hpunet.config import Settings
 from hpunet.data.packs import open_pack
 from hpunet.errors import CheckpointError, ConfigError, DivergenceError
@@ -131,7 +131,7 @@ def test_train_stops_with_what_diverged_and_keeps_good_weights(
     found = [latest_checkpoint(tmp_path / "checkpoints")]
     assert found[0] is not None
     assert (found[0].step, found[0].state["skipped"]) == (5, 2)
-    good = checkpoint_module.load_checkpoint(tmp_path / "checkpoints" / "step-00000003")
+    good = load_checkpoint(tmp_path / "checkpoints" / "step-00000003")
     for group, tensors in found[0].tensors.items():
         if group == "random":  # the type checks of the tests draw from Python's generator
             continue
@@ -144,14 +144,14 @@ def test_train_stops_with_what_diverged_and_keeps_good_weights(
 def test_train_that_cannot_save_says_so_and_keeps_the_last_checkpoint(
     number: int, words: str, pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = checkpoint_module.write_file
+    write = storage.write_file
 
     def fail_at_ten(path: Path, content: bytes) -> None:
         if "step-00000010" in str(path) and path.name == "state.json":
             raise OSError(number, os.strerror(number))
         write(path, content)
 
-    monkeypatch.setattr(checkpoint_module, "write_file", fail_at_ten)
+    monkeypatch.setattr(storage, "write_file", fail_at_ten)
     with pytest.raises(CheckpointError, match=f"step-00000010: cannot be written: .*{words}"):
         quietly(tiny_settings(), pack=pack, run=tmp_path)
     found = latest_checkpoint(tmp_path / "checkpoints")

@@ -13,7 +13,6 @@ and no pickle is ever opened. One process at a time writes into a folder; others
 worst refused, never misled.
 """
 
-import hashlib
 import os
 import re
 import secrets
@@ -26,7 +25,18 @@ from typing import Any
 from torch import Tensor
 
 from hpunet.errors import CheckpointError, ConfigError
-from hpunet.storage import dump_json, naming_errors, parse_json, read_file, sync_folder, write_file
+from hpunet.storage import (
+    dump_json,
+    is_sum,
+    naming_errors,
+    parse_json,
+    read_file,
+    read_summed,
+    sealed,
+    sync_folder,
+    write_file,
+    write_summed,
+)
 from hpunet.weights import MAX_BYTES, decode, encode
 
 FORMAT = "hpunet-checkpoint"
@@ -100,22 +110,11 @@ def _write_files(
 ) -> None:
     files = {}
     for group, named in tensors.items():  # one at a time: a group is held in memory twice while it is written
-        files[group + _TENSORS] = _write_summed(path / (group + _TENSORS), encode(named, name=group))
-    files[_STATE] = _write_summed(path / _STATE, dump_json(dict(state), name="state"))
+        files[group + _TENSORS] = write_summed(path / (group + _TENSORS), encode(named, name=group))
+    files[_STATE] = write_summed(path / _STATE, dump_json(dict(state), name="state"))
     manifest = {"format": FORMAT, "version": VERSION, "step": step, "files": files}
-    write_file(path / _MANIFEST, _sealed(manifest))
+    write_file(path / _MANIFEST, sealed(manifest, name=_MANIFEST))
     sync_folder(path)
-
-
-def _write_summed(path: Path, content: bytes) -> dict[str, Any]:
-    write_file(path, content)
-    return {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content)}
-
-
-def _sealed(manifest: Mapping[str, Any]) -> bytes:
-    """The manifest's content with its own sum, so that a changed digit in it does not go unseen."""
-    own = hashlib.sha256(dump_json(dict(manifest), name=_MANIFEST)).hexdigest()
-    return dump_json({**manifest, "sha256": own}, name=_MANIFEST)
 
 
 def _put_in_place(new: Path, target: Path) -> None:
@@ -231,7 +230,7 @@ def _is_whole(path: Path) -> bool:
     try:
         _, files = _read_manifest(path)
         for name, entry in files.items():
-            _read_verified(path / name, entry)
+            _read(path / name, entry)
     except CheckpointError:
         return False
     return True
@@ -241,7 +240,7 @@ def _load(path: Path) -> Checkpoint:
     step, files = _read_manifest(path)
     tensors, state = {}, None
     for name, entry in files.items():
-        content = _read_verified(path / name, entry)
+        content = _read(path / name, entry)
         if name == _STATE:
             state = parse_json(content, name=str(path / name))
         else:
@@ -251,13 +250,9 @@ def _load(path: Path) -> Checkpoint:
     return Checkpoint(step=step, tensors=tensors, state=state, path=path)
 
 
-def _read_verified(path: Path, entry: Mapping[str, Any]) -> bytes:
-    content = read_file(path, max_bytes=_MAX_JSON_BYTES if path.name == _STATE else MAX_BYTES)
-    if len(content) != entry["size"]:
-        raise CheckpointError(f"{path}: {len(content)} bytes, the manifest says {entry['size']}: cut off or changed")
-    if hashlib.sha256(content).hexdigest() != entry["sha256"]:
-        raise CheckpointError(f"{path}: damaged or changed (its SHA-256 is not the manifest's)")
-    return content
+def _read(path: Path, entry: Mapping[str, Any]) -> bytes:
+    max_bytes = _MAX_JSON_BYTES if path.name == _STATE else MAX_BYTES
+    return read_summed(path, entry, max_bytes=max_bytes, said_by="the manifest")
 
 
 def _read_manifest(path: Path) -> tuple[int, dict[str, dict[str, Any]]]:
@@ -275,7 +270,11 @@ def _read_manifest(path: Path) -> tuple[int, dict[str, dict[str, Any]]]:
     step, files = manifest.get("step"), manifest.get("files")
     if type(step) is not int or not isinstance(files, dict) or not _are_entries(files):
         raise CheckpointError(f"{where}: expected a step and the sums and sizes of the files")
-    if own_sum is None or manifest.keys() != {"format", "version", "step", "files"} or content != _sealed(manifest):
+    if (
+        own_sum is None
+        or manifest.keys() != {"format", "version", "step", "files"}
+        or content != sealed(manifest, name=_MANIFEST)
+    ):
         raise CheckpointError(f"{where}: damaged or changed (its own SHA-256 is wrong)")
     with naming_errors(path, action="listed"):
         present = {entry.name for entry in path.iterdir()} - {_MANIFEST}
@@ -294,6 +293,5 @@ def _are_entries(files: dict[str, Any]) -> bool:
     return (
         _STATE in files
         and all(name == _STATE or _TENSOR_FILE.fullmatch(name) for name in files)
-        and all(isinstance(entry, dict) and entry.keys() == {"sha256", "size"} for entry in files.values())
-        and all(type(entry["sha256"]) is str and type(entry["size"]) is int for entry in files.values())
+        and all(is_sum(entry) for entry in files.values())
     )

@@ -18,6 +18,7 @@ from hpunet.cli_instances import instances_command
 from hpunet.cli_report import demo_command, report_command
 from hpunet.cli_sample import sample_command
 from hpunet.cli_train import train_command
+from hpunet.cli_weights import convert_tf_command, export_command
 from hpunet.errors import HPUNetError
 
 _KEPT = {
@@ -56,6 +57,8 @@ app.command(name="compare")(compare_command)
 app.command(name="sample")(sample_command)
 app.command(name="instances")(instances_command)
 app.command(name="report")(report_command)
+app.command(name="export")(export_command)
+app.command(name="convert-tf")(convert_tf_command)
 app.command(name="bench")(bench_command)
 console = Console()
 

@@ -18,14 +18,20 @@ _ALSO_OVER_SUBSET = ("ged2", "ged2_unbiased", "hm_iou", "iou_rec")
 
 
 def evaluate_command(
-    runs: Annotated[list[Path], typer.Argument(help="Folders of runs; several, seeds for instance, are pooled.")],
+    runs: Annotated[
+        list[Path], typer.Argument(help="Runs' folders, or names of published weights; several are pooled.")
+    ],
     data: Annotated[str, typer.Option(help="Folder, archive or pack; or synthetic:lesions and the like.")],
     split: Annotated[str, typer.Option(help="train, val or test.")] = "val",
     samples: Annotated[int, typer.Option(help="Samples an image.", min=1)] = 16,
     limit: Annotated[int | None, typer.Option(help="So many images only, always the same ones.", min=1)] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the (pooled) summary to this file.")] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder that gets one for each run; by default RUN/evaluation/SPLIT-SAMPLES.")
+        Path | None,
+        typer.Option(
+            help="Folder that gets one for each run; by default RUN/evaluation/SPLIT-SAMPLES, and for published "
+            "weights evaluation/NAME/SPLIT-SAMPLES here."
+        ),
     ] = None,
     checkpoint: Annotated[str, typer.Option(help="latest, best, or a name such as step-00001000.")] = "latest",
     seed: Annotated[int, typer.Option(help="Seed of the samples.", min=0)] = 0,
@@ -63,7 +69,7 @@ def evaluate_command(
     join_processes(device)
     try:
         names = _names(runs)
-        usual = Path("evaluation") / folder_name(split=split, num_samples=samples, num_seeds=seeds)
+        usual = folder_name(split=split, num_samples=samples, num_seeds=seeds)
         summaries = [
             _evaluate_run(
                 run,
@@ -72,7 +78,7 @@ def evaluate_command(
                 split=split,
                 samples=samples,
                 limit=limit,
-                folder=out / name if out else run / usual,
+                folder=out / name if out else _own_folder(run, name=name) / usual,
                 checkpoint=checkpoint,
                 seed=seed,
                 seeds=seeds,
@@ -98,6 +104,13 @@ def evaluate_command(
         raise typer.Exit(1)
 
 
+def _own_folder(run: Path, *, name: str) -> Path:
+    """Where a run's evaluations go by default. Published weights are never written into."""
+    from hpunet.published import is_published
+
+    return run / "evaluation" if run.is_dir() and not is_published(run) else Path("evaluation") / name
+
+
 def _evaluate_run(
     run: Path, *, name: str, data: str, split: str, folder: Path, checkpoint: str, device: Any, **how: Any
 ) -> dict[str, Any]:
@@ -106,9 +119,10 @@ def _evaluate_run(
     from hpunet.evaluate import evaluate
     from hpunet.kernels.choice import sampler_for
     from hpunet.scorer import Scorer
-    from hpunet.trained import load
+    from hpunet.trained import check_posterior, load
 
     trained = load(run, checkpoint=checkpoint, device=device, name=name)
+    check_posterior(trained, where=run)
     known = known_options(data)  # data of another kind than the run's have other options
     options = {key: value for key, value in trained.settings.data.options.items() if key in known}
     source = open_split(data, split=split, options=options)

@@ -34,7 +34,7 @@ def _check_window(window: tuple[float, float] | None) -> tuple[float, float] | N
     return window
 
 
-Run = Annotated[Path, typer.Argument(help="Folder of a run that `hpunet train` wrote.")]
+Run = Annotated[Path, typer.Argument(help="Folder of a run, or the name of published weights.")]
 Images = Annotated[
     list[Path], typer.Argument(help="Images: PNG, JPEG, TIFF, .npy, or NIfTI volumes, slice by slice.")
 ]

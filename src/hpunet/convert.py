@@ -19,6 +19,11 @@ from hpunet.models.hpunet import HPUNet
 _NAME = re.compile(r"^(?:.*/)?(?P<conv>(?:prior|posterior|f_comb)/(?:conv_2d(?:_\d+)?|logits))/(?P<kind>[wb])$")
 
 
+def is_weight(name: str) -> bool:
+    """Whether a variable of this name is a weight of a network of theirs; optimiser slots and the step are not."""
+    return _NAME.match(name) is not None
+
+
 def _in_creation_order(*parts: nn.Module) -> Iterator[nn.Conv2d]:
     """The convolutions of these modules as the authors' code creates them."""
     for part in parts:

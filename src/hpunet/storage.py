@@ -1,19 +1,21 @@
-"""Files that are whole or not there: durable writes, bounded reads, strict JSON.
+"""Files that are whole or not there: durable writes, bounded reads, sums, strict JSON.
 
 Every failure is a `CheckpointError` that names the file, the reason and what to do.
 """
 
 import errno
+import hashlib
 import json
 import math
 import os
+import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-from hpunet.errors import CheckpointError
+from hpunet.errors import CheckpointError, ConfigError
 
 _ADVICE = {
     errno.ENOSPC: "the disk is full; free some space or save elsewhere",
@@ -73,6 +75,38 @@ def read_file(path: Path, *, max_bytes: int) -> bytes:
     return content
 
 
+def write_summed(path: Path, content: bytes) -> dict[str, Any]:
+    """`write_file`; returns what `read_summed` needs: the content's SHA-256 and size."""
+    write_file(path, content)
+    return {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content)}
+
+
+def read_summed(path: Path, entry: Mapping[str, Any], *, max_bytes: int, said_by: str) -> bytes:
+    """`read_file`, if the content has the SHA-256 and size of `entry`, which `said_by` says."""
+    content = read_file(path, max_bytes=max_bytes)
+    if len(content) != entry["size"]:
+        raise CheckpointError(f"{path}: {len(content)} bytes, {said_by} says {entry['size']}: cut off or changed")
+    if hashlib.sha256(content).hexdigest() != entry["sha256"]:
+        raise CheckpointError(f"{path}: damaged or changed (its SHA-256 is not what {said_by} says)")
+    return content
+
+
+def is_sum(entry: object) -> bool:
+    """Whether this is what `write_summed` returns."""
+    return (
+        isinstance(entry, dict)
+        and entry.keys() == {"sha256", "size"}
+        and type(entry["sha256"]) is str
+        and type(entry["size"]) is int
+    )
+
+
+def sealed(value: Mapping[str, Any], *, name: str) -> bytes:
+    """`value` as JSON with a sum of its own, `sha256`, so that a changed digit in it does not go unseen."""
+    own = hashlib.sha256(dump_json(dict(value), name=name)).hexdigest()
+    return dump_json({**value, "sha256": own}, name=name)
+
+
 def dump_json(value: Any, *, name: str) -> bytes:
     """JSON that comes back equal: only None, bool, int, finite float, str, and lists and dicts (keys str) of them."""
     _check_json(value, where=name)
@@ -128,5 +162,25 @@ def replace_file(path: Path, content: bytes) -> None:
             os.replace(partial, path)
         except BaseException:
             partial.unlink(missing_ok=True)
+            raise
+        sync_folder(path.parent)
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """A folder to fill, which becomes `path` when all went well; else nothing is left of it. `path` must be new."""
+    if os.path.lexists(path):
+        raise ConfigError(f"{path}: exists already; choose another folder")
+    partial = path.with_name(f".tmp-hpunet-{path.name}")
+    with naming_errors(path, action="written"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(partial, ignore_errors=True)
+        try:
+            partial.mkdir()
+            yield partial
+            sync_folder(partial)
+            os.rename(partial, path)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
             raise
         sync_folder(path.parent)

@@ -1,18 +1,32 @@
-"""A trained model, ready to use: from a run's folder to a network with its weights, its settings and its classes."""
+"""A trained model, ready to use: from a run's folder, or the name of published weights, to a network with its
+weights, its settings and its classes. And the way back: `publish` makes published weights of it.
+"""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NoReturn
 
 import torch
+from torch import Tensor, nn
 
 from hpunet.build import build_model
 from hpunet.checkpoint import Checkpoint, latest_checkpoint, load_checkpoint
 from hpunet.config import Settings, check_settings
 from hpunet.data.base import SetInfo
-from hpunet.errors import CheckpointError
+from hpunet.errors import CheckpointError, ConfigError
 from hpunet.models.hpunet import HPUNet
 from hpunet.models.protocol import SegmentationModel
 from hpunet.models.punet import ProbUNet
+from hpunet.published import (
+    POSTERIOR,
+    find_published,
+    is_name,
+    is_published,
+    read_published,
+    unknown_name,
+    write_published,
+)
 from hpunet.weights import check_fits
 
 
@@ -29,24 +43,61 @@ class TrainedModel:
     device: torch.device
     sampler: SegmentationModel | None = None
     """What draws hypotheses instead of the model itself: the same model on fused kernels."""
+    has_posterior: bool = True
+    """False where published weights are for sampling only; then reconstructing is an error that says so."""
+    credit: str = ""
+    """Published weights: who is to be named, and under which licence."""
+
+
+class _AbsentPosterior(nn.Module):
+    """In the place of a posterior whose weights are not there: a random one would reconstruct nonsense."""
+
+    def __init__(self, where: Path) -> None:
+        super().__init__()
+        self.where = where
+
+    def forward(self, x: Tensor) -> NoReturn:
+        """Say what is missing, whatever the input."""
+        raise CheckpointError(_no_posterior(self.where))
+
+    encode = forward
+
+
+def _no_posterior(where: Path) -> str:
+    return (
+        f"{where}: these published weights are for sampling only; reconstructing, and with it evaluation (IoU_rec), "
+        f"needs their {POSTERIOR}, which is not there"
+    )
 
 
 def load(
     run: str | Path, *, checkpoint: str = "latest", device: torch.device | str | None = None, name: str | None = None
 ) -> TrainedModel:
-    """The model that a run has trained.
+    """The model that a run has trained, or that was published.
 
     Args:
-        run: the folder that `hpunet train` wrote.
+        run: the folder that `hpunet train` wrote, one of published weights, or their name: "lidc-hpu-2026". A folder
+            that is there wins over a name.
         checkpoint: "latest", or a name in the run's `checkpoints` folder: "best", "step-00001000".
         device: where to put it; a GPU if there is one.
-        name: what to call it in tables; the folder's name by default.
+        name: what to call it in tables; the folder's or the published name by default.
     """
     folder = Path(run)
+    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if not folder.is_dir():
-        raise CheckpointError(f"{folder}: no such folder; expected one that `hpunet train` wrote")
+        known = find_published(str(run))
+        if known is None:
+            words = f"{folder}: no such folder; expected one that `hpunet train` wrote"
+            raise CheckpointError(unknown_name(str(run)) if is_name(str(run)) else words)
+        return _load_published(known, called=str(run), checkpoint=checkpoint, device=where, name=name)
     if not any((folder / name).exists() for name in ("settings.json", "checkpoints")):
-        raise CheckpointError(f"{folder}: not a run's folder (no settings.json); expected one `hpunet train` wrote")
+        if is_published(folder):
+            return _load_published(folder, called=None, checkpoint=checkpoint, device=where, name=name)
+        hidden = find_published(str(run))
+        more = f". It hides the published weights of this name in {hidden}: a folder wins" if hidden else ""
+        raise CheckpointError(
+            f"{folder}: not a run's folder (no settings.json); expected one `hpunet train` wrote{more}"
+        )
     found = _find(folder / "checkpoints", checkpoint)
     if missing := {"settings", "info"} - found.state.keys():
         raise CheckpointError(f"{found.path}: not a training run's checkpoint ({', '.join(sorted(missing))} missing)")
@@ -56,7 +107,6 @@ def load(
     weights = {**found.tensors.get("model", {}), **found.tensors.get("averaged", {})}
     check_fits(live=model.state_dict(), saved=weights, name=str(found.path))
     model.load_state_dict(weights)
-    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     return TrainedModel(
         name=name or folder.resolve().name,
         model=model.to(where).eval(),
@@ -64,6 +114,59 @@ def load(
         info=info,
         step=found.step,
         device=where,
+    )
+
+
+def _load_published(
+    folder: Path, *, called: str | None, checkpoint: str, device: torch.device, name: str | None
+) -> TrainedModel:
+    if checkpoint != "latest":
+        raise ConfigError(f"checkpoint: published weights have no {checkpoint!r}; leave it away")
+    found = read_published(folder, name=called)
+    settings = check_settings(found.settings, where=str(folder))
+    info = SetInfo.from_json(found.info, where=str(folder))
+    model = build_model(settings.model, info=info, extrapolate=settings.data.extrapolate)
+    if found.posterior is None:
+        model.posterior = _AbsentPosterior(folder)  # type: ignore[assignment]
+    weights = {**found.sampling, **(found.posterior or {})}
+    check_fits(live=model.state_dict(), saved=weights, name=str(folder))
+    model.load_state_dict(weights)
+    return TrainedModel(
+        name=name or found.name,
+        model=model.to(device).eval(),
+        settings=settings,
+        info=info,
+        step=found.step,
+        device=device,
+        has_posterior=found.posterior is not None,
+        credit=found.credit,
+    )
+
+
+def check_posterior(trained: TrainedModel, *, where: Path) -> None:
+    """Refuse published weights without a posterior before long work begins."""
+    if not trained.has_posterior:
+        raise CheckpointError(_no_posterior(where))
+
+
+def publish(
+    trained: TrainedModel, *, out: Path, name: str, credit: str = "", posterior: bool = True
+) -> dict[str, dict[str, Any]]:
+    """Write a folder of published weights; returns SHA-256 and size of its files. See `published.py`."""
+    if posterior and not trained.has_posterior:
+        raise ConfigError(f"{trained.name}: has no posterior to export; export it without (--without-posterior)")
+    needed = [part for part, module in trained.model.named_children() if module in trained.model.sampling_modules()]
+    weights: Mapping[str, Tensor] = trained.model.state_dict()
+    sampling = {key: tensor for key, tensor in weights.items() if key.partition(".")[0] in needed}
+    return write_published(
+        out,
+        name=name,
+        step=trained.step,
+        settings=trained.settings.model_dump(mode="json"),
+        info=trained.info.as_json(),
+        credit=credit,
+        sampling=sampling,
+        posterior={key: tensor for key, tensor in weights.items() if key not in sampling} if posterior else None,
     )
 
 

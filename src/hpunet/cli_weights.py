@@ -1,0 +1,91 @@
+"""`hpunet convert-tf` and `hpunet export`: weights from elsewhere, and for elsewhere."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from hpunet.config import load_settings
+from hpunet.errors import ConfigError
+
+console = Console()
+_NAMES_SHOWN = 3
+_MAX_CREDIT_BYTES = 2**20
+
+
+def convert_tf_command(
+    checkpoint: Annotated[
+        Path, typer.Argument(help="Prefix such as model.ckpt-12345, its folder, or an .npz of its variables.")
+    ],
+    out: Annotated[Path, typer.Argument(help="Folder to write; must not be there yet.")],
+    change: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Another shape than the LIDC model's: model.channels=[32,64,128]."),
+    ] = None,
+    classes: Annotated[
+        str | None, typer.Option(help="Names of the classes, the background first: background,lesion.")
+    ] = None,
+) -> None:
+    """Turn a TensorFlow checkpoint of the paper's authors into a folder that is used like a run's.
+
+    The shape is that of their LIDC model (the preset lidc-hpu) unless --set says otherwise. TensorFlow is not needed.
+    """
+    settings = load_settings("lidc-hpu", change or [])
+    names = [name.strip() for name in classes.split(",")] if classes is not None else None
+    from hpunet.convert_files import convert_checkpoint
+
+    done = convert_checkpoint(checkpoint, out=out, settings=settings, class_names=names)
+    lines = [
+        f"Converted {done.num_variables} variables, {done.num_parameters:,} parameters, of iteration {done.step}; "
+        f"classes: {', '.join(done.info.fixed_classes)}."
+    ]
+    if done.unused:
+        more = ", …" if len(done.unused) > _NAMES_SHOWN else ""
+        lines.append(f"Not used: {len(done.unused)} ({', '.join(done.unused[:_NAMES_SHOWN])}{more}).")
+    lines.append(f"Use it like a run's folder: hpunet sample {out} IMAGE --out DIR")
+    console.print("\n".join(lines), soft_wrap=True, markup=False, highlight=False)
+
+
+def export_command(
+    run: Annotated[Path, typer.Argument(help="Folder of a run that `hpunet train` wrote.")],
+    out: Annotated[Path, typer.Argument(help="Folder to write; must not be there yet.")],
+    name: Annotated[str, typer.Option(help="Name to publish it under: lidc-hpu-2026.")],
+    credit: Annotated[
+        str, typer.Option(help="Who is to be named, and the licence: a text, or a file that holds it.")
+    ] = "",
+    checkpoint: Annotated[str, typer.Option(help="latest, best, or a name such as step-00001000.")] = "latest",
+    without_posterior: Annotated[
+        bool, typer.Option("--without-posterior", help="Only what sampling needs: half the size.")
+    ] = False,
+) -> None:
+    """Make published weights of a run: float16, averaged ones if there are any, with their sums and sizes."""
+    text = _credit(credit)
+    from hpunet.published import cache_folder
+    from hpunet.trained import load, publish
+
+    trained = load(run, checkpoint=checkpoint, device="cpu")
+    files = publish(trained, out=out, name=name, credit=text, posterior=not without_posterior)
+    lines = [f"{out}: {name}, of {trained.name} at iteration {trained.step}"]
+    for file, entry in files.items():
+        lines.append(f"{file}  {entry['size'] / 1e6:.1f} MB  sha256 {entry['sha256']}")
+    if not text:
+        lines.append("It names nobody and no licence; --credit does.")
+    lines.append(f"Use it by its folder, or by its name once it is in {cache_folder() / name}")
+    console.print("\n".join(lines), soft_wrap=True, markup=False, highlight=False)
+
+
+def _credit(text_or_file: str) -> str:
+    """The text, or what is in the file of that name."""
+    try:
+        is_file = Path(text_or_file).is_file()
+    except OSError:  # too long for a file's name
+        is_file = False
+    if not is_file:
+        return text_or_file
+    from hpunet.storage import read_file
+
+    try:
+        return read_file(Path(text_or_file), max_bytes=_MAX_CREDIT_BYTES).decode()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{text_or_file}: not text ({error})") from None
