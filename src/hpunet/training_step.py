@@ -139,7 +139,7 @@ class TrainingStep:
             with self.network.no_sync() if wait else nullcontext():
                 terms_of_pieces.append(self._backward(example, piece, step=step, places=positions[piece]))
         terms = of_the_batch(terms_of_pieces)
-        gradients = self._gradients()
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
         norm = torch.stack(torch._foreach_norm(gradients)).norm()
         if self.clip_norm is not None:
             torch._foreach_mul_(gradients, (self.clip_norm / (norm + 1e-6)).clamp(max=1))
@@ -155,12 +155,6 @@ class TrainingStep:
             torch._foreach_mul_(change, finite.to(change[0].dtype) * (1 - self.decay))
             torch._foreach_add_(self.averaged, change)
         return terms, norm
-
-    def _gradients(self) -> list[Tensor]:
-        """All of them, in fewer and larger tensors where the optimiser knows how they lie."""
-        if hasattr(self.optimiser, "gradients"):
-            return self.optimiser.gradients()  # type: ignore[no-any-return]
-        return [p.grad for p in self.parameters if p.grad is not None]
 
     def create_moments(self) -> None:
         """Have Adam create its moments, as zeros, by a step that is skipped: then there is a state to save."""

@@ -37,10 +37,6 @@ def set_gradients(pairs: list[tuple[Any, Any]], adam: Adam, *, in_line: bool = T
         other.grad.copy_(one.grad)
 
 
-def of(adam: torch.optim.Adam) -> list[torch.Tensor]:
-    return [p.grad for group in adam.param_groups for p in group["params"] if p.grad is not None]
-
-
 def test_adam_over_the_line_is_adam() -> None:
     torch.manual_seed(0)
     model, objective, plain, model2, objective2, lined = networks()
@@ -53,9 +49,6 @@ def test_adam_over_the_line_is_adam() -> None:
         if step == 5:
             tensors, state = optimiser_tensors(plain)
             restore_optimiser(lined, tensors=tensors, state=state)
-        norms = [torch.stack([g.norm() for g in gradients]).norm() for gradients in (of(plain), lined.gradients())]
-        torch.testing.assert_close(norms[1], norms[0])
-        assert len(lined.gradients()) == (len(pairs) if step in (0, 3) else 2)  # the line, and GECO's own
         before = lined.weights.line.clone()
         plain.step()
         lined.step()

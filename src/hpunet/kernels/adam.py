@@ -37,24 +37,13 @@ class Adam(torch.optim.Adam):
             for name, view in (*views.items(), ("step", count)):
                 state[name] = view.copy_(state[name])
 
-    def gradients(self) -> list[Tensor]:
-        """All of them, in as few tensors as there are: numbers in between are 0."""
-        if not self._gradients_lie_in_line():
-            return [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
-        others = [p.grad for group in self.param_groups[1:] for p in group["params"] if p.grad is not None]
-        return [self.weights.line_gradient[: self.weights.num_numbers], *others]
-
-    def _gradients_lie_in_line(self) -> bool:
-        places = zip(self.weights.parameters, self.weights.starts, strict=True)
-        line = self.weights.line_gradient
-        return all(p.grad is not None and _lies_at(p.grad, line, start) for p, start in places)
-
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         """One step; with `found_inf`, as torch's."""
         weights, group = self.weights, self.param_groups[0]
-        has_state = all(p in self.state for p in weights.parameters)
-        if closure is not None or not has_state or not self._gradients_lie_in_line():
+        places = zip(weights.parameters, weights.starts, strict=True)
+        in_line = all(p.grad is not None and _lies_at(p.grad, weights.line_gradient, start) for p, start in places)
+        if closure is not None or not in_line or not all(p in self.state for p in weights.parameters):
             return super().step(closure)
         self.line_up()
         found_inf, (beta1, beta2) = getattr(self, "found_inf", None), group["betas"]
