@@ -26,8 +26,7 @@ from hpunet.storage import (
     is_sum,
     naming_errors,
     new_folder,
-    parse_json,
-    read_file,
+    read_sealed,
     read_summed,
     sealed,
     write_file,
@@ -130,15 +129,8 @@ def unknown_name(name: str) -> str:
 def read_published(folder: Path, *, name: str | None = None) -> Published:
     """Published weights, every file verified before any is believed. With `name` they must say that it is theirs."""
     path = folder / DESCRIPTION
-    content = read_file(path, max_bytes=_MAX_JSON_BYTES)
-    found = parse_json(content, name=str(path))
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
-        raise CheckpointError(f"{path}: not the description of published weights, or damaged")
-    if (version := found.get("version")) != VERSION:
-        raise CheckpointError(f"{path}: version {version!r}, this hpunet reads {VERSION}; get another version of it")
-    own_sum = found.pop("sha256", None)
-    if own_sum is None or content != sealed(found, name=DESCRIPTION):
-        raise CheckpointError(f"{path}: damaged or changed (its own SHA-256 is wrong)")
+    what = "the description of published weights"
+    found = read_sealed(path, kind=FORMAT, version=VERSION, what=what, max_bytes=_MAX_JSON_BYTES)
     if found.keys() != _KEYS.keys() or any(type(found[key]) is not kind for key, kind in _KEYS.items()):
         raise CheckpointError(f"{path}: expected {', '.join(f'{k} ({v.__name__})' for k, v in _KEYS.items())}")
     if name is not None and found["name"] != name:

@@ -107,6 +107,21 @@ def sealed(value: Mapping[str, Any], *, name: str) -> bytes:
     return dump_json({**value, "sha256": own}, name=name)
 
 
+def read_sealed(path: Path, *, kind: str, version: int, what: str, max_bytes: int) -> dict[str, Any]:
+    """What `sealed` wrote as an object with `format` and `version`, without its sum; `what` it is, in words."""
+    content = read_file(path, max_bytes=max_bytes)
+    found = parse_json(content, name=str(path))
+    if not isinstance(found, dict) or found.get("format") != kind:
+        raise CheckpointError(f"{path}: not {what}, or damaged")
+    if found.get("version") != version:
+        raise CheckpointError(
+            f"{path}: version {found.get('version')!r}, this hpunet reads {version}; use the one that wrote it"
+        )
+    if found.pop("sha256", None) is None or content != sealed(found, name=path.name):
+        raise CheckpointError(f"{path}: damaged or changed (its own SHA-256 is wrong)")
+    return found
+
+
 def dump_json(value: Any, *, name: str) -> bytes:
     """JSON that comes back equal: only None, bool, int, finite float, str, and lists and dicts (keys str) of them."""
     _check_json(value, where=name)

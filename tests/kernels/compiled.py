@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import triton
+import triton.language as tl
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -68,12 +69,30 @@ def main() -> None:
         (output.logits.sum() + output.kl.sum()).backward()
     kernels = {key.split()[0] for key in compiler.compiled}
     assert kernels == {name for m in (convolution, maps) for name, v in vars(m).items() if is_kernel(v)} - HELPERS
+    bad = Compiler()
+    maps_of = [torch.empty(64, 64, dtype=torch.bfloat16)] * 2
+    bad(multiplies_and_adds_up, (1,), *maps_of, torch.empty(64, 64), torch.empty(64), rounds=8, num_stages=3)
+    assert all(overwritten(compiled.asm["ttgir"]) for compiled in bad.compiled.values())  # the check can fail
     for key, compiled in compiler.compiled.items():
         if key.startswith("_convolve") and "*bf16" in key:
             assert "mma" in compiled.asm["ptx"]  # on tensor cores
             assert "cp.async" in compiled.asm["ptx"] or "'TAPS': 1" in key  # loads overlap with them
         assert not overwritten(compiled.asm["ttgir"]), key
     print("the kernels compile")
+
+
+@triton.jit
+def multiplies_and_adds_up(a, b, out, sums, rounds: tl.constexpr):  # what no kernel of ours may do
+    i, k = tl.arange(0, 64), tl.arange(0, 64)
+    total = tl.zeros((64, 64), tl.float32)
+    added = tl.zeros((64,), tl.float32)
+    for step in tl.range(rounds):
+        place = (step * 64 + k)[:, None] * 64 + i[None, :]
+        left, right = tl.load(a + place), tl.load(b + place)
+        added += tl.sum(right.to(tl.float32), axis=0)
+        total = tl.dot(tl.trans(left), right, total)
+    tl.store(out + i[:, None] * 64 + i[None, :], total)
+    tl.store(sums + i, added)
 
 
 def overwritten(code: str) -> set[str]:

@@ -66,5 +66,5 @@ def correlation_tiling(
     bm = max(16, min(_power_of_2((px + 2) * rows), 64))
     wide = rows in (32, 64, 128) and pixels >= 16 * 16 and px * columns % 128 == 0
     bn = max(16, min(_power_of_2(px * columns), 128 if wide else 64))
-    patches = 32 if py * bn == 128 and not (wide and not relu) else 64
+    patches = 32 if (py == 2 and bn == 64) or (wide and relu) else 64
     return Correlation(py, px, bm, bn, patches, programs=264)
