@@ -206,6 +206,21 @@ def test_geco_multiplier_rises_while_violated_and_falls_when_met() -> None:
     assert all(after < before for before, after in pairwise(path[60:]))
 
 
+def test_geco_speed_is_a_factor_on_the_learning_rate_of_its_own_variable() -> None:
+    paths = []
+    for speed, learning_rate in ((1.0, 0.02), (4.0, 0.005)):
+        geco = GECO(kappa=0.5, decay=0.5, speed=speed).double()
+        optimiser = torch.optim.Adam(geco.parameters(), lr=learning_rate)
+        assert geco.multiplier.item() == pytest.approx(1.0, abs=1e-6)
+        path = []
+        for rec in [2.0] * 30 + [0.1] * 60:
+            geco_step(geco, rec, optimiser)
+            path.append(geco.multiplier.item())
+        paths.append(path)
+    assert paths[1] == pytest.approx(paths[0], rel=1e-4)
+    assert max(paths[0]) > 2
+
+
 def test_geco_gradient_is_the_plain_one_times_lambda() -> None:
     logits, labels, valid = random_batch()
     geco = GECO(kappa=0.05, top_k=None, decay=0.9).double()

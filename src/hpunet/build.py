@@ -53,6 +53,7 @@ def build_objective(settings: ObjectiveSettings, *, num_pieces: int) -> ELBO | G
         kappa=settings.kappa,
         decay=settings.decay ** (1 / num_pieces),
         rate=settings.rate,
+        speed=settings.speed,
         top_k=top_k,
         stochastic=settings.stochastic,
     )

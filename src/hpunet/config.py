@@ -75,6 +75,8 @@ class ObjectiveSettings(_Section):
     """GECO: cross-entropy that a kept pixel may have."""
     decay: Annotated[float, Field(ge=0, lt=1)] = 0.99
     rate: Annotated[float, Field(gt=0)] = 0.01
+    speed: Annotated[float, Field(gt=0)] = 1.0
+    """GECO: how many times as fast as in the authors' code λ moves."""
     beta: Annotated[float, Field(ge=0)] = 1.0
     """ELBO: weight of the KL."""
     top_k: Fraction | Literal["all"] = 0.02

@@ -188,6 +188,7 @@ class GECO(nn.Module):
         kappa: the cross-entropy a kept pixel may have.
         decay: of the moving average, which starts at the first value.
         rate: factor on the gradient of w. Under Adam it has next to no effect.
+        speed: w is the trained number times this, so under Adam λ moves so many times as fast; the authors' is 1.
         top_k: fraction of pixels the reconstruction term keeps, or None.
         stochastic: whether the top-k is drawn (Gumbel) or strict.
     """
@@ -201,25 +202,29 @@ class GECO(nn.Module):
         kappa: float,
         decay: float = 0.99,
         rate: float = 0.01,
+        speed: float = 1.0,
         top_k: float | None = 0.02,
         stochastic: bool = True,
     ) -> None:
         super().__init__()
-        if not kappa > 0 or not 0 <= decay < 1 or not rate > 0:
-            raise ConfigError(f"expected kappa > 0, 0 <= decay < 1 and rate > 0, got {kappa=}, {decay=}, {rate=}")
+        if not kappa > 0 or not 0 <= decay < 1 or not rate > 0 or not speed > 0:
+            raise ConfigError(
+                f"expected kappa, rate and speed > 0 and 0 <= decay < 1, got {kappa=}, {rate=}, {speed=}, {decay=}"
+            )
         self.kappa = kappa
         self.decay = decay
         self.rate = rate
+        self.speed = speed
         self.reconstruction = Reconstruction(top_k=top_k, stochastic=stochastic)
         one = torch.tensor(1.0)
-        self.w = nn.Parameter(one.expm1().log())  # softplus⁻¹(1), so that λ starts at 1
+        self.w = nn.Parameter(one.expm1().log() / speed)  # softplus⁻¹(1), so that λ starts at 1
         self.register_buffer("ema", torch.tensor(0.0))
         self.register_buffer("num_updates", torch.tensor(0))
 
     @property
     def multiplier(self) -> Float[Tensor, ""]:
         """λ; its gradient is scaled by −rate, so that descent on the loss is ascent on w."""
-        return _ScaleGradient.apply(F.softplus(self.w).square(), -self.rate)  # type: ignore[no-any-return, no-untyped-call]
+        return _ScaleGradient.apply(F.softplus(self.speed * self.w).square(), -self.rate)  # type: ignore[no-any-return, no-untyped-call]
 
     def moving_average(self, rec: Float[Tensor, ""]) -> Float[Tensor, ""]:
         """The average with this batch's value in it; its gradient with respect to `rec` is 1.
