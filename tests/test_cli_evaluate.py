@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -47,7 +48,7 @@ def test_runs_are_evaluated_pooled_and_compared(place: Path, capsys: pytest.Capt
     assert f"{summary['ged2']['mean']:.4f} ± {summary['ged2']['std']:.4f}" in printed
     assert "no rand_error: labels are classes, not instances" in printed
 
-    compare_command(runs=runs, samples=3, csv_file=place / "table.csv")
+    compare_command(models=[*map(str, runs)], samples=3, csv_file=place / "table.csv")
     printed = capsys.readouterr().out
     lines = (place / "table.csv").read_text().splitlines()
     assert lines[0].startswith("run,metric,subset,num_images,mean,std,patient_std,difference_num_images,")
@@ -61,10 +62,27 @@ def test_runs_are_evaluated_pooled_and_compared(place: Path, capsys: pytest.Capt
             mean, std, low, high = (gap[prefix + key] for key in ("mean", "std", "low", "high"))
             assert f"{mean:+.4f} ± {std:.4f}" in printed
             assert f"[{low:+.4f}, {high:+.4f}]" in printed
+    copied = shutil.copytree(runs[1] / "evaluation/val-3", place / "copied")
+    compare_command(models=[f"of two seeds={runs[0]},{runs[1]}", str(copied)], samples=3, out=place)
+    assert re.search(r"of two +seeds .* copied", " ".join(capsys.readouterr().out.split()))
+    found = parse_json((place / "comparison-val-3.json").read_bytes(), name="comparison")
+    assert [(run["name"], len(run["folders"])) for run in found["runs"]] == [("of two seeds", 2), ("copied", 1)]
+    assert found["ged2"]["runs"][0]["mean"] == pytest.approx(summary["ged2"]["mean"])
+    for models, words in (
+        ([f"={runs[0]}", str(copied)], "expected a run, RUN,RUN… or NAME=RUN,RUN…"),
+        ([f"{runs[0]},,{runs[1]}", str(copied)], "expected a run"),
+        ([f"a={runs[0]}", f"a={copied}"], "two models have the same name"),
+        ([f"{runs[0]},{runs[1]}"], "at least two"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            compare_command(models=models, samples=3)
     with pytest.raises(ConfigError, match="--samples 5"):
-        compare_command(runs=runs, samples=5)
+        compare_command(models=[*map(str, runs)], samples=5)
     twice = [runs[0], runs[0] / "../run0"]
-    for command in (lambda: compare_command(runs=twice), lambda: evaluate_command(runs=twice, data="x")):
+    for command in (
+        lambda: compare_command(models=[*map(str, twice)]),
+        lambda: evaluate_command(runs=twice, data="x"),
+    ):
         with pytest.raises(ConfigError, match="run0: given twice"):
             command()
 
@@ -77,12 +95,12 @@ def test_runs_evaluated_with_several_seeds_are_compared_with_each_other_only(
     words = "4 val images, 2 samples each, mean of 2 seeds"
     assert words in " ".join(capsys.readouterr().out.split())
     assert json.loads((place / "run0/evaluation/val-2x2/summary.json").read_text())["num_seeds"] == 2
-    compare_command(runs=runs, samples=2, seeds=2)
+    compare_command(models=[*map(str, runs)], samples=2, seeds=2)
     assert words in " ".join(capsys.readouterr().out.split())
     assert (place / "run0/comparison-val-2x2.json").is_file()
     evaluate_command(runs=runs[:1], data=data, samples=2, limit=4)
     with pytest.raises(ConfigError, match="differently: seeds 2 and 1; evaluate both with the same --seeds"):
-        compare_command(runs=[place / "run0/evaluation/val-2", place / "run1/evaluation/val-2x2"])
+        compare_command(models=[f"{place}/run0/evaluation/val-2", f"{place}/run1/evaluation/val-2x2"])
 
 
 def test_failed_images_make_the_exit_code(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

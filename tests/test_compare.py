@@ -43,8 +43,16 @@ def rows_of(ged2: np.ndarray, *, patients: int = 5, **changes: Any) -> list[Row]
     ]
 
 
-def evaluated(name: str, rows: list[Row], **changes: Any) -> Evaluated:
-    return Evaluated(name=name, folder=Path(name), identity={**IDENTITY, **changes}, rows={r.key: r for r in rows})
+def evaluated(name: str, *runs: list[Row], **changes: Any) -> list[Evaluated]:
+    """A model of one or several runs."""
+    return [
+        Evaluated(name=name, folder=Path(name), identity={**IDENTITY, **changes}, rows={r.key: r for r in rows})
+        for rows in runs
+    ]
+
+
+def compared(models: list[list[Evaluated]]) -> dict[str, Any]:
+    return compare({runs[0].name: runs for runs in models})
 
 
 def hard_and_easy(num: int = 40) -> np.ndarray:
@@ -54,7 +62,7 @@ def hard_and_easy(num: int = 40) -> np.ndarray:
 def test_differences_are_paired() -> None:
     """Images differ much from each other, the models by a constant: the difference has no spread."""
     ours, theirs = rows_of(hard_and_easy()), rows_of(hard_and_easy() + 0.01)
-    found = compare([evaluated("a", ours), evaluated("b", theirs), evaluated("c", ours)])
+    found = compared([evaluated("a", ours), evaluated("b", theirs), evaluated("c", ours)])
     (gap, same) = found["ged2"]["differences"]
     assert gap["mean"] == pytest.approx(0.01)
     assert gap["std"] == pytest.approx(0, abs=1e-9)
@@ -67,18 +75,35 @@ def test_differences_are_paired() -> None:
 
 def test_interval_is_that_of_the_resampled_differences() -> None:
     noise = np.random.default_rng(1).normal(0.1, 0.2, 40)
-    found = compare([evaluated("a", rows_of(hard_and_easy())), evaluated("b", rows_of(hard_and_easy() + noise))])
+    found = compared([evaluated("a", rows_of(hard_and_easy())), evaluated("b", rows_of(hard_and_easy() + noise))])
     (gap,) = found["ged2"]["differences"]
     assert gap["mean"] == pytest.approx(noise.mean(), abs=0.01)
     assert gap["std"] == pytest.approx(noise.std() / 40**0.5, rel=0.2)
     assert gap["high"] - gap["low"] == pytest.approx(3.92 * gap["std"], rel=0.2)
 
 
+def test_models_of_several_runs_differ_by_the_draws_of_all_their_pairs() -> None:
+    """Seeds of training move a model by constants: that alone is the spread, and means stay."""
+    ours = evaluated("a", *(rows_of(hard_and_easy() + shift) for shift in (0.0, 0.02)))
+    theirs = evaluated("b", *(rows_of(hard_and_easy() + shift) for shift in (0.3, 0.32, 0.37)))
+    found = compared([ours, theirs])
+    (gap,) = found["ged2"]["differences"]
+    shifts = np.array([mine - base for mine in (0.3, 0.32, 0.37) for base in (0.0, 0.02)])
+    assert gap["mean"] == pytest.approx(shifts.mean())
+    assert gap["std"] == pytest.approx(shifts.std())
+    assert (gap["low"], gap["patient_high"]) == (pytest.approx(shifts.min()), pytest.approx(shifts.max()))
+    alone = compared([evaluated("a", rows_of(hard_and_easy())), theirs])["ged2"]["runs"]
+    entry = found["ged2"]["runs"][0]
+    assert entry["mean"] == pytest.approx(alone[0]["mean"] + 0.01)
+    assert entry["std"] == pytest.approx(np.hypot(alone[0]["std"], 0.01))
+    assert [len(run["folders"]) for run in found["runs"]] == [2, 3]
+
+
 def test_images_that_failed_or_lack_a_metric_are_left_out_of_both() -> None:
     ours, theirs = rows_of(hard_and_easy(4)), rows_of(hard_and_easy(4) + 1)
     ours[0] = Row(image=0, key="image-0", patient="p0", error="gone")
     theirs[1] = Row(image=1, key="image-1", patient="p1", num_graders=4)
-    found = compare([evaluated("a", ours), evaluated("b", theirs)])
+    found = compared([evaluated("a", ours), evaluated("b", theirs)])
     assert (found["num_images"], found["num_failed"]) == (3, 1)
     (gap,) = found["ged2"]["differences"]
     assert (gap["num_images"], gap["mean"]) == (2, pytest.approx(1))
@@ -94,7 +119,7 @@ def test_average_precision_is_compared_on_the_same_draws() -> None:
 
     half = [True, False] * 10
     one, two = (evaluated(name, with_cars(half), alpha=4) for name in "ab")
-    found = compare([one, two, evaluated("c", with_cars([True] * 20), alpha=4)])
+    found = compared([one, two, evaluated("c", with_cars([True] * 20), alpha=4)])
     same, better = found["ap50"]["differences"]
     assert (same["mean"], same["std"]) == (0, 0)
     assert 0.2 < better["low"] < better["mean"] < better["high"] < 0.9
@@ -114,9 +139,9 @@ def test_average_precision_is_compared_on_the_same_draws() -> None:
 )
 def test_evaluations_of_different_images_are_refused(rows: int, changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        compare([evaluated("a", rows_of(hard_and_easy(4))), evaluated("b", rows_of(hard_and_easy(rows)), **changes)])
+        compared([evaluated("a", rows_of(hard_and_easy(4))), evaluated("b", rows_of(hard_and_easy(rows)), **changes)])
     with pytest.raises(ConfigError, match="at least two"):
-        compare([evaluated("a", rows_of(hard_and_easy(4)))])
+        compared([evaluated("a", rows_of(hard_and_easy(4)))])
 
 
 def test_read_evaluated_finds_the_folder_or_says_what_to_do(tmp_path: Path) -> None:
@@ -158,7 +183,7 @@ def test_csv_has_a_line_for_each_run_metric_and_subset_with_the_numbers_of_the_j
         rows = rows_of(hard_and_easy() + number * shift)
         rows = [replace(row, subset_b=i % 2 == 0, scores={**row.scores, "hm_iou": 0.5}) for i, row in enumerate(rows)]
         runs.append(evaluated(name, rows))
-    found = compare(runs)
+    found = compared(runs)
     table = comparison_csv(found).splitlines()
     lines = {(line["run"], line["metric"], line["subset"]): line for line in csv.DictReader(table)}
     assert set(lines) == {(name, metric, s) for name in names for metric in ("ged2", "hm_iou") for s in ("all", "b")}
@@ -182,7 +207,7 @@ def test_drawing_has_every_run_and_metric() -> None:
     pytest.importorskip("matplotlib")
     scores = dict.fromkeys(METRICS, 0.5)
     rows = [Row(image=i, key=str(i), patient=str(i), num_graders=4, scores=scores) for i in range(4)]
-    drawn = draw_comparison(compare([evaluated("first <run>", rows), evaluated("second", rows)]))
+    drawn = draw_comparison(compared([evaluated("first <run>", rows), evaluated("second", rows)]))
     assert drawn["png"].startswith(b"\x89PNG")
     assert b"<svg" in drawn["svg"]
 

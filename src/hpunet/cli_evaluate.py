@@ -159,7 +159,14 @@ def _evaluate_run(
 
 
 def compare_command(
-    runs: Annotated[list[Path], typer.Argument(help="Runs that were evaluated, or folders of evaluations.")],
+    models: Annotated[
+        list[str],
+        typer.Argument(
+            help="Runs that were evaluated, or folders of evaluations; RUN,RUN… or NAME=RUN,RUN… are one model "
+            "that was trained with several seeds.",
+            metavar="MODELS...",
+        ),
+    ],
     split: Annotated[str, typer.Option(help="Which of their evaluations.")] = "val",
     samples: Annotated[int, typer.Option(help="Likewise.", min=1)] = 16,
     seeds: Annotated[int, typer.Option(help="Likewise.", min=1)] = 1,
@@ -171,16 +178,21 @@ def compare_command(
         Path | None, typer.Option("--csv", help="Write one line a run, metric and subset to this file.")
     ] = None,
 ) -> None:
-    """Compare evaluated runs: all metrics, and paired bootstrap differences to the first run."""
+    """Compare evaluated runs: all metrics, and paired bootstrap differences to the first one."""
     from hpunet.compare import compare, comparison_csv, draw_comparison, read_evaluated
     from hpunet.evaluation_rows import folder_name
     from hpunet.storage import dump_json, replace_file
 
-    found = [
-        read_evaluated(run, split=split, num_samples=samples, num_seeds=seeds, name=name)
+    given = [_model(text) for text in models]
+    runs = [run for _, own in given for run in own]
+    found = {
+        run: read_evaluated(run, split=split, num_samples=samples, num_seeds=seeds, name=name)
         for run, name in zip(runs, _names(runs), strict=True)
-    ]
-    comparison = compare(found)
+    }
+    by_name = {name or "+".join(found[run].name for run in own): [found[run] for run in own] for name, own in given}
+    if len(by_name) < len(given):
+        raise ConfigError("two models have the same name; give each its own")
+    comparison = compare(by_name)
     numbers = {key: comparison[key] for key in ("split", "num_samples", "num_seeds")}
     files = (out or runs[0]) / f"comparison-{folder_name(**numbers)}"
     contents = {"json": dump_json(comparison, name="comparison"), **draw_comparison(comparison)}
@@ -191,6 +203,16 @@ def compare_command(
     _print_comparison(comparison)
     for kind in contents:
         console.print(f"{files}.{kind}", highlight=False, soft_wrap=True)
+
+
+def _model(text: str) -> tuple[str, list[Path]]:
+    """The name, if there is one, and the runs of what is given as RUN, RUN,RUN or NAME=RUN,RUN."""
+    if Path(text).exists():
+        return "", [Path(text)]
+    name, equals, runs = text.rpartition("=")
+    if (equals and not name) or not all(runs.split(",")):
+        raise ConfigError(f"{text!r}: expected a run, RUN,RUN… or NAME=RUN,RUN…")
+    return name, [Path(run) for run in runs.split(",")]
 
 
 def _names(runs: Sequence[Path]) -> list[str]:

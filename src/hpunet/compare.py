@@ -19,6 +19,7 @@ from hpunet.evaluation_summary import (
     counts,
     is_defined,
     metric_entries,
+    pooled,
     resampled,
 )
 from hpunet.report_figures import run_look
@@ -59,36 +60,39 @@ def read_evaluated(run: Path, *, split: str, num_samples: int, name: str, num_se
     return Evaluated(name=name, folder=folder, identity=identity, rows={row.key: row for row in rows})
 
 
-def compare(runs: Sequence[Evaluated]) -> dict[str, Any]:
-    """Every metric of each run, and how the others differ from the first on the same images.
+def compare(models: Mapping[str, Sequence[Evaluated]]) -> dict[str, Any]:
+    """Every metric of each model, by its name, and how the others differ from the first on the same images.
 
-    The bootstrap draws images (or patients) and takes the difference on those: what makes an image hard for both
-    cancels. `low` and `high` are the 2.5 and 97.5 % points of the resampled differences.
+    A model is one run, or several that were trained with other seeds: then its numbers are of the bootstraps of all
+    its runs, and a difference is of those of every run of the one and every run of the other, so that what the seeds
+    of training do is in the interval. The bootstrap draws images (or patients) and takes the difference on those:
+    what makes an image hard for both cancels. `low` and `high` are the 2.5 and 97.5 % points of the resampled
+    differences.
     """
-    if len(runs) < 2:
+    if len(models) < 2:
         raise ConfigError("compare needs at least two runs")
-    first = runs[0]
-    for other in runs[1:]:
+    first, *others = (run for runs in models.values() for run in runs)
+    for other in others:
         _refuse_different_images(first, other)
-    failed = {key for run in runs for key, row in run.rows.items() if row.error}
+    failed = {key for run in (first, *others) for key, row in run.rows.items() if row.error}
     keys = [key for key in first.rows if key not in failed]
-    rows = [[run.rows[key] for key in keys] for run in runs]
-    subset = [[row for row in mine if row.subset_b] for mine in rows]
+    rows = [[[run.rows[key] for key in keys] for run in runs] for runs in models.values()]
+    subset = [[[row for row in mine if row.subset_b] for mine in runs] for runs in rows]
     scope = Scope(
         num_samples=first.identity["samples"],
         has_instances=first.identity["alpha"] is not None,
-        has_average_precision=any(row.matches is not None for row in rows[0]),
+        has_average_precision=any(row.matches is not None for row in rows[0][0]),
     )
     return {
-        "runs": [{"name": run.name, "folder": str(run.folder)} for run in runs],
+        "runs": [{"name": name, "folders": [str(run.folder) for run in runs]} for name, runs in models.items()],
         "split": first.identity["split"],
         "num_samples": first.identity["samples"],
         "num_seeds": first.identity["seeds"],
         "num_images": len(keys),
         "num_failed": len(failed),
-        "same_data": len({run.identity["data"] for run in runs}) == 1,
+        "same_data": len({run.identity["data"] for run in (first, *others)}) == 1,
         **_side_by_side(rows, scope=scope),
-        "subset_b": {"num_images": len(subset[0]), **_side_by_side(subset, scope=scope)},
+        "subset_b": {"num_images": len(subset[0][0]), **_side_by_side(subset, scope=scope)},
     }
 
 
@@ -120,9 +124,13 @@ def _shown(value: Any) -> str:
     return "none" if value is None else "×".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def _side_by_side(rows: Sequence[Sequence[Row]], *, scope: Scope) -> dict[str, Any]:
-    """For each metric the entry of each run, and the difference of each but the first to the first."""
-    entries = [metric_entries(mine, scope=scope) for mine in rows]
+Rows = Sequence[Sequence[Row]]
+"""Of one model: for each of its runs those of the same images."""
+
+
+def _side_by_side(rows: Sequence[Rows], *, scope: Scope) -> dict[str, Any]:
+    """For each metric the entry of each model, and the difference of each but the first to the first."""
+    entries = [pooled([metric_entries(mine, scope=scope) for mine in runs]) for runs in rows]
     result: dict[str, Any] = {}
     for names in TOGETHER:
         gaps = [_differences(rows[0], other, names) for other in rows[1:]]
@@ -135,14 +143,24 @@ def _side_by_side(rows: Sequence[Sequence[Row]], *, scope: Scope) -> dict[str, A
     return result
 
 
-def _differences(first: Sequence[Row], other: Sequence[Row], names: Sequence[str]) -> dict[str, Any]:
-    both = [(a, b) for a, b in zip(first, other, strict=True) if is_defined(a, names[0]) and is_defined(b, names[0])]
-    base, rows = [a for a, _ in both], [b for _, b in both]
+def _differences(first: Rows, other: Rows, names: Sequence[str]) -> dict[str, Any]:
+    defined = [
+        number
+        for number, rows in enumerate(zip(*first, *other, strict=True))
+        if all(is_defined(row, names[0]) for row in rows)
+    ]
+    pairs = [([mine[i] for i in defined], [base[i] for i in defined]) for mine in other for base in first]
     drawn = {
-        "": resampled(rows, names, less=base),
-        "patient_": resampled(rows, names, less=base, by_patient=True),
+        prefix: [resampled(mine, names, less=base, by_patient=bool(prefix)) for mine, base in pairs]
+        for prefix in ("", "patient_")
     }
-    return {name: _difference({k: v[name] for k, v in drawn.items()}, num_images=len(rows)) for name in names}
+    return {
+        name: _difference(
+            {prefix: np.concatenate([values[name] for values in found]) for prefix, found in drawn.items()},
+            num_images=len(defined),
+        )
+        for name in names
+    }
 
 
 def _difference(drawn: Mapping[str, np.ndarray], *, num_images: int) -> dict[str, Any] | None:
