@@ -103,10 +103,8 @@ def load(
         raise CheckpointError(f"{found.path}: not a training run's checkpoint ({', '.join(sorted(missing))} missing)")
     settings = check_settings(found.state["settings"], where=str(found.path))
     info = SetInfo.from_json(found.state["info"], where=str(found.path))
-    model = build_model(settings.model, info=info, extrapolate=settings.data.extrapolate)
-    weights = {**found.tensors.get("model", {}), **found.tensors.get("averaged", {})}
-    check_fits(live=model.state_dict(), saved=weights, name=str(found.path))
-    model.load_state_dict(weights)
+    model = _model_without_values(settings, info)
+    _fill(model, {**found.tensors.get("model", {}), **found.tensors.get("averaged", {})}, name=str(found.path))
     return TrainedModel(
         name=name or folder.resolve().name,
         model=model.to(where).eval(),
@@ -125,12 +123,10 @@ def _load_published(
     found = read_published(folder, name=called)
     settings = check_settings(found.settings, where=str(folder))
     info = SetInfo.from_json(found.info, where=str(folder))
-    model = build_model(settings.model, info=info, extrapolate=settings.data.extrapolate)
+    model = _model_without_values(settings, info)
     if found.posterior is None:
         model.posterior = _AbsentPosterior(folder)  # type: ignore[assignment]
-    weights = {**found.sampling, **(found.posterior or {})}
-    check_fits(live=model.state_dict(), saved=weights, name=str(folder))
-    model.load_state_dict(weights)
+    _fill(model, {**found.sampling, **(found.posterior or {})}, name=str(folder))
     return TrainedModel(
         name=name or found.name,
         model=model.to(device).eval(),
@@ -141,6 +137,19 @@ def _load_published(
         has_posterior=found.posterior is not None,
         credit=found.credit,
     )
+
+
+def _model_without_values(settings: Settings, info: SetInfo) -> HPUNet | ProbUNet:
+    """The network with nothing in its weights: initialising them would take longer than all the rest of loading."""
+    with torch.device("meta"):
+        return build_model(settings.model, info=info, extrapolate=settings.data.extrapolate)
+
+
+def _fill(model: HPUNet | ProbUNet, weights: Mapping[str, Tensor], *, name: str) -> None:
+    check_fits(live=model.state_dict(), saved=weights, name=name)
+    model.load_state_dict(weights, assign=True)
+    if model.channels_last:
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
 def check_posterior(trained: TrainedModel, *, where: Path) -> None:

@@ -24,7 +24,6 @@ from functools import lru_cache
 
 import torch
 from jaxtyping import Float, Float32, Float64, Int, Int64, Shaped
-from scipy.interpolate import CubicSpline
 from torch import Tensor
 
 from hpunet.batch import Batch
@@ -213,6 +212,8 @@ def _draw_displacement(
 @lru_cache(maxsize=32)
 def _axis_basis(side: int, device: torch.device) -> Float64[Tensor, "side 7"]:
     """Along one axis, at every pixel: the control points' splines, then the pixel's position, then 1."""
+    from scipy.interpolate import CubicSpline  # late: a second of importing that sampling need not wait for
+
     position = torch.arange(side, dtype=torch.float64)
     knots = range(CONTROL_POINTS)
     spline = CubicSpline(knots, torch.eye(CONTROL_POINTS).numpy(), bc_type="natural")
