@@ -52,15 +52,26 @@ def with_evaluation_ids(batch: Batch, *, keys: Sequence[str], info: SetInfo, see
     return Batch(image=batch.image, labels=labels, valid=batch.valid, graders=batch.graders)
 
 
+def of_first_grader(batch: Batch, maps: Integer[Tensor, "b r h w"]) -> Integer[Tensor, "b h w"]:
+    """Of one map a grader, that of the first grader an image has: the truth where there can be only one."""
+    first = batch.graders.int().argmax(dim=1)
+    return maps[torch.arange(len(first), device=maps.device), first.to(maps.device)]
+
+
 def prior_inputs(
     batch: Batch, *, places: Sequence[int], extrapolate: bool, num_classes: int
 ) -> tuple[Float[Tensor, "b c h w"], Float[Tensor, "b e h w"] | None]:
-    """What the prior is given of a batch; when extrapolating, the images' numbers decide which part is hidden."""
+    """What the prior is given of a batch; when extrapolating, the images' numbers decide which part is hidden.
+
+    The labels of the visible part are those of each image's first grader.
+    """
     if not extrapolate:
         return batch.image, None
     index = torch.tensor(places, device=batch.image.device)
     uniform = keyed_uniform(seed=0, step=0, index=index, stream=Stream.HIDE, count=NUM_UNIFORMS)
-    hidden = hide(image=batch.image, labels=batch.labels[:, 0], uniform=uniform, num_classes=num_classes)
+    hidden = hide(
+        image=batch.image, labels=of_first_grader(batch, batch.labels), uniform=uniform, num_classes=num_classes
+    )
     return hidden.image, hidden.cond
 
 
@@ -93,8 +104,7 @@ def image_scores(
 
 def true_instances(batch: Batch, info: SetInfo) -> Int32[np.ndarray, "b h w"]:
     """The instances that each image's first grader drew, 0 where there is none; `batch` has labels as stored."""
-    first = batch.graders.int().argmax(dim=1)
-    labels = batch.labels[torch.arange(len(first)), first].cpu().numpy()
+    labels = of_first_grader(batch, batch.labels).cpu().numpy()
     return np.asarray(np.maximum(labels - (info.num_fixed_classes - 1), 0), dtype=np.int32)
 
 
