@@ -17,6 +17,7 @@ from hpunet.metrics.distributions import (
     pair_ious,
     sample_diversity,
 )
+from hpunet.metrics.hidden import border_agreement, hidden_accuracy, hidden_iou, hidden_sample_disagreement
 from hpunet.metrics.overlap import iou, iou_rec, subset_b
 from hpunet.metrics.pixels import calibration_error, uncertainty_error_ncc
 from hpunet.metrics.rand import rand_error
@@ -29,9 +30,13 @@ __all__ = [
     "average_precision",
     "best_match_dice",
     "bootstrap",
+    "border_agreement",
     "calibration_error",
     "ged2",
     "ged2_unbiased",
+    "hidden_accuracy",
+    "hidden_iou",
+    "hidden_sample_disagreement",
     "hungarian_iou",
     "iou",
     "iou_rec",
