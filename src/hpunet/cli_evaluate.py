@@ -227,7 +227,7 @@ def _names(runs: Sequence[Path]) -> list[str]:
 
 
 def _print_summary(summary: Mapping[str, Any]) -> None:
-    from hpunet.evaluation_summary import ALL_METRICS, counted, counts
+    from hpunet.evaluation_summary import counted, counts, listed
 
     subset = summary["subset_b"]
     runs = ", ".join(f"{run['name']} (iteration {run['step']})" for run in summary["runs"])
@@ -240,7 +240,7 @@ def _print_summary(summary: Mapping[str, Any]) -> None:
     )
     table.caption_justify = "left"
     missing = []
-    for name in ALL_METRICS:
+    for name in listed(summary):
         entry = summary[name]
         if entry is None:
             missing.append(f"{name}: {summary['reasons'][name]}")
@@ -266,7 +266,7 @@ def _print_failed(summary: Mapping[str, Any]) -> None:
 
 
 def _print_comparison(comparison: Mapping[str, Any]) -> None:
-    from hpunet.evaluation_summary import ALL_METRICS, counted, counts
+    from hpunet.evaluation_summary import counted, counts, listed
 
     names = [escape(run["name"]) for run in comparison["runs"]]
     values = Table("mean ± std over images", *names, title=counts(comparison), title_justify="left")
@@ -274,7 +274,8 @@ def _print_comparison(comparison: Mapping[str, Any]) -> None:
     gaps.add_column("", no_wrap=True)
     gaps.add_column("over images")
     gaps.add_column("over patients")
-    for where, part, metrics in (("", comparison, ALL_METRICS), (" (B)", comparison["subset_b"], _ALSO_OVER_SUBSET)):
+    parts = (("", comparison, listed(comparison)), (" (B)", comparison["subset_b"], _ALSO_OVER_SUBSET))
+    for where, part, metrics in parts:
         for name in metrics:
             if any(part[name]["runs"]):
                 values.add_row(_titled(name) + where, *(_number(entry) for entry in part[name]["runs"]))

@@ -12,15 +12,15 @@ import numpy as np
 from hpunet.errors import ConfigError
 from hpunet.evaluation_rows import IDENTITY_FILE, Row, folder_name, read_evaluation
 from hpunet.evaluation_summary import (
-    ALL_METRICS,
     DIRECTIONS,
-    TOGETHER,
     Scope,
     counts,
     is_defined,
+    listed,
     metric_entries,
     pooled,
     resampled,
+    together,
 )
 from hpunet.report_figures import run_look
 from hpunet.report_sheets import new_figure
@@ -82,6 +82,7 @@ def compare(models: Mapping[str, Sequence[Evaluated]]) -> dict[str, Any]:
         num_samples=first.identity["samples"],
         has_instances=first.identity["alpha"] is not None,
         has_average_precision=any(row.matches is not None for row in rows[0][0]),
+        extrapolates=first.identity["extrapolate"],
     )
     return {
         "runs": [{"name": name, "folders": [str(run.folder) for run in runs]} for name, runs in models.items()],
@@ -132,7 +133,7 @@ def _side_by_side(rows: Sequence[Rows], *, scope: Scope) -> dict[str, Any]:
     """For each metric the entry of each model, and the difference of each but the first to the first."""
     entries = [pooled([metric_entries(mine, scope=scope) for mine in runs]) for runs in rows]
     result: dict[str, Any] = {}
-    for names in TOGETHER:
+    for names in together(scope):
         gaps = [_differences(rows[0], other, names) for other in rows[1:]]
         for name in names:
             result[name] = {
@@ -184,7 +185,7 @@ def comparison_csv(comparison: Mapping[str, Any]) -> str:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["run", "metric", "subset", *_CSV_VALUES, *(f"difference_{key}" for key in _CSV_DIFFERENCES)])
     for subset, part in (("all", comparison), ("b", comparison["subset_b"])):
-        for name in ALL_METRICS:
+        for name in listed(part):
             gaps = [None, *part[name]["differences"]]
             for run, entry, gap in zip(comparison["runs"], part[name]["runs"], gaps, strict=True):
                 if entry is not None:
@@ -203,7 +204,7 @@ def draw_comparison(comparison: Mapping[str, Any]) -> dict[str, bytes]:
     95 % intervals, thick over images and thin, below, over patients. Runs are told apart by colour and marker.
     """
     names = [run["name"] for run in comparison["runs"]]
-    shown = [name for name in ALL_METRICS if any(comparison[name]["runs"])]
+    shown = [name for name in listed(comparison) if any(comparison[name]["runs"])]
     page = new_figure(layout="constrained", figsize=(12, 1.6 + (0.25 + 0.2 * len(names)) * len(shown)))
     left, right = page.subplots(1, 2, sharey=True)
     for number, name in enumerate(names):

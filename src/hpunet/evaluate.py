@@ -140,7 +140,7 @@ def _save_examples(scorer: Scorer, source: Source, rows: Sequence[Row], folder: 
 
     Besides: hardness (b,), the metric named by `hardness_metric`, and is_hardest (b,), which are among the hardest.
     """
-    metric = "rand_error" if scorer.info.has_instances else "ged2"
+    metric = "rand_error" if scorer.finds_instances else "ged2"
     good = [row for row in rows if not row.error]
     if not good:
         return

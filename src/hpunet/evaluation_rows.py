@@ -28,12 +28,21 @@ from hpunet.storage import dump_json, naming_errors, parse_json, replace_file
 
 IDENTITY_FILE, ROWS_FILE, SUMMARY_FILE, EXAMPLES_FILE = "evaluation.json", "rows.csv", "summary.json", "examples.npz"
 FORMAT = "hpunet-evaluation 1"
+HIDDEN_METRICS = (
+    *("hidden_iou_rec", "hidden_iou_samples", "hidden_accuracy_rec", "hidden_accuracy_samples"),
+    *("hidden_accuracy_background", "border_agreement_samples", "border_agreement_truth"),
+    "hidden_sample_disagreement",
+)
+"""Those that only an image with a hidden part has (`data.extrapolate`)."""
 METRICS = (
     *("ged2", "ged2_unbiased", "hm_iou", "iou_rec", "best_match_dice", "sample_diversity"),
     *("calibration_error", "uncertainty_error_ncc", "rand_error"),
+    *HIDDEN_METRICS,
 )
-"""The metrics that an image has."""
-COLUMNS = ("image", "key", "patient", "num_graders", "subset_b", *METRICS, "instances", "error")
+"""The metrics that an image can have."""
+HIDDEN_COLUMNS = ("image", "key", "patient", "num_graders", "subset_b", *METRICS, "instances", "error")
+COLUMNS = tuple(name for name in HIDDEN_COLUMNS if name not in HIDDEN_METRICS)
+"""Those of other images; and of all that were evaluated before there were metrics of hidden parts."""
 MAX_PAIRS = 2**24
 """Bound on the pairs of predicted and true instances of an image that are read back."""
 csv.field_size_limit(2**27)  # an image of very many instances
@@ -76,12 +85,13 @@ class RowStore:
     """The rows of an evaluation in its folder; with several processes each appends to a file of its own.
 
     A context in which rows are appended. `done` are those of an earlier attempt at the same evaluation, errors not
-    among them: those are tried again.
+    among them: those are tried again. So are images whose rows an earlier version wrote with other columns.
     """
 
     def __init__(self, folder: Path, *, identity: Mapping[str, Any], replace: bool = False) -> None:
         self.folder = folder
         self.identity = {"format": FORMAT, **identity}
+        self._columns = HIDDEN_COLUMNS if identity.get("extrapolate") else COLUMNS
         earlier = _read_identity(folder)
         if earlier is not None and earlier != self.identity and not replace:
             changed = sorted(k for k in {*earlier, *self.identity} if earlier.get(k) != self.identity.get(k))
@@ -97,6 +107,8 @@ class RowStore:
         wait_for_all()  # before a process appends what another one would then read
         with naming_errors(self._part(rank()), action="written"):
             self._file = self._part(rank()).open("a", encoding="utf-8", newline="")
+            if not self._file.tell():
+                self._file.write(self._header)
 
     def __enter__(self) -> "RowStore":
         return self
@@ -109,7 +121,7 @@ class RowStore:
     def append(self, rows: Iterable[Row]) -> None:
         """Add rows; they are in the file when this returns."""
         with naming_errors(self._part(rank()), action="written"):
-            self._file.write(_as_csv(rows))
+            self._file.write(self._as_csv(rows))
             self._file.flush()
 
     def finish(self) -> list[Row]:
@@ -123,7 +135,7 @@ class RowStore:
         rows = sorted(by_key.values(), key=lambda row: (row.image, row.key))
         wait_for_all()  # all have read, now the parts may go
         if rank() == 0:
-            replace_file(self.folder / ROWS_FILE, (_header() + _as_csv(rows)).encode())
+            replace_file(self.folder / ROWS_FILE, (self._header + self._as_csv(rows)).encode())
             for part in self._parts():
                 part.unlink()
         wait_for_all()
@@ -137,8 +149,8 @@ class RowStore:
                 for name in (ROWS_FILE, SUMMARY_FILE, EXAMPLES_FILE, *(part.name for part in self._parts())):
                     (self.folder / name).unlink(missing_ok=True)
             replace_file(self.folder / IDENTITY_FILE, dump_json(self.identity, name=IDENTITY_FILE))
-            rows = [row for part in self._parts() for row in read_rows(part) if not row.error]
-            replace_file(self._part(0), (_header() + _as_csv(rows)).encode())
+            rows = [row for part in self._parts() for row in self._read(part) if not row.error]
+            replace_file(self._part(0), (self._header + self._as_csv(rows)).encode())
             for part in self._parts():
                 if part != self._part(0):
                     part.unlink()
@@ -146,7 +158,23 @@ class RowStore:
     def _all_rows(self) -> list[Row]:
         """Finished rows first, then those of the parts."""
         finished = self.folder / ROWS_FILE
-        return [row for path in [finished, *self._parts()] if path.is_file() for row in read_rows(path)]
+        return [row for path in [finished, *self._parts()] if path.is_file() for row in self._read(path)]
+
+    def _read(self, path: Path) -> list[Row]:
+        columns, rows = _read_table(path)
+        return rows if columns == self._columns else []
+
+    @property
+    def _header(self) -> str:
+        return ",".join(self._columns) + "\n"
+
+    def _as_csv(self, rows: Iterable[Row]) -> str:
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        for row in rows:
+            cells = _cells(row)
+            writer.writerow([cells.get(name, "") for name in self._columns])
+        return text.getvalue()
 
     def _part(self, number: int) -> Path:
         return self.folder / f"rows-{number}.part.csv"
@@ -175,7 +203,14 @@ def read_evaluation(folder: Path) -> tuple[dict[str, Any], list[Row]]:
         raise DataError(f"{folder / SUMMARY_FILE}: limit is no number of images; evaluate again")
     rows = read_rows(folder / ROWS_FILE)
     chosen = first_keys((row.key for row in rows), limit)
+    if identity["extrapolate"]:
+        rows = [_without_instances(row) for row in rows]
     return {"seeds": 1, **identity, "limit": limit}, [row for row in rows if row.key in chosen]
+
+
+def _without_instances(row: Row) -> Row:
+    """An earlier version clustered samples that complete a hidden part too, which says nothing of them."""
+    return replace(row, scores={k: v for k, v in row.scores.items() if k != "rand_error"}, matches=None)
 
 
 def _read_identity(folder: Path) -> dict[str, Any] | None:
@@ -190,26 +225,33 @@ def _read_identity(folder: Path) -> dict[str, Any] | None:
 
 def read_rows(path: Path) -> list[Row]:
     """The rows in a file. A last one that was cut off by a crash is left out."""
+    return _read_table(path)[1]
+
+
+def _read_table(path: Path) -> tuple[Sequence[str], list[Row]]:
+    """Columns and rows of a file."""
     try:
         text = read_bytes(path).decode()
         lines = list(csv.reader(io.StringIO(text[: text.rfind("\n") + 1])))
     except (UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path}: not rows of an evaluation ({error})") from None
-    if lines and tuple(lines[0]) == COLUMNS:
-        lines = lines[1:]
+    columns = COLUMNS  # parts of an earlier version have no header
+    if lines and tuple(lines[0]) in (COLUMNS, HIDDEN_COLUMNS):
+        columns = tuple(lines.pop(0))
     elif path.name == ROWS_FILE:
         raise DataError(f"{path}: expected the columns {', '.join(COLUMNS)}")
-    if lines and len(lines[-1]) != len(COLUMNS):
+    if lines and len(lines[-1]) != len(columns):
         lines.pop()
-    return [_row(cells, where=f"{path}: row {number}") for number, cells in enumerate(lines, start=1)]
+    numbered = enumerate(lines, start=1)
+    return columns, [_row(cells, columns=columns, where=f"{path}: row {number}") for number, cells in numbered]
 
 
-def _row(cells: Sequence[str], *, where: str) -> Row:
-    if len(cells) != len(COLUMNS):
-        raise DataError(f"{where} has {len(cells)} cells, expected {len(COLUMNS)}; remove it, or evaluate again")
-    named = dict(zip(COLUMNS, cells, strict=True))
+def _row(cells: Sequence[str], *, columns: Sequence[str], where: str) -> Row:
+    if len(cells) != len(columns):
+        raise DataError(f"{where} has {len(cells)} cells, expected {len(columns)}; remove it, or evaluate again")
+    named = dict(zip(columns, cells, strict=True))
     try:
-        scores = {name: float(named[name]) for name in METRICS if named[name]}
+        scores = {name: float(named[name]) for name in METRICS if named.get(name)}
         if not all(math.isfinite(value) for value in scores.values()):
             raise ValueError("a number that is not finite")
         return Row(
@@ -226,20 +268,15 @@ def _row(cells: Sequence[str], *, where: str) -> Row:
         raise DataError(f"{where} cannot be read ({error}); remove it, or evaluate again") from None
 
 
-def _header() -> str:
-    return ",".join(COLUMNS) + "\n"
-
-
-def _as_csv(rows: Iterable[Row]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    for row in rows:
-        scores = [repr(float(row.scores[name])) if name in row.scores else "" for name in METRICS]
-        instances = "" if row.matches is None else _matches_text(row.matches)
-        error = " ".join(row.error.split())
-        named = (row.image, row.key, row.patient, row.num_graders, int(row.subset_b))
-        writer.writerow([*named, *scores, instances, error])
-    return text.getvalue()
+def _cells(row: Row) -> dict[str, object]:
+    """What stands in a row's columns; an undefined score is not among them."""
+    return {
+        **{name: getattr(row, name) for name in ("image", "key", "patient", "num_graders")},
+        "subset_b": int(row.subset_b),
+        **{name: repr(float(value)) for name, value in row.scores.items()},
+        "instances": "" if row.matches is None else _matches_text(row.matches),
+        "error": " ".join(row.error.split()),
+    }
 
 
 def _matches_text(matches: InstanceMatches) -> str:

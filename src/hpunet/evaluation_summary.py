@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from hpunet.evaluation_rows import METRICS, Row
+from hpunet.evaluation_rows import HIDDEN_METRICS, METRICS, Row
 from hpunet.metrics import average_precision, resampled_average_precision, resampled_means
 
 ALL_METRICS = (*METRICS, "ap50", "ap")
@@ -16,6 +16,7 @@ TOGETHER = (*((name,) for name in METRICS), ("ap50", "ap"))
 DIRECTIONS = {
     **dict.fromkeys(("ged2", "ged2_unbiased", "calibration_error", "rand_error"), "↓"),
     **dict.fromkeys(("hm_iou", "iou_rec", "best_match_dice", "uncertainty_error_ncc", "ap50", "ap"), "↑"),
+    **{f"hidden_{what}_{of}": "↑" for what in ("iou", "accuracy") for of in ("rec", "samples")},
 }
 """Which way is better, where there is one."""
 NUM_BOOTSTRAPS = 1000
@@ -32,6 +33,8 @@ class Scope:
     has_instances: bool
     has_average_precision: bool
     """Instances among other classes, as in street scenes."""
+    extrapolates: bool = False
+    """A part of each image was hidden."""
 
 
 def counted(number: int, noun: str) -> str:
@@ -44,6 +47,16 @@ def counts(found: Mapping[str, Any]) -> str:
     images = counted(found["num_images"], f"{found['split']} image")
     seeds = f", mean of {found['num_seeds']} seeds" if found["num_seeds"] > 1 else ""
     return f"{images}, {counted(found['num_samples'], 'sample')} each{seeds}"
+
+
+def together(scope: Scope) -> list[tuple[str, ...]]:
+    """Those of `TOGETHER` that are listed: metrics of hidden parts only where there are hidden parts."""
+    return [names for names in TOGETHER if scope.extrapolates or names[0] not in HIDDEN_METRICS]
+
+
+def listed(found: Mapping[str, Any]) -> list[str]:
+    """The metrics that a summary or comparison lists, undefined ones too, in their order."""
+    return [name for name in ALL_METRICS if name in found]
 
 
 def summarise(rows: Sequence[Row], *, scope: Scope) -> dict[str, Any]:
@@ -62,7 +75,7 @@ def summarise(rows: Sequence[Row], *, scope: Scope) -> dict[str, Any]:
 
 def metric_entries(rows: Sequence[Row], *, scope: Scope) -> dict[str, Any]:
     """An entry for each metric, and `reasons` for those that are None."""
-    entries = {name: entry for names in TOGETHER for name, entry in _entries(rows, names).items()}
+    entries = {name: entry for names in together(scope) for name, entry in _entries(rows, names).items()}
     reasons = {name: _reason(name, rows, scope=scope) for name, entry in entries.items() if entry is None}
     return {**entries, "reasons": reasons}
 
@@ -134,13 +147,19 @@ def _set_value(rows: Sequence[Row], name: str) -> float | None:
 def _reason(name: str, rows: Sequence[Row], *, scope: Scope) -> str:
     """Why a metric is undefined over these rows."""
     one_grader = all(row.num_graders == 1 for row in rows)
+    of_instances = ("rand_error", "ap", "ap50")
+    of_pairs = ("ged2_unbiased", "sample_diversity", "hidden_sample_disagreement")
+    none_hidden = not any("hidden_accuracy_rec" in row.scores for row in rows)
     reasons: Iterable[tuple[bool, str]] = (
-        (name in ("rand_error", "ap", "ap50") and not scope.has_instances, "labels are classes, not instances"),
+        (name in of_instances and not scope.has_instances, "labels are classes, not instances"),
+        (name in of_instances and scope.extrapolates, "a part is hidden, so samples have no instances to agree on"),
         (name in ("ap", "ap50") and not scope.has_average_precision, "only for instances among other classes"),
         (not rows, "no image"),
-        (name in ("ged2_unbiased", "sample_diversity") and scope.num_samples == 1, "needs at least two samples"),
+        (name in of_pairs and scope.num_samples == 1, "needs at least two samples"),
         (name == "ged2_unbiased" and one_grader, "needs at least two graders"),
-        (name in ("rand_error", "ap", "ap50"), "no image has a true instance"),
+        (name in of_instances, "no image has a true instance"),
+        (name in HIDDEN_METRICS and none_hidden, "no hidden pixel is valid, or rows are older than this metric"),
+        (name.startswith("border_agreement"), "nothing that is given reaches the hidden part, in every image"),
         (name == "calibration_error", "no image has a valid pixel"),
         (name == "uncertainty_error_ncc", "uncertainty or error is the same at all pixels, in every image"),
     )
@@ -151,18 +170,20 @@ def pooled(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """One summary of several trained models: their bootstraps, equally many of each, as one set.
 
     The mean of the pooled draws is the mean of the models' means; their variance the mean of the models' variances
-    and the variance of their means. A metric that is undefined for one model is so for the pool.
+    and the variance of their means. A metric that is undefined for one model is so for the pool; one that is not
+    listed for all is left out.
     """
-    first = summaries[0]
     merged: dict[str, Any] = {}
-    for key in first:
+    in_all = [key for key in summaries[0] if all(key in summary for summary in summaries)]
+    for key in in_all:
         values = [summary[key] for summary in summaries]
         if key in ALL_METRICS:
             merged[key] = None if any(value is None for value in values) else _pooled_entry(values)
         elif key == "subset_b":
             merged[key] = pooled(values)
         elif key == "reasons":
-            merged[key] = {name: reason for value in reversed(values) for name, reason in value.items()}
+            reasons = {name: reason for value in reversed(values) for name, reason in value.items()}
+            merged[key] = {name: reason for name, reason in reasons.items() if name in in_all}
         elif key == "num_images":
             merged[key] = min(values)
         elif key == "num_failed":

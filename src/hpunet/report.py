@@ -40,8 +40,9 @@ thead th { border-bottom: 2px solid #111; }
 
 _EVALUATIONS = (
     "Mean ± standard deviation over bootstraps of the images; columns are run, split and number of samples. Lower is "
-    "better for ged2, ged2_unbiased, calibration_error and rand_error, higher for the others; sample_diversity is "
-    "neither good nor bad by itself."
+    "better for ged2, ged2_unbiased, calibration_error and rand_error, higher for the others. sample_diversity and "
+    "hidden_sample_disagreement are neither good nor bad by themselves; hidden_accuracy_background and "
+    "border_agreement_truth are marks to hold the samples against."
 )
 
 

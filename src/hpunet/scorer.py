@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int, Int32, UInt8
+from jaxtyping import Bool, Float, Int, Int32, UInt8
 from torch import Tensor, nn
 
 from hpunet.batch import Batch
@@ -33,6 +33,7 @@ from hpunet.models.protocol import SegmentationModel
 from hpunet.sampling import reconstruct, sample
 from hpunet.scoring import (
     centre_crop,
+    hidden_scores,
     image_scores,
     instances_of,
     metric_arguments,
@@ -64,6 +65,17 @@ class _Maps(NamedTuple):
     labels: UInt8[np.ndarray, "b s h w"]
     confidence: Float[np.ndarray, "b h w"] | None
     rebuilt: Int[Tensor, "b r h w"]
+    visible: Bool[Tensor, "b h w"] | None = None
+    """What the prior saw, where a part was hidden from it."""
+
+
+_Drawing = tuple[
+    UInt8[np.ndarray, "b s h w"],
+    Float[np.ndarray, "b h w"] | None,
+    Int[Tensor, "b r h w"],
+    Bool[Tensor, "b h w"] | None,
+]
+"""The last fields of `_Maps`."""
 
 
 class Drawn(NamedTuple):
@@ -106,8 +118,13 @@ class Scorer:
     @property
     def scope(self) -> Scope:
         """Which metrics there can be. Average precision is for instances among other classes: street scenes."""
-        among_others = self.info.has_instances and self.info.num_fixed_classes > 1
-        return Scope(self.num_samples, self.info.has_instances, among_others)
+        among_others = self.finds_instances and self.info.num_fixed_classes > 1
+        return Scope(self.num_samples, self.info.has_instances, among_others, self.extrapolate)
+
+    @property
+    def finds_instances(self) -> bool:
+        """Whether samples are clustered: not where they are given the ids of a part and are to vary in the rest."""
+        return self.info.has_instances and not self.extrapolate
 
     def identity(self, source: Source, *, options: Mapping[str, Any]) -> dict[str, Any]:
         """All that decides the rows."""
@@ -172,7 +189,7 @@ class Scorer:
         return [named[item.number] for item in drawn.items]
 
     def _scored(self, source: Source, drawn: "_Maps") -> dict[int, Row]:
-        indices, keys, batch, truth, labels, confidence, rebuilt = drawn
+        indices, keys, batch, truth, labels, confidence, rebuilt, visible = drawn
         maps, common = torch.from_numpy(labels), metric_arguments(batch, self.info)
         all_classes = {name: value for name, value in common.items() if name != "classes"}
         scores = {
@@ -181,6 +198,10 @@ class Scorer:
             "calibration_error": calibration_error(samples=maps, **common),
             "uncertainty_error_ncc": uncertainty_error_ncc(samples=maps, **all_classes),
         }
+        if visible is not None:
+            scores |= hidden_scores(
+                samples=maps, reconstructions=rebuilt, visible=visible, batch=batch, info=self.info
+            )
         marked = subset_b(**common)
         found = {}
         for i, index in enumerate(indices):
@@ -217,14 +238,12 @@ class Scorer:
         singles = [centre_crop(_as_batch(found), crop=self.crop) for found in samples]
         batch = Batch(**{name: torch.cat([getattr(s, name) for s in singles]) for name in vars(singles[0])})
         truth = None
-        if self.info.has_instances:
+        if self.finds_instances:
             truth = true_instances(batch, self.info)
         return with_evaluation_ids(batch, keys=keys, info=self.info, seed=self.seed), truth
 
-    def _draw(
-        self, batch: Batch, *, indices: Sequence[int], keys: Sequence[str]
-    ) -> Iterator[tuple[UInt8[np.ndarray, "b s h w"], Float[np.ndarray, "b h w"] | None, Int[Tensor, "b r h w"]]]:
-        """For each seed what `_sampled` gives, and reconstructions, which are the same for all."""
+    def _draw(self, batch: Batch, *, indices: Sequence[int], keys: Sequence[str]) -> Iterator[_Drawing]:
+        """For each seed what `_sampled` gives; reconstructions and what was visible, which are the same for all."""
         image, cond = self._prior_inputs(batch, indices)
         with torch.no_grad():  # not around a `yield`, where it would reach the caller
             features = self._network.encode(image=image, cond=cond)
@@ -232,9 +251,10 @@ class Scorer:
         rebuilt = reconstruct(
             self._network, image=image, labels=labels, return_logits=False, features=features
         ).labels.cpu()
+        visible = None if cond is None else cond[:, 0].cpu() > 0
         for seed in range(self.seed, self.seed + self.num_seeds):
             generators = self._generators(keys, seed=seed)
-            yield *self._sampled(image, features=features, generators=generators), rebuilt
+            yield *self._sampled(image, features=features, generators=generators), rebuilt, visible
 
     def _sampled(
         self, image: Float[Tensor, "b c h w"], *, features: Sequence[Tensor], generators: Sequence[torch.Generator]

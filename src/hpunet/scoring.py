@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float64, Int32, Integer
+from jaxtyping import Bool, Float, Float64, Int32, Integer
 from torch import Tensor
 
 from hpunet.batch import Batch
@@ -14,7 +14,14 @@ from hpunet.data.base import SetInfo
 from hpunet.data.extrapolation import NUM_UNIFORMS, hide
 from hpunet.data.instance_ids import assign_ids, evaluation_table
 from hpunet.instances import cluster, clustering_threshold, merge_to_background, postprocess
-from hpunet.metrics import iou_rec, pair_ious
+from hpunet.metrics import (
+    border_agreement,
+    hidden_accuracy,
+    hidden_iou,
+    hidden_sample_disagreement,
+    iou_rec,
+    pair_ious,
+)
 from hpunet.models.protocol import SegmentationModel
 from hpunet.noise import Stream, keyed_uniform
 from hpunet.sampling import Generators, HowToTake, reconstruct, sample
@@ -98,6 +105,36 @@ def image_scores(
         "hm_iou": pairs.hungarian_iou(),
         "sample_diversity": pairs.sample_diversity(),
         "iou_rec": iou_rec(reconstructions=reconstructions, **common),
+    }
+    return {name: torch.as_tensor(values, device="cpu") for name, values in scores.items()}
+
+
+def hidden_scores(
+    *,
+    samples: Integer[Tensor, "b s h w"],
+    reconstructions: Integer[Tensor, "b r h w"],
+    visible: Bool[Tensor, "b h w"],
+    batch: Batch,
+    info: SetInfo,
+) -> dict[str, Float64[Tensor, " b"]]:
+    """How the hidden part of each image is completed, on the CPU; NaN where undefined.
+
+    Truth and reconstruction are those of the grader whose visible labels the prior was given.
+    """
+    labels = of_first_grader(batch, batch.labels)
+    rebuilt = of_first_grader(batch, reconstructions).unsqueeze(1)
+    pixels: dict[str, Any] = {"visible": visible, "valid": batch.valid, "num_classes": info.num_classes}
+    all_classes = {**pixels, "labels": labels}
+    stochastic = {**all_classes, "classes": info.stochastic_classes}
+    scores = {
+        "hidden_iou_rec": hidden_iou(maps=rebuilt, **stochastic),
+        "hidden_iou_samples": hidden_iou(maps=samples, **stochastic),
+        "hidden_accuracy_rec": hidden_accuracy(maps=rebuilt, **all_classes),
+        "hidden_accuracy_samples": hidden_accuracy(maps=samples, **all_classes),
+        "hidden_accuracy_background": hidden_accuracy(maps=torch.zeros_like(rebuilt), **all_classes),
+        "border_agreement_samples": border_agreement(maps=samples, **stochastic),
+        "border_agreement_truth": border_agreement(maps=labels.unsqueeze(1), **stochastic),
+        "hidden_sample_disagreement": hidden_sample_disagreement(samples=samples, **pixels),
     }
     return {name: torch.as_tensor(values, device="cpu") for name, values in scores.items()}
 
