@@ -14,6 +14,7 @@ from hpunet import storage
 from hpunet import train as train_module
 from hpunet.build import learning_rate_at
 from hpunet.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
+from hpunet.cli_train import ProgressLine
 from hpunet.config import Settings
 from hpunet.data.packs import open_pack
 from hpunet.errors import CheckpointError, ConfigError, DivergenceError
@@ -237,8 +238,8 @@ def test_train_saves_and_stops_when_asked_to(number: int, pack: Path, tmp_path: 
 
 
 def test_second_interrupt_is_the_usual_one_and_a_second_sigterm_is_not() -> None:
-    before = signal.getsignal(signal.SIGINT)
-    with stop_on_signals() as stop:
+    before, said = signal.getsignal(signal.SIGINT), list[str]()
+    with stop_on_signals(said.append) as stop:
         assert stop.asked() is None
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGTERM)
@@ -248,6 +249,36 @@ def test_second_interrupt_is_the_usual_one_and_a_second_sigterm_is_not() -> None
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is before
+    assert said == ["stopping after this iteration"]
+
+
+def test_slow_steps_are_shown_before_they_are_logged(
+    pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[int, set[str]]] = []
+    monkeypatch.setattr("hpunet.train.SHOWN_EVERY_SECONDS", 0)
+    settings = tiny_settings("optimiser.iterations=4", "watch.log_every=3", "watch.validate_every=100")
+    quietly(settings, pack=pack, run=tmp_path, watch=lambda step, numbers: seen.append((step, set(numbers))))
+    assert seen[0] == (0, set())
+    assert [step for step, names in seen if "its" in names] == [1, 2, 3, 4]
+    assert [line["step"] for line in read_log(tmp_path / LOG_FILE) if "loss" in line] == [3, 4]
+
+
+def test_a_log_file_gets_whole_lines_with_the_time_left(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = tiny_settings("optimiser.iterations=20", "watch.log_every=10")
+    numbers = {"its": 0.5, "rec": 0.25, "lambda": 1.5, "lr": 1e-4, **{f"kl_{i}": 123.456 for i in range(9)}}
+    with ProgressLine(settings, quiet=False) as line:
+        line.update(0, {})
+        line.update(9, numbers)  # not yet: it was shown less than a minute ago
+        line.update(10, numbers)
+        monkeypatch.setattr("hpunet.cli_train.LINE_EVERY_SECONDS", 0)
+        line.update(11, numbers)
+    lines = capsys.readouterr().err.splitlines()
+    assert [words.split(":")[0] for words in lines] == ["iteration 10 of 20, 0", "iteration 11 of 20, 0"]
+    assert lines[0].startswith("iteration 10 of 20, 0:00:20 left: 0.5 it/s  rec 0.250")
+    assert lines[0].endswith("lr 1.0e-04")
 
 
 def test_best_is_never_nan(pack: Path, tmp_path: Path) -> None:

@@ -1,17 +1,22 @@
 """`hpunet train`: settings from a preset, a progress line while it runs, clear words when it stops."""
 
 import math
+import time
 from collections.abc import Iterable
+from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn, track
+from rich.table import Column
 
 from hpunet.config import Settings, load_settings
 
 console = Console(stderr=True)
+LINE_EVERY_SECONDS = 60
+"""Where there is no terminal and steps are slow."""
 
 
 def train_command(
@@ -67,16 +72,21 @@ def _packing(samples: Iterable[Any], count: int, title: str) -> Iterable[Any]:
 
 
 class ProgressLine:
-    """Iteration, speed, time left, rec against κ, λ, KL of each scale, learning rate; and the last validation."""
+    """Iteration, speed, time left, rec against κ, λ, KL of each scale, learning rate; and the last validation.
+
+    In a terminal a line that is renewed. A log file gets one every `log_every` iterations, or every minute.
+    """
 
     def __init__(self, settings: Settings, *, quiet: bool) -> None:
         self.settings = settings
         self._numbers: dict[str, float] = {}
+        self._printed = time.monotonic()
+        whole = Column(no_wrap=True)  # a narrow terminal breaks the numbers behind, not these
         self._progress = Progress(
-            MofNCompleteColumn(),
-            BarColumn(bar_width=16),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[words]}", markup=False),
+            MofNCompleteColumn(table_column=whole),
+            BarColumn(bar_width=16, table_column=whole),
+            TimeRemainingColumn(table_column=whole),
+            TextColumn("{task.fields[words]}", markup=False, table_column=Column()),
             console=Console(stderr=True, quiet=quiet),
         )
         self._task = self._progress.add_task("training", total=settings.optimiser.iterations, words="starting")
@@ -90,18 +100,23 @@ class ProgressLine:
 
     def say(self, message: str) -> None:
         """A line of its own above the progress line."""
-        self._progress.console.print(message, highlight=False)
+        self._progress.console.print(message, highlight=False, soft_wrap=True)
 
     def update(self, step: int, numbers: dict[str, float]) -> None:
         """Show the newest numbers; a validation also gets a line of its own."""
-        self._progress.start()  # not before there is progress: an error should stand alone
+        if self._progress.console.is_terminal:
+            self._progress.start()  # not before training begins: an error should stand alone
         self._numbers |= numbers
-        self._progress.update(self._task, completed=step, words=self._words())
-        is_validation = "ged2" in numbers
-        if is_validation:
+        self._progress.update(self._task, completed=step, words=self._words() if self._numbers else "starting")
+        if "ged2" in numbers:
             self.say(f"iteration {step}: " + ", ".join(f"{n} {v:.4f}" for n, v in numbers.items()))
-        elif not self._progress.console.is_terminal:
-            self.say(f"iteration {step}: {self._words()}")  # a log file has no line to renew
+        elif numbers and not self._progress.console.is_terminal:
+            last = self.settings.optimiser.iterations
+            due = step % self.settings.watch.log_every == 0 or step == last
+            if due or time.monotonic() - self._printed > LINE_EVERY_SECONDS:
+                self._printed = time.monotonic()
+                left = timedelta(seconds=round((last - step) / numbers["its"]))
+                self.say(f"iteration {step} of {last}, {left} left: {self._words()}")
 
     def _words(self) -> str:
         now = self._numbers

@@ -3,7 +3,7 @@
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -26,11 +26,14 @@ class Interrupted(BaseException):
 class Stop:
     """Whether a signal asked to stop; with several processes, any one of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, say: Callable[[str], None]) -> None:
         self.signal_number = 0
+        self._say = say
 
     def note(self, signal_number: int, _frame: FrameType | None) -> None:
         """The handler."""
+        if not self.signal_number:
+            self._say("stopping after this iteration")
         if world_size() == 1:
             if signal_number == signal.SIGINT:  # a second Ctrl-C is the usual one
                 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -50,9 +53,9 @@ class Stop:
 
 
 @contextmanager
-def stop_on_signals() -> Iterator[Stop]:
-    """Note SIGTERM and SIGINT instead of dying of them, where handlers can be set: in the main thread."""
-    stop = Stop()
+def stop_on_signals(say: Callable[[str], None]) -> Iterator[Stop]:
+    """Note SIGTERM and SIGINT, and say so, instead of dying of them, in the main thread: only there can they be."""
+    stop = Stop(say)
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return

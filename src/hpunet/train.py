@@ -54,7 +54,9 @@ from hpunet.weights import check_fits
 SETTINGS_FILE, RUN_FILE = "settings.json", "run.json"
 STATE_KEYS = {"settings", "data", "info", "optimiser", "random", "best", "skipped", "skipped_in_a_row"}
 Watcher = Callable[[int, dict[str, float]], None]
-"""Told the step and the newest numbers whenever there are any: the progress line."""
+"""Told the step and the newest numbers: the progress line. At first there are none."""
+SHOWN_EVERY_SECONDS = 10
+"""Numbers are shown at least so often, also where steps are slow; they are logged every `watch.log_every` steps."""
 
 
 def prepare_data(where: str, *, options: dict[str, Any], run: Path, progress: Any = None) -> Path:
@@ -320,7 +322,7 @@ def train(
         replace_file(run / RUN_FILE, dump_json({**describe_run(), **about}, name=RUN_FILE))
         open_logs = open_loggers(run, last_step=training.step, more=loggers)
     try:
-        with stop_on_signals() as stop:
+        with stop_on_signals(say) as stop:
             return _loop(training, validation, open_logs, stop=stop, watch=watch or (lambda _step, _numbers: None))
     finally:
         for logger in open_logs:
@@ -332,20 +334,23 @@ def _loop(
 ) -> dict[str, float]:
     watching, end = training.settings.watch, training.settings.optimiser.iterations
     newest: dict[str, float] = {}
+    watch(training.step, {})
     last_time, last_step = time.perf_counter(), training.step
+    last_shown = last_time
     for terms, norm in training.run_steps():
         training.step += 1
-        step = training.step
+        step, now = training.step, time.perf_counter()
         log_now = step % watching.log_every == 0 or step == end
-        if log_now or training.device.type == "cpu":
+        show_now = log_now or now - last_shown > SHOWN_EVERY_SECONDS
+        if show_now or training.device.type == "cpu":
             numbers = training.numbers(terms, norm)
+        if show_now:
+            now = last_shown = time.perf_counter()  # a GPU has done the step only now
+            watch(step, {**numbers, "its": (step - last_step) / (now - last_time)})
         if log_now:
-            now = time.perf_counter()
-            rate = (step - last_step) / (now - last_time)
             last_time, last_step = now, step
             for logger in loggers:
                 logger.numbers(step, numbers)
-            watch(step, {**numbers, "its": rate})
         if step % watching.validate_every == 0 or step == end:
             newest = validation.run_at(step, loggers, averaged=training.train_step.averaged)
             watch(step, newest)
@@ -353,6 +358,7 @@ def _loop(
                 training.best = newest[watching.best]
                 training.save(name="best")
             last_time, last_step = time.perf_counter(), step  # the rate is that of training alone
+            last_shown = last_time
         asked = stop.asked() if world_size() == 1 or log_now else None
         if asked is not None or step % watching.checkpoint_every == 0 or step == end:
             training.save()
