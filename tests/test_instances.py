@@ -8,7 +8,14 @@ from scipy import ndimage
 
 from hpunet.data.synthetic import open_synthetic
 from hpunet.errors import ConfigError, DataError
-from hpunet.instances import cluster, clustering_threshold, instance_scores, merge_to_background, postprocess
+from hpunet.instances import (
+    cluster,
+    clustering_threshold,
+    connected_parts,
+    instance_scores,
+    merge_to_background,
+    postprocess,
+)
 from hpunet.metrics import rand_error
 
 
@@ -185,6 +192,29 @@ def test_postprocess_paints_thin_clusters_and_leaves_the_rest() -> None:
     assert (found[:, 12:] == 0).all()
     instances[4:9, 8:13] = 7
     assert np.array_equal(postprocess(instances, keep_unmatched=True), instances)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_connected_parts_equal_a_flood_of_each(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    height, width = rng.integers(1, 9, size=2)
+    instances = rng.integers(0, rng.integers(1, 5), size=(height, width), dtype=np.int32)
+    expected, number = np.zeros_like(instances), 0
+    for place in sorted(np.ndindex(height, width), key=lambda place: instances[place]):
+        if instances[place] and not expected[place]:
+            number += 1
+            todo = [place]
+            while todo:
+                y, x = todo.pop()
+                expected[y, x] = number
+                around = ((y + i, x + j) for i in (-1, 0, 1) for j in (-1, 0, 1))
+                todo += [
+                    (i, j)
+                    for i, j in around
+                    if 0 <= i < height and 0 <= j < width
+                    and not expected[i, j] and instances[i, j] == instances[place]
+                ]  # fmt: skip
+    assert (connected_parts(instances) == expected).all()
 
 
 def test_postprocess_with_no_neighbour_keeps_or_clears() -> None:

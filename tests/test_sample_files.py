@@ -358,7 +358,9 @@ def perfect(trained: TrainedModel, truth: dict[bytes, np.ndarray]) -> Callable[.
     return draw_truth
 
 
-@pytest.mark.parametrize(("kind", "how"), [("neurites", ()), ("neurites", ("--samples", 8)), ("streets", ())])
+@pytest.mark.parametrize(
+    ("kind", "how"), [("neurites", ()), ("neurites", ("--samples", 8)), ("streets", ("--connected",))]
+)
 def test_instances_of_a_perfect_sampler_are_the_true_ones(
     hpunet_command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, kind: str, how: tuple[Any, ...]
 ) -> None:

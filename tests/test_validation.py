@@ -132,3 +132,7 @@ def test_instances_of_samples_are_those_that_they_agree_on() -> None:
     assert rand_error(prediction=found[None], truth=cars[None])[0] == 0
     one_for_all = instances_of(np.full_like(samples, labels.max()), info=info, alpha=16, seed=0)
     assert rand_error(prediction=one_for_all[None], truth=cars[None])[0] > 0.2
+    same_id = np.where(cars > 0, labels.max(), other)[None].repeat(16, axis=0)
+    apart = instances_of(same_id, info=info, alpha=16, seed=0, connected=True)
+    assert [len(np.unique(apart[cars == number])) for number in (1, 2, 3)] == [1, 1, 1]
+    assert apart[4, 2] == apart[4, 21] != apart[14, 20]  # the two that touch stay one

@@ -45,6 +45,10 @@ def evaluate_command(
         int | None,
         typer.Option(help="Instances: threshold α of the clustering; by default as many as samples.", min=0),
     ] = None,
+    connected: Annotated[
+        bool,
+        typer.Option("--connected", help="Parts of an instance that do not touch are instances of their own."),
+    ] = False,
     kernels: Annotated[
         str, typer.Option(help="fused: bf16 on fused GPU kernels, for throughput; auto and torch: float32.")
     ] = "auto",
@@ -84,6 +88,7 @@ def evaluate_command(
                 seeds=seeds,
                 batch=batch,
                 alpha=alpha,
+                connected=connected,
                 kernels=kernels,
                 replace=replace,
                 device=device,
@@ -134,6 +139,7 @@ def _evaluate_run(
         seed=how["seed"],
         num_seeds=how["seeds"],
         alpha=how["alpha"],
+        connected=how["connected"],
         extrapolate=trained.settings.data.extrapolate,
         device=device,
         sampler=sampler_for(trained.model, kernels=how["kernels"], device=device),

@@ -32,6 +32,12 @@ if TYPE_CHECKING:
     from hpunet.trained import TrainedModel
 
 
+Connected = Annotated[
+    bool,
+    typer.Option("--connected", help="Parts of an instance that do not touch are instances of their own."),
+]
+
+
 def instances_command(
     run: Run,
     out: Out,
@@ -44,12 +50,13 @@ def instances_command(
         list[str] | None, typer.Option("--set", help="Option of the data's kind; by default as in training.")
     ] = None,
     samples: Annotated[
-        int | None, typer.Option(help="Samples an image; by default 16, or 32 beside other classes.", min=1)
+        int | None, typer.Option(help="Samples an image; by default 16, or 32 with fewer than 10 ids.", min=1)
     ] = None,
     alpha: Annotated[
         int | None,
         typer.Option(help="Hamming distance (two a differing sample) in a cluster; by default --samples.", min=0),
     ] = None,
+    connected: Connected = False,
     seed: Seed = 0,
     checkpoint: Checkpoint = "latest",
     tile: Tile = "auto",
@@ -78,7 +85,13 @@ def instances_command(
     chosen, num_samples = parse_slices(slices), samples or usual_number(trained.info)
     threshold = clustering_threshold(alpha, num_samples=num_samples)
     how = HowToSample(num_samples=num_samples, seed=seed, tile=tile, window=window)
-    settings: dict[str, Any] = {"out": out, "how": how, "alpha": threshold, "nifti": nifti}
+    settings: dict[str, Any] = {
+        "out": out,
+        "how": how,
+        "alpha": threshold,
+        "connected": connected,
+        "nifti": nifti,
+    }
 
     def from_file(item: tuple[str, Path], begin: Callable[[int], None], advance: Callable[[int], None]) -> None:
         name, path = item

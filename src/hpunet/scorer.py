@@ -99,6 +99,8 @@ class Scorer:
     """Seeds from `seed` on that an image is scored with; its scores are the means over them."""
     alpha: int | None = None
     """Threshold of the clustering to instances; by default the number of samples, as in the paper (App. G)."""
+    connected: bool = False
+    """Whether parts of a cluster that do not touch are instances of their own."""
     extrapolate: bool = False
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     sampler: SegmentationModel | None = None
@@ -136,6 +138,7 @@ class Scorer:
             "seed": self.seed,
             **({} if self.num_seeds == 1 else {"seeds": self.num_seeds}),
             "alpha": self._alpha if self.info.has_instances else None,
+            **({"connected": True} if self.connected else {}),
             "crop": list(self.crop),
             "extrapolate": self.extrapolate,
             **({} if self.sampler is None else {"kernels": "fused"}),
@@ -209,7 +212,9 @@ class Scorer:
             matches = None
             if truth is not None:
                 valid = batch.valid[i].numpy()
-                predicted = instances_of(labels[i], info=self.info, alpha=self._alpha, seed=self.seed)
+                predicted = instances_of(
+                    labels[i], info=self.info, alpha=self._alpha, connected=self.connected, seed=self.seed
+                )
                 values["rand_error"] = float(
                     rand_error(prediction=predicted[None], truth=truth[i][None], valid=valid[None])[0]
                 )
@@ -311,6 +316,7 @@ class Scorer:
                 generators=lambda key=row.key: self._generators([key], seed=self.seed),  # type: ignore[misc]
                 truth=truth,
                 alpha=self._alpha,
+                connected=self.connected,
                 seed=self.seed,
             )
             for name, value in arrays.items():

@@ -13,7 +13,7 @@ from hpunet.data.augment import NO_AUGMENTATION, apply_warp, draw_warp
 from hpunet.data.base import SetInfo
 from hpunet.data.extrapolation import NUM_UNIFORMS, hide
 from hpunet.data.instance_ids import assign_ids, evaluation_table
-from hpunet.instances import cluster, clustering_threshold, merge_to_background, postprocess
+from hpunet.instances import cluster, clustering_threshold, connected_parts, merge_to_background, postprocess
 from hpunet.metrics import (
     border_agreement,
     hidden_accuracy,
@@ -146,15 +146,17 @@ def true_instances(batch: Batch, info: SetInfo) -> Int32[np.ndarray, "b h w"]:
 
 
 def instances_of(
-    samples: Integer[np.ndarray, "s h w"], *, info: SetInfo, alpha: int, seed: int
+    samples: Integer[np.ndarray, "s h w"], *, info: SetInfo, alpha: int, seed: int, connected: bool = False
 ) -> Int32[np.ndarray, "h w"]:
     """Instances by clustering samples, and post-processing, as the paper does on this kind of data (App. G and H).
 
     Beside other classes (street scenes) everything but the instances becomes background first, and thin clusters
-    without neighbours vanish; where all is instances (EM) they stay.
+    without neighbours vanish; where all is instances (EM) they stay. Where instances are `connected`, clusters are
+    taken apart before that.
     """
     merged = merge_to_background(samples, stochastic_classes=info.stochastic_classes)
     clusters = cluster(merged, num_classes=1 + len(info.stochastic_classes), threshold=alpha, seed=seed)
+    clusters = connected_parts(clusters) if connected else clusters
     return postprocess(clusters, keep_unmatched=info.num_fixed_classes == 1)
 
 
@@ -170,14 +172,15 @@ def shown_arrays(
     generators: Callable[[], Generators],
     truth: Int32[np.ndarray, "b h w"] | None = None,
     alpha: int | None = None,
+    connected: bool = False,
     seed: int = 0,
 ) -> dict[str, np.ndarray]:
     """What figures draw of a few images: maps of graders, reconstructions and samples, deviations by scale.
 
     The arrays are those of `examples.py`; of the samples at most 8 an image are kept, deviations are over all. Where
     there are true instances (`truth`), those found by clustering all samples stand beside them, α (by default the
-    number of samples) and `seed` as in `instances_of`. Where a part of the image was hidden, samples are meant to
-    differ, so there are no instances to agree on.
+    number of samples), `connected` and `seed` as in `instances_of`. Where a part of the image was hidden, samples are
+    meant to differ, so there are no instances to agree on.
     """
     rest: list[HowToTake] = ["mean"] * (len(model.latent_dims) - 1)
     ways: dict[str, Sequence[HowToTake]] = {
@@ -201,7 +204,8 @@ def shown_arrays(
         arrays[f"samples_{name}"] = _maps(drawn.labels[:, :NUM_SHOWN_SAMPLES])
         if name == "full" and truth is not None and cond is None:
             threshold = clustering_threshold(alpha, num_samples=num_samples)
-            found = [instances_of(m, info=info, alpha=threshold, seed=seed) for m in _maps(drawn.labels)]
+            how: dict[str, Any] = {"info": info, "alpha": threshold, "connected": connected, "seed": seed}
+            found = [instances_of(each, **how) for each in _maps(drawn.labels)]
             arrays |= {"instances": np.stack(found), "true_instances": truth}
         probability = drawn.probs[:, :, list(info.stochastic_classes)].sum(dim=2)
         arrays[f"std_{name}"] = probability.float().std(dim=1, correction=0).cpu().numpy()
