@@ -39,8 +39,8 @@ def look(info: SetInfo, size: tuple[int, int], largest: tuple[int, int] | None =
     return Look(info=info, num_train=num_train, num_val=50, smallest=size, largest=largest or size)
 
 
-def settings_for(seen: Look, *, model: Any = "hpu", options: dict[str, Any] | None = None) -> Settings:
-    sections = suggest(seen, model=model, options=options or {})
+def settings_for(seen: Look, *, model: Any = "hpu", options: dict[str, Any] | None = None, **how: Any) -> Settings:
+    sections = suggest(seen, model=model, options=options or {}, **how)
     text = settings_text(sections, look=seen, where="somewhere", out=Path("some.toml"))
     return check_settings(tomllib.loads(text), where="some.toml")
 
@@ -86,6 +86,13 @@ def test_crop_fits_every_image_and_divides_by_its_scales(height: int, width: int
 def test_crop_of_tiny_images_is_refused() -> None:
     with pytest.raises(DataError, match="smallest image side is 7 pixels; at least 8"):
         choose_crop((7, 100))
+    with pytest.raises(DataError, match="a crop has 7 pixels; at least 8"):
+        choose_crop((70, 100), limit=7)
+
+
+def test_crop_keeps_to_a_limit() -> None:
+    assert choose_crop((1024, 2048), limit=128) == ((128, 128), 8)
+    assert choose_crop((100, 130), limit=100) == ((96, 96), 6)
 
 
 @pytest.mark.parametrize(
@@ -142,6 +149,23 @@ def test_suggestions_build_and_divide_the_crop(info: SetInfo, size: tuple[int, i
     assert (settings.data.crop[0] % network.size_multiple, settings.data.crop[1] % network.size_multiple) == (0, 0)
     assert settings.optimiser.batch_size == 5
     assert settings.watch.best == ("iou_rec" if info.has_instances else "ged2")
+
+
+@pytest.mark.parametrize("model", ["hpu", "punet"])
+@pytest.mark.parametrize("info", [describe(), instances(3, in_channels=3)], ids=["classes", "instances"])
+def test_small_suggestions_are_smaller_and_build(info: SetInfo, model: str) -> None:
+    seen = look(info, (256, 512))
+    settings = settings_for(seen, model=model, small=True)
+    assert settings.data.crop == (128, 128)
+    usual = settings_for(seen, model=model, crop=128)
+    networks = []
+    for chosen in (settings, usual):
+        with torch.device("meta"):
+            networks.append(build_model(chosen.model, info=info))
+    small, large = (sum(p.numel() for p in network.parameters()) for network in networks)
+    assert small < large / 4
+    assert settings.optimiser.iterations < usual.optimiser.iterations / 4
+    assert settings.objective == usual.objective
 
 
 def test_latents_are_fewer_for_small_images() -> None:

@@ -25,6 +25,12 @@ def init_command(
     options: Annotated[
         list[str] | None, typer.Option("--set", help="Option of the data's kind, as for `hpunet data`: size=128.")
     ] = None,
+    crop: Annotated[
+        int | None, typer.Option(help="Sides of the crop, at most; by default 512×1024.", show_default=False, min=8)
+    ] = None,
+    small: Annotated[
+        bool, typer.Option("--small", help="A small network, trained for a short while: a first try on a CPU.")
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there already.")] = False,
 ) -> None:
     """Look at data and write settings that fit them, each with its reason, for `hpunet train`."""
@@ -38,7 +44,8 @@ def init_command(
     from hpunet.storage import replace_file
 
     look = look_at(data, options=chosen, progress=_looking)
-    text = settings_text(suggest(look, model=model, options=chosen), look=look, where=data, out=out)
+    sections = suggest(look, model=model, options=chosen, crop=crop, small=small)
+    text = settings_text(sections, look=look, where=data, out=out)
     replace_file(out, text.encode())
     console.print(
         f"Wrote {out} for {look.num_train:,} training and {look.num_val:,} validation images. Read it, then train:\n"

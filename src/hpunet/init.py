@@ -28,6 +28,8 @@ BATCH_PIXELS = 24 * 256**2
 """Pixels in a batch: those of the paper's on SNEMI3D."""
 LARGE_CROP = 256**2
 """Crops of more pixels get fewer blocks and recomputed activations."""
+SMALL_CROP, SMALL_BATCH, SMALL_ITERATIONS = 128, 8, 2000
+"""A first try on a CPU: sides of the crop at most, images in a batch at most, iterations."""
 RESIDENT_BYTES = 8 * 2**30
 """Larger data are not expected to fit on the GPU."""
 
@@ -94,17 +96,19 @@ def _sizes(source: Source, progress: Progress | None) -> set[tuple[int, int]]:
     return {(sample.valid.shape[0], sample.valid.shape[1]) for sample in samples}
 
 
-def choose_crop(smallest: tuple[int, int]) -> tuple[tuple[int, int], int]:
+def choose_crop(smallest: tuple[int, int], *, limit: int = MAX_LONG) -> tuple[tuple[int, int], int]:
     """The crop (height, width) and the number of scales for images of at least this size.
 
     The largest crop that fits and ends in 1 to `MAX_BOTTOM` pixels a side after halving; of several ways to halve it
-    the deepest. At most `MAX_SHORT` along the shorter side, and the longer one in proportion, up to `MAX_LONG`.
+    the deepest. At most `MAX_SHORT` along the shorter side, and the longer one in proportion, up to `MAX_LONG`, but
+    no side longer than `limit`.
     """
     short, long = min(smallest), max(smallest)
-    if short < 8:
-        raise DataError(f"the smallest image side is {short} pixels; at least 8 are needed")
+    if min(short, limit) < 8:
+        what = "the smallest image side is" if short < 8 else "a crop has"
+        raise DataError(f"{what} {min(short, limit)} pixels; at least 8 are needed")
     long_limit = min(MAX_LONG, MAX_SHORT * long // short)
-    limits = [min(side, MAX_SHORT if side == short else long_limit) for side in smallest]
+    limits = [min(side, limit, MAX_SHORT if side == short else long_limit) for side in smallest]
     bottoms = range(1, MAX_BOTTOM + 1)
     crops = [
         (y << (scales - 1), x << (scales - 1), scales)
@@ -126,17 +130,46 @@ def choose_kappa(info: SetInfo) -> float:
     return round(0.05 * math.log2(max(2, info.num_classes)), 2)
 
 
-def suggest(look: Look, *, model: ModelKind, options: Mapping[str, Any]) -> dict[str, list[Setting]]:
-    """Settings for data that look like this, section by section."""
-    crop, scales = choose_crop(look.smallest)
-    batch_size = _batch_size(crop, look.num_train)
-    return {
-        "model": _model(look.info, model, crop=crop, scales=scales),
-        "data": _data(look, crop=crop, options=options),
-        "augmentation": _augmentation(look, crop=crop),
+def suggest(
+    look: Look, *, model: ModelKind, options: Mapping[str, Any], crop: int | None = None, small: bool = False
+) -> dict[str, list[Setting]]:
+    """Settings for data that look like this, section by section.
+
+    `crop` is how long the sides of the crop may be; `small` is for a first try on a CPU.
+    """
+    limit = crop or (SMALL_CROP if small else MAX_LONG)
+    size, scales = choose_crop(look.smallest, limit=limit)
+    batch_size = _batch_size(size, look.num_train)
+    sections = {
+        "model": _model(look.info, model, crop=size, scales=scales),
+        "data": _data(look, crop=size, limit=limit, options=options),
+        "augmentation": _augmentation(look, crop=size),
         "objective": _objective(look.info, model),
         "optimiser": _optimiser(look, model, batch_size=batch_size),
-        "watch": _watch(look, crop=crop, iterations=_iterations(look.num_train, batch_size)),
+        "watch": _watch(look, crop=size, iterations=_iterations(look.num_train, batch_size)),
+    }
+    return _smaller(sections, look) if small else sections
+
+
+def _smaller(sections: dict[str, list[Setting]], look: Look) -> dict[str, list[Setting]]:
+    """The same for a network and a training that a CPU gets done with, not as in the paper."""
+    (scales,) = (len(setting.value) for setting in sections["model"] if setting.key == "channels")
+    why = "Small, for a first try on a CPU (--small)"
+    changes = {
+        "channels": (
+            [16 * min(4, 2**i) for i in range(scales)],
+            f"{why}: {scales} scales whose widths start at 16 and double to 64.",
+        ),
+        "blocks_per_scale": (1, f"{why}."),
+        "iterations": (SMALL_ITERATIONS, f"{why}; results go on getting better for much longer."),
+        "batch_size": (min(SMALL_BATCH, look.num_train), f"{why}."),
+        "learning_rates": ([5e-4, 2e-4, 5e-5], f"{why}: Adam's, one after the other, each for a third of it."),
+        "validate_every": (SMALL_ITERATIONS // 4, "Iterations between two validations."),
+        "validate_images": (min(20, look.num_val), f"{why}; always the same ones."),
+    }
+    return {
+        name: [Setting(s.key, *changes[s.key]) if s.key in changes else s for s in settings]
+        for name, settings in sections.items()
     }
 
 
@@ -186,7 +219,7 @@ def _model(info: SetInfo, model: ModelKind, *, crop: tuple[int, int], scales: in
     ]
 
 
-def _data(look: Look, *, crop: tuple[int, int], options: Mapping[str, Any]) -> list[Setting]:
+def _data(look: Look, *, crop: tuple[int, int], limit: int, options: Mapping[str, Any]) -> list[Setting]:
     (height, width), (large_height, large_width) = look.smallest, look.largest
     found = f"All images are {height}×{width}"
     if not look.has_one_size:
@@ -197,8 +230,8 @@ def _data(look: Look, *, crop: tuple[int, int], options: Mapping[str, Any]) -> l
         Setting(
             "crop",
             list(crop),
-            f"{found}. This is the largest crop (at most 512×1024) inside of every image that the scales can halve. "
-            "Training cuts it at random places, evaluation at the centre.",
+            f"{found}. This is the largest crop (at most {min(MAX_SHORT, limit)}×{limit}) inside of every image that "
+            "the scales can halve. Training cuts it at random places, evaluation at the centre.",
         ),
         Setting(
             "num_workers",
