@@ -1,5 +1,7 @@
 from collections import Counter
+from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from torch import Tensor
 
 from hpunet import ELBO, GECO, ConfigError, HPUNet
 from hpunet.batch import TrainingOutput
+from hpunet.models.gaussian import Gaussian, kl_divergence
 from hpunet.objectives import (
     Reconstruction,
     gumbel_noise,
@@ -184,6 +187,23 @@ def test_elbo_is_rec_plus_weighted_kl() -> None:
     assert float(terms.loss) == pytest.approx(rec + 0.3 * 3, rel=1e-12)
     assert terms.num_kept == valid.sum()
     assert float(terms.rec_per_pixel) == pytest.approx(rec * 2 / int(valid.sum()), rel=1e-12)
+
+
+@pytest.mark.parametrize("make", [partial(GECO, kappa=0.05), partial(ELBO, beta=0.3)], ids=["geco", "elbo"])
+def test_prior_pull_is_a_factor_on_the_gradient_of_the_prior_alone(make: Any) -> None:
+    logits, labels, valid = random_batch()
+    gradients, losses = [], []
+    for prior_pull in (1.0, 3.0):
+        torch.manual_seed(0)
+        raw = [torch.randn(2, 2, 2, 1, s, s, dtype=torch.float64, requires_grad=True) for s in (1, 2)]
+        prior, posterior = ([Gaussian(mean=r[net][0], log_sigma=r[net][1]) for r in raw] for net in (0, 1))
+        kl = [kl_divergence(posterior=q, prior=p).mean() for q, p in zip(posterior, prior, strict=True)]
+        output = TrainingOutput(logits=logits, latents=[], prior=prior, posterior=posterior, kl=torch.stack(kl))
+        terms = make(prior_pull=prior_pull, top_k=None).double()(output, labels=labels, valid=valid)
+        losses.append((terms.loss.item(), terms.kl.tolist()))
+        gradients.append(torch.cat([g.flatten(1) for g in torch.autograd.grad(terms.loss, raw)], dim=1))
+    assert losses[0] == losses[1]
+    torch.testing.assert_close(gradients[1], gradients[0] * torch.tensor([[3.0], [1.0]], dtype=torch.float64))
 
 
 def geco_step(geco: GECO, rec: float, optimiser: torch.optim.Optimizer) -> None:

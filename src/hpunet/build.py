@@ -48,12 +48,13 @@ def build_objective(settings: ObjectiveSettings, *, num_pieces: int) -> ELBO | G
     """The objective. A batch in pieces moves GECO's average piece by piece, at the same speed altogether."""
     top_k = None if settings.top_k == "all" else settings.top_k
     if settings.kind == "elbo":
-        return ELBO(beta=settings.beta, top_k=top_k, stochastic=settings.stochastic)
+        return ELBO(beta=settings.beta, prior_pull=settings.prior_pull, top_k=top_k, stochastic=settings.stochastic)
     return GECO(
         kappa=settings.kappa,
         decay=settings.decay ** (1 / num_pieces),
         rate=settings.rate,
         speed=settings.speed,
+        prior_pull=settings.prior_pull,
         top_k=top_k,
         stochastic=settings.stochastic,
     )

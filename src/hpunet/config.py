@@ -79,6 +79,8 @@ class ObjectiveSettings(_Section):
     """GECO: how many times as fast as in the authors' code λ moves."""
     beta: Annotated[float, Field(ge=0)] = 1.0
     """ELBO: weight of the KL."""
+    prior_pull: Annotated[float, Field(gt=0)] = 1.0
+    """How many times as strongly as in the plain KL the prior is moved towards the posterior."""
     top_k: Fraction | Literal["all"] = 0.02
     """Share of the pixels that count, the hardest ones; "all" for every valid pixel."""
     stochastic: bool = True

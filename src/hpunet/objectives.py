@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from hpunet.batch import TrainingOutput
 from hpunet.distributed import everyones, rank, summed, world_size
 from hpunet.errors import ConfigError, DataError
-from hpunet.models.gaussian import at_least_float32
+from hpunet.models.gaussian import Gaussian, at_least_float32, kl_divergence
 
 
 @dataclass(frozen=True)
@@ -143,14 +143,30 @@ class Reconstruction(nn.Module):
         return of_everyone(own), summed(kept.sum())
 
 
-class ELBO(nn.Module):
-    """rec + β · Σ KL (Eq. 5)."""
+def divergence(output: TrainingOutput, *, prior_pull: float) -> Float[Tensor, " scales"]:
+    """The KL of each scale; in gradient the prior is moved `prior_pull` times as strongly as KL alone would."""
+    if prior_pull == 1:
+        return output.kl
+    pulled = [
+        Gaussian(mean=_scaled_gradient(p.mean, prior_pull), log_sigma=_scaled_gradient(p.log_sigma, prior_pull))
+        for p in output.prior
+    ]
+    return torch.stack(
+        [kl_divergence(posterior=q, prior=p).mean() for q, p in zip(output.posterior, pulled, strict=True)]
+    )
 
-    def __init__(self, *, beta: float = 1.0, top_k: float | None = None, stochastic: bool = True) -> None:
+
+class ELBO(nn.Module):
+    """rec + β · Σ KL (Eq. 5). `prior_pull` as in `GECO`."""
+
+    def __init__(
+        self, *, beta: float = 1.0, prior_pull: float = 1.0, top_k: float | None = None, stochastic: bool = True
+    ) -> None:
         super().__init__()
-        if not beta >= 0:
-            raise ConfigError(f"beta: expected a number of at least 0, got {beta}")
+        if not beta >= 0 or not prior_pull > 0:
+            raise ConfigError(f"expected beta of at least 0 and prior_pull > 0, got {beta=}, {prior_pull=}")
         self.beta = beta
+        self.prior_pull = prior_pull
         self.reconstruction = Reconstruction(top_k=top_k, stochastic=stochastic)
 
     def forward(
@@ -166,7 +182,7 @@ class ELBO(nn.Module):
         rec, num_kept = self.reconstruction(
             logits=output.logits, labels=labels, valid=valid, gumbel=gumbel, generator=generator
         )
-        kl = of_everyone(output.kl)
+        kl = of_everyone(divergence(output, prior_pull=self.prior_pull))
         return Terms(
             loss=rec + self.beta * kl.sum(),
             rec=rec.detach(),
@@ -189,6 +205,8 @@ class GECO(nn.Module):
         decay: of the moving average, which starts at the first value.
         rate: factor on the gradient of w. Under Adam it has next to no effect.
         speed: w is the trained number times this, so under Adam λ moves so many times as fast; the authors' is 1.
+        prior_pull: how many times as strongly as in the plain KL the prior is moved towards the posterior. 1 is the
+            paper's; with more, what λ does to the reconstruction leaves the prior's match less behind.
         top_k: fraction of pixels the reconstruction term keeps, or None.
         stochastic: whether the top-k is drawn (Gumbel) or strict.
     """
@@ -203,18 +221,21 @@ class GECO(nn.Module):
         decay: float = 0.99,
         rate: float = 0.01,
         speed: float = 1.0,
+        prior_pull: float = 1.0,
         top_k: float | None = 0.02,
         stochastic: bool = True,
     ) -> None:
         super().__init__()
-        if not kappa > 0 or not 0 <= decay < 1 or not rate > 0 or not speed > 0:
+        if not min(kappa, rate, speed, prior_pull) > 0 or not 0 <= decay < 1:
             raise ConfigError(
-                f"expected kappa, rate and speed > 0 and 0 <= decay < 1, got {kappa=}, {rate=}, {speed=}, {decay=}"
+                "expected kappa, rate, speed and prior_pull > 0 and 0 <= decay < 1, got "
+                f"{kappa=}, {rate=}, {speed=}, {prior_pull=}, {decay=}"
             )
         self.kappa = kappa
         self.decay = decay
         self.rate = rate
         self.speed = speed
+        self.prior_pull = prior_pull
         self.reconstruction = Reconstruction(top_k=top_k, stochastic=stochastic)
         one = torch.tensor(1.0)
         self.w = nn.Parameter(one.expm1().log() / speed)  # softplus⁻¹(1), so that λ starts at 1
@@ -224,7 +245,7 @@ class GECO(nn.Module):
     @property
     def multiplier(self) -> Float[Tensor, ""]:
         """λ; its gradient is scaled by −rate, so that descent on the loss is ascent on w."""
-        return _ScaleGradient.apply(F.softplus(self.speed * self.w).square(), -self.rate)  # type: ignore[no-any-return, no-untyped-call]
+        return _scaled_gradient(F.softplus(self.speed * self.w).square(), -self.rate)
 
     def moving_average(self, rec: Float[Tensor, ""]) -> Float[Tensor, ""]:
         """The average with this batch's value in it; its gradient with respect to `rec` is 1.
@@ -255,7 +276,7 @@ class GECO(nn.Module):
         )
         batch_size = labels.shape[0] * world_size()
         constraint = self.moving_average(rec) - self.kappa * num_kept.to(rec.dtype) / batch_size
-        multiplier, kl = self.multiplier, of_everyone(output.kl)
+        multiplier, kl = self.multiplier, of_everyone(divergence(output, prior_pull=self.prior_pull))
         return Terms(
             loss=multiplier * constraint + kl.sum(),
             rec=rec.detach(),
@@ -265,6 +286,10 @@ class GECO(nn.Module):
             multiplier=multiplier.detach(),
             batch_size=batch_size,
         )
+
+
+def _scaled_gradient(x: Tensor, factor: float) -> Tensor:
+    return _ScaleGradient.apply(x, factor)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _ScaleGradient(torch.autograd.Function):
