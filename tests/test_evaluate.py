@@ -443,6 +443,7 @@ def test_examples_hold_what_the_rows_were_scored_on(tmp_path: Path) -> None:
         assert rows[key].scores["rand_error"] == hardness
     worst = sorted((row.scores["rand_error"] for row in rows.values()), reverse=True)[:3]
     assert sorted(shown["hardness"][shown["is_hardest"]], reverse=True) == worst
+    assert [key for key, there in zip(keys, shown["is_spread"], strict=True) if there] == list(rows)[::9]
     found = ged2(samples=shown["samples_full"], labels=shown["labels"], num_classes=16, valid=shown["valid"])
     assert found.tolist() == [rows[key].scores["ged2"] for key in keys]  # all four samples fit in
     again = rand_error(prediction=shown["instances"], truth=shown["true_instances"], valid=shown["valid"])

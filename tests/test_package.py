@@ -36,7 +36,7 @@ ALLOWED = {
     "report_sheets": {"errors"},
     "report_paint": {"pictures"},
     "report_figures": {"pictures", "report_sheets", "saved_run"},
-    "report_examples": {"examples", "report_paint", "report_sheets"},
+    "report_examples": {"examples", "pictures", "report_paint", "report_sheets"},
     "report_contents": {"examples", "report_examples", "report_figures", "saved_run"},
     "report": {"errors", "report_contents", "report_sheets", "saved_run"},
     "errors": set(),
@@ -82,8 +82,8 @@ ALLOWED = {
         *("models.protocol", "sampling", "scoring"),
     },
     "evaluate": {
-        *("errors", "data.base", "distributed", "evaluation_rows", "evaluation_summary", "scorer"),
-        *("scoring", "storage"),
+        *("errors", "data.base", "distributed", "evaluation_rows", "evaluation_summary", "pictures"),
+        *("scorer", "scoring", "storage"),
     },
     "compare": {"errors", "evaluation_rows", "evaluation_summary", "report_figures", "report_sheets"},
     "cli_evaluate": {

@@ -1,7 +1,15 @@
 import numpy as np
 from PIL import Image
 
-from hpunet.pictures import PALETTE, grey_or_colour, label_colours, overlay, sheet, stacked
+from hpunet.pictures import PALETTE, grey_or_colour, label_colours, overlay, sheet, spread, stacked
+
+
+def test_spread_takes_first_and_last_and_never_one_twice() -> None:
+    assert spread(3, of=9) == [0, 4, 8]
+    assert spread(6, of=11) == [0, 2, 4, 6, 8, 10]
+    assert spread(9, of=3) == [0, 1, 2]
+    assert spread(1, of=5) == [0]
+    assert all(len(set(spread(count, of=of))) == min(count, of) for count in range(1, 9) for of in range(1, 99))
 
 
 def test_label_colours_tell_labels_apart_and_keep_background_black() -> None:

@@ -12,7 +12,14 @@ from PIL import Image
 
 from hpunet.examples import Examples, read_examples
 from hpunet.pictures import PALETTE
-from hpunet.report_examples import draw_extrapolation, draw_instances, draw_samples, draw_scales, hardest_first
+from hpunet.report_examples import (
+    draw_extrapolation,
+    draw_instances,
+    draw_samples,
+    draw_scales,
+    hardest_first,
+    shown_in_samples,
+)
 from hpunet.report_paint import colours_apart, cover, show_classes, show_instances, swatch
 from test_examples import arrays_of, examples_of, saved
 
@@ -22,7 +29,7 @@ from hpunet.report_sheets import as_png, as_svg
 FIGURES: dict[str, tuple[dict[str, bool], Callable[[Examples], Any], set[str]]] = {
     "samples": (
         {},
-        lambda e: draw_samples(e, order=range(2)),
+        lambda e: draw_samples(e),
         {"image", "ground truth", "reconstruction", "sample 4", "a/0", "b/1", "id 2", "road", "not counted"},
     ),
     "scales": (
@@ -32,7 +39,7 @@ FIGURES: dict[str, tuple[dict[str, bool], Callable[[Examples], Any], set[str]]] 
     ),
     "instances": (
         {"instances": True},
-        lambda e: draw_instances(e, order=hardest_first(e)),
+        lambda e: draw_instances(e, hardest=True),
         {"true instances", "clustering", "enlarged", "a/0 – Rand error 0.250", "b/1 – Rand error 0.750"},
     ),
     "extrapolation": (
@@ -59,7 +66,7 @@ def test_figures_show_pictures_and_say_what_they_are(tmp_path: Path, what: str) 
 
 
 def test_draw_samples_names_every_map_of_every_example(tmp_path: Path) -> None:
-    root = ElementTree.fromstring(as_svg(draw_samples(examples_of(tmp_path), order=range(2))))
+    root = ElementTree.fromstring(as_svg(draw_samples(examples_of(tmp_path))))
     texts = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
     assert [texts.count(f"sample {number}") for number in range(1, 5)] == [2, 2, 2, 2]
     assert (texts.count("ground truth"), texts.count("reconstruction")) == (2, 2)
@@ -68,15 +75,37 @@ def test_draw_samples_names_every_map_of_every_example(tmp_path: Path) -> None:
 def test_draw_instances_takes_the_hardest_first(tmp_path: Path) -> None:
     examples = examples_of(tmp_path, instances=True)
     assert hardest_first(examples) == [1, 0]
-    svg = as_svg(draw_instances(examples, order=hardest_first(examples))).decode()
+    svg = as_svg(draw_instances(examples, hardest=True)).decode()
     assert svg.index("b/1") < svg.index("a/0")
     assert hardest_first(examples_of(tmp_path)) == []
+
+
+def many(number: int, **more: np.ndarray) -> dict[str, np.ndarray]:
+    """So many examples, called 00, 01 and so on, so wide that six fit a page."""
+    arrays = {
+        name: array if name in ("stochastic_classes", "class_names") else np.concatenate([array] * (number // 2))
+        for name, array in arrays_of().items()
+    }
+    arrays = {name: array[..., :2, :] if array.ndim > 2 else array for name, array in arrays.items()}
+    return arrays | {"keys": np.array([f"{i:02d}" for i in range(number)])} | more
+
+
+def test_figures_show_examples_spread_over_the_set(tmp_path: Path) -> None:
+    def shown(arrays: dict[str, np.ndarray]) -> list[int]:
+        return shown_in_samples(read_examples(saved(tmp_path / "many.npz", arrays)))
+
+    expected = [0, 2, 4, 7, 9, 11]
+    assert shown(many(12)) == expected
+    hardest = np.arange(20) % 3 == 0
+    # The last eight were saved for their hardness alone; files of earlier versions do not say so.
+    assert shown(many(20, is_hardest=hardest, is_spread=np.arange(20) < 12)) == expected
+    assert shown(many(20, is_hardest=hardest)) == expected
 
 
 def test_figures_leave_dollars_in_names_alone(tmp_path: Path) -> None:
     arrays = arrays_of() | {"keys": np.array(["$a_{", "x" * 200])}
     examples = read_examples(saved(tmp_path / "x.npz", arrays))
-    svg = as_svg(draw_samples(examples, order=range(2))).decode()
+    svg = as_svg(draw_samples(examples)).decode()
     assert "$a_{" in svg
     assert "x" * 100 not in svg  # shortened
 

@@ -15,6 +15,7 @@ from hpunet.distributed import rank, world_size
 from hpunet.errors import ConfigError
 from hpunet.evaluation_rows import EXAMPLES_FILE, SUMMARY_FILE, Row, RowStore, first_keys, mean_rows
 from hpunet.evaluation_summary import summarise
+from hpunet.pictures import spread
 from hpunet.scorer import Drawn, Item, Scorer, read_item
 from hpunet.scoring import fast_batch_size
 from hpunet.storage import dump_json, replace_file
@@ -138,23 +139,25 @@ def read_ahead(source: Source, batches: Sequence[Sequence[int]], info: SetInfo) 
 def _save_examples(scorer: Scorer, source: Source, rows: Sequence[Row], folder: Path) -> None:
     """`examples.npz`: some images spread over the set, then the hardest, each once; see `Scorer.examples`.
 
-    Besides: hardness (b,), the metric named by `hardness_metric`, and is_hardest (b,), which are among the hardest.
+    Besides: hardness (b,), the metric named by `hardness_metric`, and is_hardest and is_spread (b,), which are
+    among the hardest, and which among those spread over the set.
     """
     metric = "rand_error" if scorer.finds_instances else "ged2"
     good = [row for row in rows if not row.error]
     if not good:
         return
-    spread = np.linspace(0, len(good) - 1, min(NUM_SHOWN, len(good))).round().astype(int)
+    over_set = [good[i].key for i in spread(NUM_SHOWN, of=len(good))]
+    by_key = {row.key: row for row in good}
     by_hardness = sorted((row for row in good if metric in row.scores), key=lambda row: -row.scores[metric])
-    hardest = {row.key: row for row in by_hardness[:NUM_HARDEST]}
-    chosen = {**{good[i].key: good[i] for i in spread}, **hardest}
-    arrays = scorer.examples(source, list(chosen.values()))
+    hardest = [row.key for row in by_hardness[:NUM_HARDEST]]
+    arrays = scorer.examples(source, [by_key[key] for key in dict.fromkeys([*over_set, *hardest])])
     if not arrays:
         return
-    shown = [chosen[key] for key in arrays["keys"].tolist()]
+    shown = [by_key[key] for key in arrays["keys"].tolist()]
     arrays["hardness"] = np.array([row.scores.get(metric, np.nan) for row in shown])
     arrays["hardness_metric"] = np.array(metric)
     arrays["is_hardest"] = np.array([row.key in hardest for row in shown], dtype=np.bool_)
+    arrays["is_spread"] = np.array([row.key in over_set for row in shown], dtype=np.bool_)
     content = io.BytesIO()
     np.savez_compressed(content, **arrays)  # type: ignore[arg-type]
     replace_file(folder / EXAMPLES_FILE, content.getvalue())

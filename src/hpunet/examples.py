@@ -11,6 +11,7 @@ both the same way. Arrays, with b images, r graders, s samples (dimension legend
                    where there is none
     hardness       hardness (b), NaN where it is undefined, and hardness_metric (), "rand_error" or "ged2"
     hardest        is_hardest (b): which are the hardest of a whole set, not just of these images
+    spread         is_spread (b): which were taken evenly over the whole set, in its order
     extrapolation  visible (b h w), false where the prior did not see the image
     classes        stochastic_classes (n), class_names (k)
 
@@ -48,13 +49,14 @@ _SHAPES = {
     "keys": "b",
     "hardness": "b",
     "is_hardest": "b",
+    "is_spread": "b",
     "hardness_metric": "",
     "stochastic_classes": "n",
     "class_names": "k",
 }
 _KINDS = {
     **dict.fromkeys(("image", "hardness", *(f"std_{way}" for way in WAYS)), "f"),
-    **dict.fromkeys(("graders", "valid", "visible", "is_hardest"), "b"),
+    **dict.fromkeys(("graders", "valid", "visible", "is_hardest", "is_spread"), "b"),
     **dict.fromkeys(("keys", "class_names", "hardness_metric"), "U"),
 }
 """Kinds of numpy types; what is not named holds whole numbers, 0 or more."""
@@ -81,6 +83,7 @@ class Examples:
     hardness: Float[np.ndarray, " b"] | None
     hardness_metric: str
     is_hardest: Bool[np.ndarray, " b"] | None
+    is_spread: Bool[np.ndarray, " b"] | None
     visible: Bool[np.ndarray, "b h w"] | None
     stochastic_classes: Sequence[int]
     class_names: Sequence[str]
@@ -117,6 +120,7 @@ def read_examples(path: Path, *, same_classes: Examples | None = None) -> Exampl
         hardness=arrays.get("hardness"),
         hardness_metric=str(arrays.get("hardness_metric", "")),
         is_hardest=arrays.get("is_hardest"),
+        is_spread=arrays.get("is_spread"),
         visible=arrays.get("visible"),
     )
 

@@ -23,6 +23,11 @@ PALETTE = np.array(
 """The eight colours of Okabe and Ito, which people with any kind of colour vision can tell apart."""
 
 
+def spread(count: int, *, of: int) -> list[int]:
+    """Numbers of `count` out of `of` things, spread evenly from the first to the last; all if there are fewer."""
+    return [round(place) for place in np.linspace(0, of - 1, min(count, of)).tolist()]
+
+
 def label_colours(labels: Int[np.ndarray, "h w"]) -> UInt8[np.ndarray, "h w 3"]:
     """A colour for every label; 0 is black, labels beyond the palette repeat it, ever nearer to white."""
     hue = np.where(labels == 0, 0, 1 + (labels - 1) % 7)

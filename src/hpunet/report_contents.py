@@ -112,14 +112,13 @@ def _drawings(
     """The figures that these examples allow; the paper's order."""
     words = {"where": where, "colours": _colours(examples), "classes": _classes(examples)}
     found: dict[str, tuple[str, str, Callable[[], Any]]] = {}
-    as_saved, worst = range(len(examples.image)), hardest_first(examples)
     if examples.visible is not None:
         found["extrapolation"] = ("Extrapolations", _EXTRAPOLATION, partial(draw_extrapolation, examples))
     else:
         found["samples"] = (
             "Graders, reconstructions and samples",
             _SAMPLES,
-            partial(draw_samples, examples, order=as_saved),
+            partial(draw_samples, examples),
         )
     if examples.std:
         several = len(run.settings.model.latent_dims) > 1
@@ -128,9 +127,9 @@ def _drawings(
     has_instances = examples.instances is not None
     caption, draw = (_INSTANCES, draw_instances) if has_instances else (_SAMPLES, draw_samples)
     if has_instances:
-        found["instances"] = ("Instances", caption, partial(draw, examples, order=as_saved))
-    if worst and examples.visible is None:
-        found["hardest"] = (_hardest(examples, num_evaluated), caption, partial(draw, examples, order=worst))
+        found["instances"] = ("Instances", caption, partial(draw, examples))
+    if hardest_first(examples) and examples.visible is None:
+        found["hardest"] = (_hardest(examples, num_evaluated), caption, partial(draw, examples, hardest=True))
     return [
         Drawing(f"{name}-{what}", f"{title}, {run.name}", caption.format(what=title, **words), draw)
         for what, (title, caption, draw) in found.items()

@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Integer
 
 from hpunet.examples import Examples
+from hpunet.pictures import spread
 from hpunet.report_paint import (
     NOT_COUNTED,
     colours_apart,
@@ -29,15 +30,20 @@ _STD_BAR = "standard deviation"
 _ROWS = {"full": "all", "global": "global", "local": "local"}
 
 
-def draw_samples(examples: Examples, *, order: Sequence[int]) -> Any:
+def shown_in_samples(examples: Examples, *, hardest: bool = False) -> list[int]:
+    """The examples that `draw_samples` shows."""
+    num_graders, per_line = _graders_and_samples(examples)
+    return _chosen(examples, hardest=hardest, columns=1 + num_graders + per_line, lines=2, words=0.7)
+
+
+def draw_samples(examples: Examples, *, hardest: bool = False) -> Any:
     """Graders above their reconstructions (Fig. 2), samples beside them in two rows; each example has its titles.
 
-    Examples are taken in the order given, as many as fit a page.
+    As many examples as fit a page: spread over all, or the hardest.
     """
-    num_graders = min(_MAX_GRADERS, examples.labels.shape[1])
-    per_line = min(max(2, 8 - num_graders), 4, -(-examples.samples["full"].shape[1] // 2))
+    num_graders, per_line = _graders_and_samples(examples)
     lines: list[Line] = []
-    for i in order[: _num_shown(examples, columns=1 + num_graders + per_line, lines=2, words=0.7)]:
+    for i in shown_in_samples(examples, hardest=hardest):
         titles = ("grader {}", "rec. {}") if num_graders > 1 else ("ground truth", "reconstruction")
         rows: list[list[Cell | None]] = [[_image(examples, i, "image")], [None]]
         for r in range(num_graders):
@@ -62,7 +68,7 @@ def draw_scales(examples: Examples, *, several: bool) -> Any:
     num_samples = min(5, *(maps.shape[1] for maps in examples.samples.values()))
     ways = list(_ROWS) if several else ["full"]
     lines: list[Line] = []
-    for i in range(_num_shown(examples, columns=3 + num_samples, lines=len(ways))):
+    for i in _chosen(examples, columns=3 + num_samples, lines=len(ways)):
         for way in ways:
             first, top = not lines, way == "full"
             cells: list[Cell | None] = [None, None]
@@ -78,17 +84,22 @@ def draw_scales(examples: Examples, *, several: bool) -> Any:
     return _draw(examples, lines, groups=(2, 2 + num_samples), bar=_STD_BAR)
 
 
-def draw_instances(examples: Examples, *, order: Sequence[int]) -> Any:
+def shown_in_instances(examples: Examples, *, hardest: bool = False) -> list[int]:
+    """The examples that `draw_instances` shows."""
+    return _chosen(examples, hardest=hardest, columns=3 + _instance_samples(examples), lines=2)
+
+
+def draw_instances(examples: Examples, *, hardest: bool = False) -> Any:
     """Image, true instances, their clustering, and samples; below them the framed part enlarged (Fig. 4 and 6).
 
-    Examples are taken in this order, as many as fit a page.
+    As many examples as fit a page: spread over all, or the hardest.
     """
     assert examples.true_instances is not None
     assert examples.instances is not None
-    num_samples = min(4, examples.samples["full"].shape[1])
+    num_samples = _instance_samples(examples)
     titles = ["image", "true instances", "clustering", *(f"sample {s + 1}" for s in range(num_samples))]
     lines: list[Line] = []
-    for i in order[: _num_shown(examples, columns=len(titles), lines=2)]:
+    for i in shown_in_instances(examples, hardest=hardest):
         truth, found = examples.true_instances[i], examples.instances[i]
         true_colours = colours_apart(truth)
         found_colours = colours_apart(found, prefer=true_colours)
@@ -138,7 +149,7 @@ def draw_extrapolation(examples: Examples) -> Any:
     assert examples.visible is not None
     num_samples = min(4, examples.samples["full"].shape[1])
     lines: list[Line] = []
-    for i in range(_num_shown(examples, columns=5 + num_samples, lines=1)):
+    for i in _chosen(examples, columns=5 + num_samples, lines=1):
         grader = int(examples.graders[i].argmax())
         visible, truth = examples.visible[i], examples.labels[i, grader]
         shown: list[tuple[str, Cell]] = [
@@ -155,11 +166,33 @@ def draw_extrapolation(examples: Examples) -> Any:
     return _draw(examples, lines, groups=(3, 5))
 
 
-def _num_shown(examples: Examples, *, columns: int, lines: int, words: float = 0.3) -> int:
-    """How many examples fit a page, if each takes so many columns and lines, and inches of words above them."""
+def _graders_and_samples(examples: Examples) -> tuple[int, int]:
+    """How many graders are shown, and samples in each of two lines."""
+    num_graders = min(_MAX_GRADERS, examples.labels.shape[1])
+    return num_graders, min(max(2, 8 - num_graders), 4, -(-examples.samples["full"].shape[1] // 2))
+
+
+def _instance_samples(examples: Examples) -> int:
+    return int(min(4, examples.samples["full"].shape[1]))
+
+
+def _chosen(examples: Examples, *, columns: int, lines: int, words: float = 0.3, hardest: bool = False) -> list[int]:
+    """The examples that fit a page, if each takes so many columns and lines, and inches of words above them."""
     h, w = examples.image.shape[2:]
     height = lines * ((WIDTH - 1) / columns * h / w) + words
-    return min(len(examples.image), _MAX_EXAMPLES, max(1, int(_MAX_HEIGHT / height)))
+    count = min(_MAX_EXAMPLES, max(1, int(_MAX_HEIGHT / height)))
+    if hardest:
+        return hardest_first(examples)[:count]
+    over_set = _over_set(examples)
+    return [over_set[i] for i in spread(count, of=len(over_set))]
+
+
+def _over_set(examples: Examples) -> Sequence[int]:
+    """The examples that are spread over their set, without those that were saved for their hardness alone."""
+    if examples.is_spread is not None and examples.is_spread.any():
+        return np.flatnonzero(examples.is_spread).tolist()
+    # Files of earlier evaluations do not say; they have up to twelve of them, then the other hardest ones.
+    return range(len(examples.image))[: None if examples.is_hardest is None else 12]
 
 
 def _draw(examples: Examples, lines: Sequence[Line], *, groups: Sequence[int], bar: str = "") -> Any:

@@ -19,7 +19,7 @@ from hpunet.data.packs import Pack
 from hpunet.distributed import rank, summed, world_size
 from hpunet.logs import Logger
 from hpunet.metrics import rand_error
-from hpunet.pictures import grey_or_colour, overlay, save_picture, sheet
+from hpunet.pictures import grey_or_colour, overlay, save_picture, sheet, spread
 from hpunet.sampling import reconstruct, sample
 from hpunet.scoring import (
     centre_crop,
@@ -116,7 +116,7 @@ class Validation:
     def _show(self, step: int, loggers: Sequence[Logger]) -> None:
         """A sheet of samples, and the arrays behind it and the figures (see `examples.py`)."""
         info = self.pack.info
-        chosen = self.indices[:: max(1, len(self.indices) // NUM_SHOWN)][:NUM_SHOWN]
+        chosen = [self.indices[i] for i in spread(NUM_SHOWN, of=len(self.indices))]
         batch, image, cond = self._inputs(chosen)
         keys = [self.pack.identities[i].key for i in chosen]
         truth = None

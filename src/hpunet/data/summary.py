@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image
 
 from hpunet.data.base import Sample, Source
-from hpunet.pictures import grey_or_colour, label_colours, overlay, sheet
+from hpunet.pictures import grey_or_colour, label_colours, overlay, sheet, spread
 
 
 @dataclass(frozen=True)
@@ -71,9 +71,8 @@ def summarise(source: Source, samples: Iterable[Sample]) -> Summary:
 
 def contact_sheet(source: Source, *, num_images: int = 8) -> Image.Image:
     """Images spread over the split, each beside what its graders marked on it; invalid pixels are hatched."""
-    chosen = np.unique(np.linspace(0, len(source) - 1, min(num_images, len(source))).round().astype(int))
     rows, titles = [], []
-    for index in chosen.tolist():
+    for index in spread(num_images, of=len(source)):
         sample = source[index]
         row = [grey_or_colour(sample.image)]
         for labels, exists in zip(sample.labels, sample.graders, strict=True):
