@@ -124,7 +124,10 @@ def test_write_report_writes_each_figure_for_print_with_its_caption(
     for module in ("report", "report_sheets"):
         monkeypatch.setattr(f"hpunet.{module}.PRINT_DPI", 50)  # so that it is quick
     run = make_run(tmp_path / "a b")
-    arrays = {**pictures(8), "hardness": np.array([0.5, np.nan]), "hardness_metric": np.array("ged2")}
+    arrays = {name: np.concatenate([array] * 8) for name, array in pictures(8).items()}
+    arrays["keys"] = np.array([f"{i:02d}" for i in range(16)])
+    hardness = np.where(np.arange(16) % 4 == 1, 0.5, np.nan)
+    arrays |= {"hardness": hardness, "hardness_metric": np.array("ged2")}
     save_pictures(save_summary(run, {"num_images": 2}) / "examples.npz", arrays)
     page = Page(write_report([run], tmp_path / "page.html", figures=tmp_path / "figures"))
     names = ["dynamics", "validation", "a-b-samples", "a-b-scales"]
@@ -140,9 +143,18 @@ def test_write_report_writes_each_figure_for_print_with_its_caption(
         root = ElementTree.parse(tmp_path / f"figures/{name}.svg").getroot()
         texts = {element.text for element in root.iter("{http://www.w3.org/2000/svg}text")}
         assert len(texts) > 3
-    assert "a/0 – GED² 0.500" in texts  # the last one is that of the hardest
-    assert not any(text and text.startswith("b/1") for text in texts)  # its GED² is undefined
-    assert "The hardest of 2 saved examples by GED²" in page.text
+    assert "01 – GED² 0.500" in texts  # the last one is that of the hardest
+    assert not any(text and text.startswith("00") for text in texts)  # its GED² is undefined
+    assert "The hardest of 16 saved examples by GED²" in page.text
+
+
+def test_write_report_leaves_out_the_hardest_where_they_were_all_shown_before(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    hard = {"hardness": np.array([0.5, np.nan]), "hardness_metric": np.array("ged2")}
+    save_pictures(run / "pictures/step-00000029.npz", {**pictures(8), **hard})
+    page = Page(write_report([run], tmp_path / "page.html"))
+    assert len(page.images) == 4
+    assert "hardest" not in page.text
 
 
 def test_write_report_overlays_runs_and_shows_each_ones_hypotheses(tmp_path: Path) -> None:
@@ -170,13 +182,14 @@ def test_write_report_draws_more_panels_for_more_scales(tmp_path: Path) -> None:
 def test_write_report_has_the_numbers_of_evaluations_and_says_of_how_many_images(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / name) for name in "ab"]
     entry = {"mean": 0.25, "std": 0.0123, "patient_mean": 0.2, "patient_std": 0.1, "num_images": 40}
+    arrays = {name: np.concatenate([array] * 8) for name, array in pictures(8).items()}
     hard = {
-        "hardness": np.array([0.5, 0.1]),
+        "hardness": np.linspace(0, 1, 16),
         "hardness_metric": np.array("ged2"),
-        "is_hardest": np.array([True, False]),
+        "is_hardest": np.arange(16) > 8,
     }
     evaluated = save_summary(runs[0], {"num_images": 40, "ged2": entry, "ap": None, "subset_b": {"num_images": 3}})
-    save_pictures(evaluated / "examples.npz", {**pictures(8), **hard})
+    save_pictures(evaluated / "examples.npz", {**arrays, **hard})
     save_summary(runs[1], {"num_images": 0, "hm_iou": entry})  # no examples
     out = write_report(runs, tmp_path / "page.html")
     table = Page(out).text.split("Evaluations")[1].split("Training")[0].split()

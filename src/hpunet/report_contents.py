@@ -12,8 +12,9 @@ from hpunet.report_examples import (
     draw_instances,
     draw_samples,
     draw_scales,
-    hardest_first,
     has_other_classes,
+    shown_in_instances,
+    shown_in_samples,
 )
 from hpunet.report_figures import training_dynamics, validation_curves
 from hpunet.saved_run import SavedRun
@@ -126,9 +127,12 @@ def _drawings(
         found["scales"] = ("What each scale decides", caption, partial(draw_scales, examples, several=several))
     has_instances = examples.instances is not None
     caption, draw = (_INSTANCES, draw_instances) if has_instances else (_SAMPLES, draw_samples)
+    chosen = shown_in_instances if has_instances else shown_in_samples
     if has_instances:
         found["instances"] = ("Instances", caption, partial(draw, examples))
-    if hardest_first(examples) and examples.visible is None:
+    # Where all of them are shown above already, each with its number, another order says nothing new.
+    new = set(chosen(examples, hardest=True)) - set(chosen(examples))
+    if new and examples.visible is None:
         found["hardest"] = (_hardest(examples, num_evaluated), caption, partial(draw, examples, hardest=True))
     return [
         Drawing(f"{name}-{what}", f"{title}, {run.name}", caption.format(what=title, **words), draw)
