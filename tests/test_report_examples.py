@@ -13,6 +13,7 @@ from PIL import Image
 from hpunet.examples import Examples, read_examples
 from hpunet.pictures import PALETTE
 from hpunet.report_examples import (
+    disagreement,
     draw_extrapolation,
     draw_instances,
     draw_samples,
@@ -35,7 +36,7 @@ FIGURES: dict[str, tuple[dict[str, bool], Callable[[Examples], Any], set[str]]] 
     "scales": (
         {},
         lambda e: draw_scales(e, several=True),
-        {"prior mean", "std. dev.", "all", "global", "local", "standard deviation"},
+        {"prior mean", "disagreement", "all", "global", "local", "pairs that differ", "1.0"},
     ),
     "instances": (
         {"instances": True},
@@ -70,6 +71,26 @@ def test_draw_samples_names_every_map_of_every_example(tmp_path: Path) -> None:
     texts = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
     assert [texts.count(f"sample {number}") for number in range(1, 5)] == [2, 2, 2, 2]
     assert (texts.count("ground truth"), texts.count("reconstruction")) == (2, 2)
+
+
+def test_draw_scales_shows_standard_deviations_of_classes(tmp_path: Path) -> None:
+    arrays = arrays_of() | {"class_names": np.array(["road", "tree", "car", "bus"])}
+    svg = as_svg(draw_scales(read_examples(saved(tmp_path / "x.npz", arrays)), several=True)).decode()
+    assert ">std. dev.<" in svg
+    assert ">standard deviation<" in svg
+    assert ">1.0<" not in svg
+
+
+def test_disagreement_is_the_share_of_pairs_that_differ() -> None:
+    rng = np.random.default_rng(0)
+    samples = rng.integers(3, size=(5, 4, 6)).astype(np.uint8)
+    pairs = [(a, b) for a in range(5) for b in range(a)]
+    expected = np.mean([samples[a] != samples[b] for a, b in pairs], axis=0)
+    np.testing.assert_allclose(disagreement(samples), expected)
+    assert not disagreement(samples[:1]).any()
+    many = np.arange(200, dtype=np.uint8)[:, None, None]
+    assert disagreement(many) == 1
+    assert disagreement(np.zeros((200, 1, 1), dtype=np.uint8)) == 0
 
 
 def test_draw_instances_takes_the_hardest_first(tmp_path: Path) -> None:

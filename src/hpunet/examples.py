@@ -13,7 +13,7 @@ both the same way. Arrays, with b images, r graders, s samples (dimension legend
     hardest        is_hardest (b): which are the hardest of a whole set, not just of these images
     spread         is_spread (b): which were taken evenly over the whole set, in its order
     extrapolation  visible (b h w), false where the prior did not see the image
-    classes        stochastic_classes (n), class_names (k)
+    classes        stochastic_classes (n), class_names (k): "id 1", "id 2", … are random ids of instances
 
 A group is there as a whole or not at all; only the first must be. Files may hold other arrays beside these.
 """
@@ -87,6 +87,12 @@ class Examples:
     visible: Bool[np.ndarray, "b h w"] | None
     stochastic_classes: Sequence[int]
     class_names: Sequence[str]
+
+    @property
+    def are_ids(self) -> bool:
+        """Whether the stochastic classes are random ids of instances."""
+        names = [self.class_names[c] for c in self.stochastic_classes]
+        return self.instances is not None or names == [f"id {i + 1}" for i in range(len(names))]
 
 
 def read_examples(path: Path, *, same_classes: Examples | None = None) -> Examples:

@@ -36,15 +36,19 @@ _SAMPLES = (
     "as the graders do. {colours}"
 )
 _SCALES = (
-    "{what}, {where}: the prior-mean prediction, then samples and, pixel by pixel, the standard "
-    "deviation over all samples of the probability of {classes}. All: every latent scale is sampled; global: only "
-    "the most global one, the others stay at their mean; local: only the most local one. In the paper the global "
-    "scale switches whole structures on and off, the local one alters mostly their borders. {colours}"
+    "{what}, {where}: the prior-mean prediction, then samples and, pixel by pixel, {differ}. All: every "
+    "latent scale is sampled; global: only the most global one, the others stay at their mean; local: only "
+    "the most local one. In the paper the global scale switches whole structures on and off, the local one alters "
+    "mostly their borders. {colours}"
 )
 _ONE_SCALE = (
-    "Where samples differ, {where}: the prior-mean prediction, samples and, pixel by pixel, the standard "
-    "deviation over all samples of the probability of {classes}. This model has a single, global latent scale, so "
-    "there is nothing to take apart. {colours}"
+    "Where samples differ, {where}: the prior-mean prediction, samples and, pixel by pixel, {differ}. "
+    "This model has a single, global latent scale, so there is nothing to take apart. {colours}"
+)
+_STD = "the standard deviation over all samples of the probability of {classes}"
+_DISAGREEMENT = (
+    "how often two samples have different labels (the share of all pairs of the {count} that were saved): ids are "
+    "random, so an instance that is drawn anew each time is bright, and one that never changes its id is dark"
 )
 _INSTANCES = (
     "{what}, {where}: the true instances, those found by clustering the samples (Hamming distance, small clusters "
@@ -111,7 +115,7 @@ def _drawings(
     examples: Examples, *, run: SavedRun, name: str, where: str, num_evaluated: int | None = None
 ) -> list[Drawing]:
     """The figures that these examples allow; the paper's order."""
-    words = {"where": where, "colours": _colours(examples), "classes": _classes(examples)}
+    words = {"where": where, "colours": _colours(examples), "differ": _differ(examples)}
     found: dict[str, tuple[str, str, Callable[[], Any]]] = {}
     if examples.visible is not None:
         found["extrapolation"] = ("Extrapolations", _EXTRAPOLATION, partial(draw_extrapolation, examples))
@@ -147,9 +151,13 @@ def _hardest(examples: Examples, num_evaluated: int | None) -> str:
     return f"The hardest of {of} by {metric}"
 
 
-def _classes(examples: Examples) -> str:
+def _differ(examples: Examples) -> str:
+    """What the last column of scales shows."""
+    if examples.are_ids:
+        return _DISAGREEMENT.format(count=examples.samples["full"].shape[1])
     classes = examples.stochastic_classes
-    return examples.class_names[classes[0]] if len(classes) == 1 else "the ids or classes in colour, all together"
+    several = "the classes in colour, all together"
+    return _STD.format(classes=examples.class_names[classes[0]] if len(classes) == 1 else several)
 
 
 def _colours(examples: Examples) -> str:

@@ -19,14 +19,15 @@ from hpunet.report_paint import (
     show_instances,
     swatch,
 )
-from hpunet.report_sheets import WIDTH, Cell, Line, Sheet, draw_sheet
+from hpunet.report_sheets import LARGEST_STD, WIDTH, Cell, Line, Sheet, draw_sheet
 
 _MAX_EXAMPLES = 6
 _MAX_HEIGHT = 11.5
 """Inches: a printed page."""
 _MAX_GRADERS = 6
 METRIC_NAMES = {"rand_error": "Rand error", "ged2": "GED²"}
-_STD_BAR = "standard deviation"
+_SPREADS = {False: ("std. dev.", "standard deviation", LARGEST_STD), True: ("disagreement", "pairs that differ", 1.0)}
+"""Title, bar and its end for what samples of classes, and those of ids, are summed up by."""
 _ROWS = {"full": "all", "global": "global", "local": "local"}
 
 
@@ -60,13 +61,16 @@ def draw_samples(examples: Examples, *, hardest: bool = False) -> Any:
 
 
 def draw_scales(examples: Examples, *, several: bool) -> Any:
-    """The prior-mean prediction, and samples and their standard deviation by what was sampled (Fig. 3).
+    """The prior-mean prediction, and samples and how they differ by what was sampled (Fig. 3).
 
+    That is the standard deviation of the probability of stochastic classes. Where these are ids of instances it would
+    only say whether there is an instance, so there it is how often two samples have different labels.
     `several` says whether the model has more than one latent scale; else there is one row an example.
     """
     assert examples.prior_mean is not None
     num_samples = min(5, *(maps.shape[1] for maps in examples.samples.values()))
     ways = list(_ROWS) if several else ["full"]
+    title, bar, end = _SPREADS[examples.are_ids]
     lines: list[Line] = []
     for i in _chosen(examples, columns=3 + num_samples, lines=len(ways)):
         for way in ways:
@@ -78,10 +82,18 @@ def draw_scales(examples: Examples, *, several: bool) -> Any:
             for s in range(num_samples):
                 shown = _classes(examples, i, examples.samples[way][i, s])
                 cells.append(_titled(shown, f"sample {s + 1}" if first else ""))
-            cells.append(_titled(_cell(examples, i, examples.std[way][i]), "std. dev." if first else ""))
+            spread_out = disagreement(examples.samples[way][i]) if examples.are_ids else examples.std[way][i]
+            cells.append(_titled(_cell(examples, i, spread_out), title if first else ""))
             label = _ROWS[way] if several else ""
             lines.append(Line(cells, heading=_heading(examples, i) if top else "", label=label))
-    return _draw(examples, lines, groups=(2, 2 + num_samples), bar=_STD_BAR)
+    return _draw(examples, lines, groups=(2, 2 + num_samples), bar=bar, bar_end=end)
+
+
+def disagreement(samples: Integer[np.ndarray, "s h w"]) -> Float[np.ndarray, "h w"]:
+    """The share of all pairs of samples that have different labels, pixel by pixel; 0 for a single sample."""
+    num_samples = len(samples)
+    same = sum(np.square((samples == label).sum(axis=0)) for label in np.unique(samples))
+    return np.asarray((num_samples**2 - same) / max(num_samples * (num_samples - 1), 1), dtype=np.float64)
 
 
 def shown_in_instances(examples: Examples, *, hardest: bool = False) -> list[int]:
@@ -195,9 +207,9 @@ def _over_set(examples: Examples) -> Sequence[int]:
     return range(len(examples.image))[: None if examples.is_hardest is None else 12]
 
 
-def _draw(examples: Examples, lines: Sequence[Line], *, groups: Sequence[int], bar: str = "") -> Any:
+def _draw(examples: Examples, lines: Sequence[Line], *, groups: Sequence[int], **bar: Any) -> Any:
     h, w = examples.image.shape[2:]
-    return draw_sheet(Sheet(lines=lines, aspect=h / w, groups=groups, legend=_legend(examples), bar=bar))
+    return draw_sheet(Sheet(lines=lines, aspect=h / w, groups=groups, legend=_legend(examples), **bar))
 
 
 def _legend(examples: Examples) -> list[tuple[np.ndarray, str]]:

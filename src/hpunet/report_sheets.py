@@ -25,7 +25,7 @@ _MAX_KEY = 80
 
 @dataclass(frozen=True)
 class Cell:
-    """A picture: RGB, or a float map that is drawn as a standard deviation. Boxes and lines are in pixels."""
+    """A picture: RGB, or a float map, drawn in the colours of the sheet's bar. Boxes and lines are in pixels."""
 
     pixels: np.ndarray | None
     title: str = ""
@@ -62,7 +62,9 @@ class Sheet:
     legend: Sequence[tuple[np.ndarray, str]] = ()
     """Little fields, and what they mean."""
     bar: str = ""
-    """What the bar of standard deviations says; no bar where it is empty."""
+    """What the bar of float maps says; no bar where it is empty."""
+    bar_end: float = LARGEST_STD
+    """The value at its end; it begins at 0."""
 
 
 def new_figure(**options: Any) -> Any:
@@ -122,15 +124,15 @@ def draw_sheet(sheet: Sheet) -> Any:
             _say(axis, _MARGIN, y + tall / 2, line.label, size=9.5, rotation=90, va="center")
         for x, cell in zip(xs, line.cells, strict=False):
             if cell is not None:
-                shown = _draw_cell(axis, cell, box=(x, y, tile, tall)) or shown
+                shown = _draw_cell(axis, cell, box=(x, y, tile, tall), largest=sheet.bar_end) or shown
     if sheet.bar and shown is not None:
         bar_height = min(3.0, height - 2 * _MARGIN - above[0])
         place = (width - right + 0.12, height - _MARGIN - above[0] - bar_height, 0.13, bar_height)
-        _draw_bar(page, shown, says=sheet.bar, place=place)
+        _draw_bar(page, shown, says=sheet.bar, end=sheet.bar_end, place=place)
     for number, entries in enumerate(reversed(legend)):
         y = _MARGIN + number * _LEGEND_LINE
         for x, pixels, text in entries:
-            _draw_cell(axis, Cell(pixels), box=(x, y + 0.03, 0.2, 0.16))
+            _draw_cell(axis, Cell(pixels), box=(x, y + 0.03, 0.2, 0.16), largest=sheet.bar_end)
             _say(axis, x + 0.25, y + 0.11, text, size=9.5, va="center")
     return page
 
@@ -149,7 +151,7 @@ def _say(axis: Any, x: float, y: float, text: str, *, size: float, **look: Any) 
     axis.text(x, y, text, fontsize=size, parse_math=False, **look)  # a name may hold dollar signs
 
 
-def _draw_cell(axis: Any, cell: Cell, *, box: tuple[float, float, float, float]) -> Any:
+def _draw_cell(axis: Any, cell: Cell, *, box: tuple[float, float, float, float], largest: float) -> Any:
     """Draw it into the box (left, bottom, width, height); returns what a bar can be made of, if anything."""
     from matplotlib.patches import Rectangle
 
@@ -159,8 +161,8 @@ def _draw_cell(axis: Any, cell: Cell, *, box: tuple[float, float, float, float])
     if cell.pixels is None:
         _say(axis, left + wide, bottom + tall / 2, cell.words, size=9.0, color=_GREY, ha="right", va="center")
         return None
-    is_std = cell.pixels.ndim == 2
-    scale = {"cmap": "cividis", "vmin": 0, "vmax": LARGEST_STD} if is_std else {}
+    is_float = cell.pixels.ndim == 2
+    scale = {"cmap": "cividis", "vmin": 0, "vmax": largest} if is_float else {}
     drawn = axis.imshow(cell.pixels, extent=(left, left + wide, bottom, bottom + tall), aspect="auto", **scale)
     axis.add_patch(Rectangle((left, bottom), wide, tall, fill=False, edgecolor="black", linewidth=0.5))
     h, w = cell.size
@@ -177,7 +179,7 @@ def _draw_cell(axis: Any, cell: Cell, *, box: tuple[float, float, float, float])
             frame = Rectangle(corner, width * wide / w, height * tall / h, fill=False, edgecolor=colour)
             frame.set_linewidth(thickness)
             axis.add_patch(frame)
-    return drawn if is_std else None
+    return drawn if is_float else None
 
 
 def _mask_steps(visible: np.ndarray) -> list[tuple[tuple[int, int], tuple[int, int]]]:
@@ -203,10 +205,10 @@ def _joined(steps: list[tuple[tuple[int, int], tuple[int, int]]]) -> list[tuple[
     return lines
 
 
-def _draw_bar(page: Any, shown: Any, *, says: str, place: tuple[float, float, float, float]) -> None:
+def _draw_bar(page: Any, shown: Any, *, says: str, end: float, place: tuple[float, float, float, float]) -> None:
     width, height = page.get_size_inches()
     axis = page.add_axes((place[0] / width, place[1] / height, place[2] / width, place[3] / height))
-    page.colorbar(shown, cax=axis, ticks=np.linspace(0, LARGEST_STD, 6))
+    page.colorbar(shown, cax=axis, ticks=np.linspace(0, end, 6))
     axis.tick_params(labelsize=8.5)
     axis.set_ylabel(says, fontsize=9)
 
