@@ -16,6 +16,8 @@ _PERIOD, _STRIPE = 24, 8
 NOT_COUNTED = np.uint8(255)
 """The tone of pixels that are not valid: white."""
 _NUM_PATTERNS = 4
+_DARK, _LIGHT_LINE = 60, 235
+"""Grounds below the first tone are outlined in the second, others in black."""
 
 
 def show_image(image: Float[np.ndarray, "c h w"]) -> UInt8[np.ndarray, "_ _ 3"]:
@@ -111,8 +113,12 @@ def colours_apart(
 
 
 def _painted(numbers: np.ndarray, *, regions: np.ndarray, base: np.ndarray, opacity: float) -> np.ndarray:
-    """Numbers painted over `base`, with a black line wherever `regions` change; enlarged."""
-    picture = _filled(_enlarged(numbers), base=_enlarged(base), opacity=opacity)
+    """Numbers painted over `base`, with a line wherever `regions` change; enlarged.
+
+    The line is black, or light where the ground on one of its sides is dark.
+    """
+    fields, ground = _enlarged(numbers), _enlarged(base)
+    picture = _filled(fields, base=ground, opacity=opacity)
     regions = _enlarged(regions)
     line = np.zeros(regions.shape, dtype=np.bool_)
     line[:, 1:] |= regions[:, 1:] != regions[:, :-1]
@@ -121,7 +127,11 @@ def _painted(numbers: np.ndarray, *, regions: np.ndarray, base: np.ndarray, opac
     for _ in range(_coarseness(regions) - (0 if was_enlarged else 1)):
         line[:, :-1] |= line[:, 1:]
         line[:-1] |= line[1:]
-    picture[line] = 0
+    tone = _filled(fields, base=ground, opacity=opacity, hatched=False) @ np.array((0.299, 0.587, 0.114))
+    if opacity < 1:  # single dark pixels of the image do not count
+        tone = ndimage.uniform_filter(tone, size=16 * _coarseness(regions))
+    darkest = ndimage.minimum_filter(tone, size=2 * _coarseness(regions) + 3)
+    picture[line] = np.where(darkest[line] < _DARK, _LIGHT_LINE, 0)[:, None]
     return picture
 
 
@@ -131,7 +141,7 @@ def _coarseness(pixels: np.ndarray) -> int:
     return int(max(1, min(h, w) // _PIXELS))
 
 
-def _filled(numbers: np.ndarray, *, base: np.ndarray, opacity: float) -> np.ndarray:
+def _filled(numbers: np.ndarray, *, base: np.ndarray, opacity: float, hatched: bool = True) -> np.ndarray:
     """Colours of numbers above 0 on `base`: seven plain ones, then the same with stripes up, down, and dots."""
     y, x = np.indices(numbers.shape) // _coarseness(numbers)
     which = np.maximum(numbers - 1, 0)
@@ -139,7 +149,7 @@ def _filled(numbers: np.ndarray, *, base: np.ndarray, opacity: float) -> np.ndar
     rising, falling = (x + y) % _PERIOD < _STRIPE, (x - y) % _PERIOD < _STRIPE
     dots = (x % _PERIOD < _STRIPE) & (y % _PERIOD < _STRIPE)
     dark = ((pattern == 1) & rising) | ((pattern == 2) & falling) | ((pattern == 3) & dots)
-    colour = PALETTE[1 + which % NUM_COLOURS] * np.where(dark, 0.3, 1.0)[..., None]
+    colour = PALETTE[1 + which % NUM_COLOURS] * np.where(dark & hatched, 0.3, 1.0)[..., None]
     weight = np.where(numbers > 0, opacity, 0.0)[..., None]
     return np.asarray(np.rint(base * (1 - weight) + colour * weight), dtype=np.uint8)
 
