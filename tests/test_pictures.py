@@ -1,7 +1,7 @@
 import numpy as np
 from PIL import Image
 
-from hpunet.pictures import PALETTE, grey_or_colour, label_colours, overlay, sheet, spread, stacked
+from hpunet.pictures import PALETTE, grey_or_colour, label_colours, overlay, sheet, spread, stacked, stretched
 
 
 def test_spread_takes_first_and_last_and_never_one_twice() -> None:
@@ -32,6 +32,36 @@ def test_overlay_leaves_background_alone_and_draws_borders_in_full() -> None:
     assert (painted[0] == 128).all()
     assert (painted[1, 1] == PALETTE[1]).all()  # border
     assert painted[2, 2].tolist() not in ([128] * 3, PALETTE[1].tolist())  # inside: a mixture
+
+
+def test_stretched_brightens_dim_images_and_leaves_others_alone() -> None:
+    rng = np.random.default_rng(0)
+    normal = rng.uniform(0.2, 0.7, (1, 64, 64)).astype(np.float32)
+    assert stretched(normal) is normal
+    dim = np.full((3, 64, 64), 0.02, dtype=np.float32)
+    dim[:, 20:30, 20:30] = np.array([0.1, 0.2, 0.3])[:, None, None]
+    dim[:, 0, 0] = 1  # a hot pixel
+    shown = stretched(dim)
+    assert shown.dtype == dim.dtype
+    np.testing.assert_allclose(shown[:, 25, 25], (np.array([0.1, 0.2, 0.3]) - 0.02) / 0.28, atol=1e-5)
+    assert shown[:, 50, 50].tolist() == [0, 0, 0]
+    assert shown.max() == 1
+    second_channel = np.stack([normal[0], np.zeros((64, 64), np.float32)])  # is not shown
+    assert stretched(second_channel) is second_channel
+
+
+def test_stretched_leaves_even_images_their_tone_and_noise_small() -> None:
+    for tone in (0.0, 0.5, 1.0):
+        np.testing.assert_allclose(stretched(np.full((1, 9, 9), tone)), tone)
+    noise = np.random.default_rng(0).normal(0.5, 0.002, (1, 64, 64))
+    assert 0.01 < stretched(noise).std() < 0.025
+
+
+def test_overlay_shows_the_image_as_it_is_shown_elsewhere() -> None:
+    dim = np.random.default_rng(0).uniform(0, 0.1, (1, 16, 16)).astype(np.float32)
+    painted = overlay(image=dim, labels=np.zeros((16, 16), dtype=np.int64))
+    assert (painted == grey_or_colour(stretched(dim))).all()
+    assert painted.max() > 200
 
 
 def test_grey_or_colour_clips_and_repeats() -> None:

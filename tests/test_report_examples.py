@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from hpunet import report_examples
 from hpunet.examples import Examples, read_examples
-from hpunet.pictures import PALETTE
+from hpunet.pictures import PALETTE, stretched
 from hpunet.report_examples import (
     disagreement,
     draw_extrapolation,
@@ -21,7 +22,7 @@ from hpunet.report_examples import (
     hardest_first,
     shown_in_samples,
 )
-from hpunet.report_paint import colours_apart, cover, show_classes, show_instances, swatch
+from hpunet.report_paint import colours_apart, cover, show_classes, show_image, show_instances, swatch
 from test_examples import arrays_of, examples_of, saved
 
 pytest.importorskip("matplotlib")
@@ -184,6 +185,34 @@ def test_show_instances_outlines_neighbours_of_one_colour() -> None:
     black = (picture == 0).all(axis=2)
     assert black.all(axis=0).any()
     assert (picture[~black] == PALETTE[1]).all()
+
+
+@pytest.mark.parametrize(("ground", "light"), [(0, True), (40, True), (130, False), (255, False)])
+def test_outlines_are_seen_on_dark_and_on_light_ground(ground: int, light: bool) -> None:
+    labels = np.zeros((12, 12), dtype=np.int64)
+    labels[4:8, 4:8] = 1
+    base = np.full((12, 12, 3), ground, dtype=np.uint8)
+    image = np.full((1, 12, 12), ground / 255, dtype=np.float32)
+    for picture in (
+        show_instances(base=base, instances=labels, colours=labels),
+        show_classes(image=image, labels=labels, stochastic_classes=[1]),
+    ):
+        side = len(picture) // 12
+        corner = picture[4 * side, 4 * side].tolist()
+        assert corner == ([235] * 3 if light else [0] * 3)
+        assert picture[5 * side, 5 * side].tolist() != corner
+
+
+def test_figures_stretch_the_whole_image_and_not_its_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[np.ndarray] = []
+    monkeypatch.setattr(report_examples, "show_image", lambda image: seen.append(image) or show_image(image))
+    arrays = arrays_of(instances=True)
+    arrays["image"] = arrays["image"] * np.float32(0.1)
+    draw_instances(read_examples(saved(tmp_path / "x.npz", arrays)))
+    whole, part = seen[:2]
+    assert (whole == stretched(arrays["image"][0])).all()
+    assert part.size < whole.size
+    assert np.isin(part, whole).all()
 
 
 def test_cover_hides_the_picture_and_nothing_else() -> None:

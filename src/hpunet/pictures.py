@@ -21,6 +21,7 @@ PALETTE = np.array(
     dtype=np.uint8,
 )
 """The eight colours of Okabe and Ito, which people with any kind of colour vision can tell apart."""
+_ENOUGH_CONTRAST, _MOST_GAIN = 0.4, 10.0
 
 
 def spread(count: int, *, of: int) -> list[int]:
@@ -35,6 +36,21 @@ def label_colours(labels: Int[np.ndarray, "h w"]) -> UInt8[np.ndarray, "h w 3"]:
     return np.asarray(PALETTE[hue] * (1 - whiteness) + 255 * whiteness, dtype=np.uint8)
 
 
+def stretched(image: Float[np.ndarray, "c h w"]) -> Float[np.ndarray, "c h w"]:
+    """The image as it is shown: with more contrast where it uses less than 0.4 of its range, else as it is.
+
+    What counts is the span from the 0.2nd to the 99.8th percentile of the channels that are shown, all together. A
+    shorter one is stretched to the whole range, but at most tenfold. For pictures only: no model sees this.
+    """
+    low, high = np.percentile(image if image.shape[0] == 3 else image[:1], (0.2, 99.8))
+    span = float(high - low)
+    if span >= _ENOUGH_CONTRAST:
+        return image
+    gain = min(_MOST_GAIN, 1 / max(span, 1e-9))
+    floor = min(float(low), 1 - gain * span)  # an even image keeps its tone
+    return np.asarray(np.clip(floor + gain * (image - low), 0, 1), dtype=image.dtype)
+
+
 def grey_or_colour(image: Float[np.ndarray, "c h w"]) -> UInt8[np.ndarray, "h w 3"]:
     """An image in [0, 1] as RGB; other channel counts than 3 show their first channel in grey."""
     shown = image if image.shape[0] == 3 else np.repeat(image[:1], 3, axis=0)
@@ -44,8 +60,8 @@ def grey_or_colour(image: Float[np.ndarray, "c h w"]) -> UInt8[np.ndarray, "h w 
 def overlay(
     *, image: Float[np.ndarray, "c h w"], labels: Int[np.ndarray, "h w"], opacity: float = 0.45
 ) -> UInt8[np.ndarray, "h w 3"]:
-    """The image with its labels painted over it and their borders drawn in full colour."""
-    base, colour = grey_or_colour(image), label_colours(labels)
+    """The image, `stretched`, with its labels painted over it and their borders drawn in full colour."""
+    base, colour = grey_or_colour(stretched(image)), label_colours(labels)
     padded = np.pad(labels, 1, mode="edge")
     border = np.zeros(labels.shape, dtype=np.bool_)
     for shifted in (padded[:-2, 1:-1], padded[2:, 1:-1], padded[1:-1, :-2], padded[1:-1, 2:]):

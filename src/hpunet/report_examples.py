@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Integer
 
 from hpunet.examples import Examples
-from hpunet.pictures import spread
+from hpunet.pictures import spread, stretched
 from hpunet.report_paint import (
     NOT_COUNTED,
     colours_apart,
@@ -116,12 +116,13 @@ def draw_instances(examples: Examples, *, hardest: bool = False) -> Any:
         true_colours = colours_apart(truth)
         found_colours = colours_apart(found, prefer=true_colours)
         h, w = truth.shape
-        base = pale(examples.image[i]) if has_other_classes(examples) else np.zeros((h, w, 3), dtype=np.uint8)
+        whole_image = stretched(examples.image[i])
+        base = pale(whole_image) if has_other_classes(examples) else np.zeros((h, w, 3), dtype=np.uint8)
         counted = np.where(examples.valid[i][..., None], base, NOT_COUNTED)
         box = _busiest_part(truth, found)
         for y, x, height, width in ((0, 0, h, w), box):
             part = np.s_[y : y + height, x : x + width]
-            image, whole = examples.image[i][:, *part], height == h
+            image, whole = whole_image[:, *part], height == h
             pixels = [
                 show_image(image),
                 show_instances(base=counted[part], instances=truth[part], colours=true_colours[part]),
@@ -165,7 +166,7 @@ def draw_extrapolation(examples: Examples) -> Any:
         grader = int(examples.graders[i].argmax())
         visible, truth = examples.visible[i], examples.labels[i, grader]
         shown: list[tuple[str, Cell]] = [
-            ("whole image", _cell(examples, i, show_image(examples.image[i]))),
+            ("whole image", _cell(examples, i, show_image(stretched(examples.image[i])))),
             ("visible part", _image(examples, i, "")),
             ("visible labels", _hidden(_classes(examples, i, truth, truth=True), visible)),
             ("ground truth", _classes(examples, i, truth, truth=True)),
@@ -249,7 +250,7 @@ def _words(words: str) -> Cell:
 
 def _image(examples: Examples, i: int, title: str) -> Cell:
     """The image as the prior saw it."""
-    whole = _titled(_cell(examples, i, show_image(examples.image[i])), title)
+    whole = _titled(_cell(examples, i, show_image(stretched(examples.image[i]))), title)
     return whole if examples.visible is None else _hidden(whole, examples.visible[i])
 
 
@@ -260,7 +261,7 @@ def _hidden(cell: Cell, visible: Bool[np.ndarray, "h w"]) -> Cell:
 
 def _classes(examples: Examples, i: int, labels: Integer[np.ndarray, "h w"], *, truth: bool = False) -> Cell:
     """A label map; in true ones, the pixels that do not count are left white."""
-    image: Float[np.ndarray, "c h w"] = examples.image[i]
+    image: Float[np.ndarray, "c h w"] = stretched(examples.image[i])
     valid = examples.valid[i] if truth else None
     stochastic = examples.stochastic_classes
     return _cell(examples, i, show_classes(image=image, labels=labels, stochastic_classes=stochastic, valid=valid))

@@ -7,7 +7,7 @@ from jaxtyping import Float, Integer
 from PIL import Image
 
 from hpunet.hypotheses import Hypothesis
-from hpunet.pictures import grey_or_colour, overlay, sheet, stacked
+from hpunet.pictures import grey_or_colour, overlay, sheet, stacked, stretched
 
 _TILE, _PER_ROW, _MAX_SHOWN = 176, 6, 48
 
@@ -24,7 +24,7 @@ def sample_sheet(
     """One page; of very many samples the first ones, and none again where each is a hypothesis of its own."""
     most = float(std.max())
     summary = {
-        "image": grey_or_colour(image),
+        "image": grey_or_colour(stretched(image)),
         "mean probability (white is 1)": grey_or_colour(mean[None]),
         f"standard deviation (white is {most:.2f})": grey_or_colour(std[None] / max(most, 1e-6)),
     }

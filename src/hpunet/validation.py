@@ -19,7 +19,7 @@ from hpunet.data.packs import Pack
 from hpunet.distributed import rank, summed, world_size
 from hpunet.logs import Logger
 from hpunet.metrics import rand_error
-from hpunet.pictures import grey_or_colour, overlay, save_picture, sheet, spread
+from hpunet.pictures import grey_or_colour, overlay, save_picture, sheet, spread, stretched
 from hpunet.sampling import reconstruct, sample
 from hpunet.scoring import (
     centre_crop,
@@ -154,7 +154,9 @@ def _samples_sheet(images: np.ndarray, arrays: Mapping[str, np.ndarray], *, titl
     rows = []
     for i, image in enumerate(images):
         maps = [*arrays["labels"][i], *arrays["reconstructions"][i], *arrays["samples_full"][i]]
-        rows.append([grey_or_colour(image), *(overlay(image=image, labels=m.astype(np.int64)) for m in maps)])
+        rows.append(
+            [grey_or_colour(stretched(image)), *(overlay(image=image, labels=m.astype(np.int64)) for m in maps)]
+        )
     r = arrays["labels"].shape[1]
     graders = [f"grader {i + 1}" for i in range(r)]
     columns = ["image", *graders, *[f"rec. {i + 1}" for i in range(r)]]

@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image
 
 from hpunet.data.base import Sample, Source
-from hpunet.pictures import grey_or_colour, label_colours, overlay, sheet, spread
+from hpunet.pictures import grey_or_colour, label_colours, overlay, sheet, spread, stretched
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def contact_sheet(source: Source, *, num_images: int = 8) -> Image.Image:
     rows, titles = [], []
     for index in spread(num_images, of=len(source)):
         sample = source[index]
-        row = [grey_or_colour(sample.image)]
+        row = [grey_or_colour(stretched(sample.image))]
         for labels, exists in zip(sample.labels, sample.graders, strict=True):
             if not exists:
                 row.append(np.full_like(row[0], 255))
