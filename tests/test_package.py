@@ -60,7 +60,7 @@ ALLOWED = {
     "sample_files": {
         *("errors", "data", "hypotheses", "models", "pictures", "sample_sheet", "sampling", "tiling", "trained"),
     },
-    "instance_files": {"errors", "data", "metrics", "pictures", "sample_files", "scoring", "trained"},
+    "instance_files": {"errors", "data", "metrics", "pictures", "report_paint", "sample_files", "scoring", "trained"},
     "cli_sample": {"errors", "build", "data", "hypotheses", "kernels.choice", "sample_files", "trained"},
     "cli_instances": {
         *("errors", "build", "config", "cli_sample", "data", "instance_files", "instances", "sample_files"),

@@ -145,6 +145,21 @@ def test_colours_apart_gives_neighbours_across_a_gap_other_colours_and_keeps_zer
     assert not colours_apart(np.zeros((3, 3), dtype=np.int32)).any()
 
 
+def test_colours_apart_avoids_colours_that_look_alike() -> None:
+    rng = np.random.default_rng(0)
+    seeds = rng.integers(64, size=(30, 2))
+    y, x = np.indices((64, 64))
+    instances = np.square(np.stack([y, x]) - seeds[:, :, None, None]).sum(axis=1).argmin(axis=0) + 1
+    colours = colours_apart(instances)
+    pairs = {
+        frozenset(pair)
+        for a, b in ((colours[1:], colours[:-1]), (colours[:, 1:], colours[:, :-1]))
+        for pair in zip(a[a != b].tolist(), b[a != b].tolist(), strict=True)
+    }
+    alike = sum(len(pair & {1, 4}) == 2 or len(pair & {1, 6}) == 2 or len(pair & {2, 5}) == 2 for pair in pairs)
+    assert alike <= 1 < len(pairs)
+
+
 def test_colours_apart_makes_a_good_clustering_look_like_the_truth() -> None:
     truth = np.repeat(np.arange(1, 6), 4)[None].repeat(8, axis=0)
     wanted = colours_apart(truth)

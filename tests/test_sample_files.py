@@ -27,6 +27,7 @@ from hpunet.data.files import read_image
 from hpunet.data.synthetic import INFO, open_synthetic
 from hpunet.errors import DataError, HPUNetError
 from hpunet.hypotheses import group
+from hpunet.instance_files import instances_picture
 from hpunet.models.hpunet import HPUNet
 from hpunet.sample_files import HowToSample, draw, scale_choices, whole_folder, with_tiles
 from hpunet.sample_sheet import sample_sheet
@@ -381,7 +382,33 @@ def test_instances_of_a_perfect_sampler_are_the_true_ones(
         found = read_image(Path("out", identity.key, "instances.png"), labels=True)
         assert found.dtype == np.uint16
         assert found.max() > 1
-        assert read_image(Path("out", identity.key, "overlay.png")).shape == (*found.shape, 3)
+        h, w, _ = read_image(Path("out", identity.key, "overlay.png")).shape
+        assert h > 512 * found.shape[0] / found.shape[1]
+        assert w > 2 * 512  # the truth beside it
+
+
+def test_overlay_of_instances_is_large_and_tells_neighbours_apart() -> None:
+    instances = np.zeros((20, 60), dtype=np.int32)
+    for i in range(10):
+        instances[2:18, 6 * i : 6 * i + 6] = 8 * i + 1  # touch each other, and have numbers of one hue
+    image = np.full((1, 20, 60), 0.5, dtype=np.float32)
+    picture = np.asarray(instances_picture(image=image, instances=instances))
+    assert picture.shape == (180, 540, 3)
+    assert (picture[:18] == 128).all()
+    middle = picture[90, 27::54].astype(int)
+    assert np.abs(middle[1:] - middle[:-1]).max(axis=1).min() > 40
+    unchanged = np.zeros((3, 600), dtype=np.int32)
+    image = np.zeros((1, 3, 600), dtype=np.float32)
+    assert instances_picture(image=image, instances=unchanged).size == (600, 3)
+
+
+def test_overlay_of_instances_shows_the_truth_in_the_same_colours() -> None:
+    truth = np.repeat(np.arange(1, 5, dtype=np.int32), 16)[None].repeat(32, axis=0)
+    image = np.random.default_rng(0).random((3, 32, 64), dtype=np.float32)
+    picture = np.asarray(instances_picture(image=image, instances=30 - truth, truth=truth))
+    tile = np.asarray(instances_picture(image=image, instances=truth))
+    places = [x for x in range(picture.shape[1] - 511) if (picture[-262:-6, x : x + 512] == tile).all()]
+    assert len(places) == 2
 
 
 def test_instances_of_files_are_deterministic(hpunet_command: Callable[..., Any]) -> None:

@@ -72,7 +72,13 @@ def instances_command(
     with loading(quiet=quiet):
         from hpunet.build import autocast_for
         from hpunet.data.inputs import Input, read_input
-        from hpunet.instance_files import check_has_instances, rand_error_of, segment_file, usual_number
+        from hpunet.instance_files import (
+            check_has_instances,
+            rand_error_of,
+            segment_file,
+            true_instances_of,
+            usual_number,
+        )
         from hpunet.instances import clustering_threshold
         from hpunet.sample_files import HowToSample, slice_numbers, with_tiles
         from hpunet.trained import load
@@ -114,7 +120,8 @@ def instances_command(
         sample = source[index]
         begin(how.num_samples)
         image = Input(sample.identity.key, sample.image[None], header=None)
-        found = segment_file(trained, source=image, slices=[0], advance=advance, **settings)
+        truth = true_instances_of(sample, source.info)
+        found = segment_file(trained, source=image, slices=[0], truth=truth, advance=advance, **settings)
         errors[image.name] = rand_error_of(found[image.name], sample=sample, info=source.info)
         if not quiet:
             console.print(f"{image.name}: {_in_words(errors[image.name])}", highlight=False, markup=False)

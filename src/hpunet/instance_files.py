@@ -1,7 +1,8 @@
 """`hpunet instances`: from an image to a map of instances, by clustering samples (Algorithm 1, App. G and H).
 
 <out>/<name>/instances.png   16 bits: 0 is background, every other value one instance
-<out>/<name>/overlay.png     the image with its instances in colours
+<out>/<name>/overlay.png     the image with its instances in colours, small ones enlarged; the true ones beside them
+                             where they are known
 <out>/<name>/instances.nii.gz where the input is a volume; its slices are clustered one by one
 """
 
@@ -16,13 +17,16 @@ from hpunet.data.base import Sample, SetInfo
 from hpunet.data.inputs import Input
 from hpunet.errors import ConfigError, DataError
 from hpunet.metrics import rand_error
-from hpunet.pictures import overlay, save_picture
+from hpunet.pictures import overlay, save_picture, sheet
+from hpunet.report_paint import colours_apart
 from hpunet.sample_files import HowToSample, Volumes, draw, whole_folder
 from hpunet.scoring import instances_of
 from hpunet.trained import TrainedModel
 
 MAX_INSTANCES = 2**16 - 1
 FEW_IDS = 10
+_LONGER_SIDE = 512
+"""Pixels of the pictures, at least."""
 
 
 def usual_number(info: SetInfo) -> int:
@@ -53,9 +57,13 @@ def segment_file(
     connected: bool = False,
     slices: Sequence[int],
     nifti: bool = False,
+    truth: Int32[np.ndarray, "h w"] | None = None,
     advance: Callable[[int], None] = lambda _: None,
 ) -> dict[str, Int32[np.ndarray, "h w"]]:
-    """The instances of one file's slices, written to `out`/<name>; by the names of slices."""
+    """The instances of one file's slices, written to `out`/<name>; by the names of slices.
+
+    `truth` is what the only slice should show, for the picture.
+    """
     parts = PurePosixPath(source.name).parts
     if not parts or ".." in parts or parts[0] == "/":
         raise DataError(f"{source.name!r}: cannot be the name of a folder below {out}")
@@ -70,7 +78,8 @@ def segment_file(
             found[name] = instances_of(
                 drawn.labels, info=trained.info, alpha=alpha, connected=connected, seed=how.seed
             )
-            _write(folder / f"z-{z:03d}" if is_volume else folder, image=source.images[z], instances=found[name])
+            place = folder / f"z-{z:03d}" if is_volume else folder
+            _write(place, image=source.images[z], instances=found[name], truth=truth)
             if volumes is not None:
                 volumes.put(z, [found[name]])
         if volumes is not None:
@@ -78,14 +87,49 @@ def segment_file(
     return found
 
 
-def _write(folder: Path, *, image: Float32[np.ndarray, "c h w"], instances: Int32[np.ndarray, "h w"]) -> None:
+def _write(
+    folder: Path,
+    *,
+    image: Float32[np.ndarray, "c h w"],
+    instances: Int32[np.ndarray, "h w"],
+    truth: Int32[np.ndarray, "h w"] | None,
+) -> None:
     if instances.max() > MAX_INSTANCES:
         raise DataError(f"{instances.max()} instances, a map holds {MAX_INSTANCES}; choose a larger --alpha")
     save_picture(Image.fromarray(instances.astype(np.uint16)), folder / "instances.png")
-    save_picture(Image.fromarray(overlay(image=image, labels=instances)), folder / "overlay.png")
+    save_picture(instances_picture(image=image, instances=instances, truth=truth), folder / "overlay.png")
+
+
+def instances_picture(
+    *,
+    image: Float32[np.ndarray, "c h w"],
+    instances: Int32[np.ndarray, "h w"],
+    truth: Int32[np.ndarray, "h w"] | None = None,
+) -> Image.Image:
+    """The image with its instances, neighbours in different colours; beside it the true ones where they are known.
+
+    Small images are enlarged by a whole number. An instance has the colour of the true one it overlaps most, unless a
+    neighbour has it.
+    """
+    factor = max(1, -(-_LONGER_SIDE // max(instances.shape)))
+
+    def painted(colours: np.ndarray, regions: np.ndarray) -> np.ndarray:
+        large = [maps.repeat(factor, axis=-2).repeat(factor, axis=-1) for maps in (image, colours, regions)]
+        return overlay(image=large[0], labels=large[1], regions=large[2])
+
+    if truth is None:
+        return Image.fromarray(painted(colours_apart(instances), instances))
+    true_colours = colours_apart(truth)
+    found = painted(colours_apart(instances, prefer=true_colours), instances)
+    return sheet([[found, painted(true_colours, truth)]], columns=["instances found", "true instances"], tile=None)
+
+
+def true_instances_of(sample: Sample, info: SetInfo) -> Int32[np.ndarray, "h w"]:
+    """The first grader's instances, 0 where there is none."""
+    return np.asarray(np.maximum(sample.labels[0] - info.num_fixed_classes + 1, 0), dtype=np.int32)
 
 
 def rand_error_of(instances: Int32[np.ndarray, "h w"], *, sample: Sample, info: SetInfo) -> float:
     """The Rand error against the first grader's instances; NaN where there are none."""
-    truth = np.maximum(sample.labels[:1] - info.num_fixed_classes + 1, 0)
-    return float(rand_error(prediction=instances[None], truth=truth, valid=sample.valid[None])[0])
+    truth = true_instances_of(sample, info)
+    return float(rand_error(prediction=instances[None], truth=truth[None], valid=sample.valid[None])[0])

@@ -58,14 +58,22 @@ def grey_or_colour(image: Float[np.ndarray, "c h w"]) -> UInt8[np.ndarray, "h w 
 
 
 def overlay(
-    *, image: Float[np.ndarray, "c h w"], labels: Int[np.ndarray, "h w"], opacity: float = 0.45
+    *,
+    image: Float[np.ndarray, "c h w"],
+    labels: Int[np.ndarray, "h w"],
+    regions: Int[np.ndarray, "h w"] | None = None,
+    opacity: float = 0.45,
 ) -> UInt8[np.ndarray, "h w 3"]:
-    """The image, `stretched`, with its labels painted over it and their borders drawn in full colour."""
+    """The image, `stretched`, with its labels painted over it and their borders drawn in full colour.
+
+    `regions` says where borders are, if not wherever labels change.
+    """
     base, colour = grey_or_colour(stretched(image)), label_colours(labels)
-    padded = np.pad(labels, 1, mode="edge")
+    regions = labels if regions is None else regions
+    padded = np.pad(regions, 1, mode="edge")
     border = np.zeros(labels.shape, dtype=np.bool_)
     for shifted in (padded[:-2, 1:-1], padded[2:, 1:-1], padded[1:-1, :-2], padded[1:-1, 2:]):
-        border |= shifted != labels
+        border |= shifted != regions
     weight = np.where(labels == 0, 0.0, np.where(border, 1.0, opacity))[..., None]
     return np.asarray(np.rint(base * (1 - weight) + colour * weight), dtype=np.uint8)
 
@@ -76,11 +84,12 @@ def sheet(
     columns: Sequence[str] = (),
     row_titles: Sequence[str] = (),
     title: str = "",
-    tile: int = 128,
+    tile: int | None = 128,
 ) -> Image.Image:
     """Tiles in rows on white, with a title and captions.
 
-    A tile is scaled so that its shorter side is `tile` pixels, or its longer one twice that, whichever is smaller.
+    A tile is scaled so that its shorter side is `tile` pixels, or its longer one twice that, whichever is smaller; it
+    stays as it is if that is None.
     Columns are as wide as their captions need.
     """
     font = ImageFont.load_default(size=13)
@@ -118,7 +127,9 @@ def stacked(pages: Sequence[Image.Image]) -> Image.Image:
     return whole
 
 
-def _scale(pixels: UInt8[np.ndarray, "h w 3"], tile: int) -> Image.Image:
+def _scale(pixels: UInt8[np.ndarray, "h w 3"], tile: int | None) -> Image.Image:
+    if tile is None:
+        return Image.fromarray(pixels)
     h, w = pixels.shape[:2]
     scale = min(tile / min(h, w), 2 * tile / max(h, w))
     how = Image.Resampling.NEAREST if scale >= 1 else Image.Resampling.LANCZOS

@@ -16,6 +16,9 @@ _PERIOD, _STRIPE = 24, 8
 NOT_COUNTED = np.uint8(255)
 """The tone of pixels that are not valid: white."""
 _NUM_PATTERNS = 4
+_ALIKE = {1: (4, 6), 2: (5,), 4: (1,), 5: (2,), 6: (1,)}
+"""Numbers of the palette that can be taken for each other where they are thinly painted: orange for yellow or
+vermilion, sky blue for blue."""
 _DARK, _LIGHT_LINE = 60, 235
 """Grounds below the first tone are outlined in the second, others in black."""
 
@@ -81,7 +84,8 @@ def colours_apart(
     """A number 1, 2, ... for each instance, so that neighbours differ, also across a gap; 0 stays 0.
 
     An instance takes the number that `prefer` has on most of its pixels if no neighbour has it: so the true instances
-    and a good clustering of them look alike. Seven numbers do for nearly every map; more are hatched.
+    and a good clustering of them look alike. Else colours that could be taken for a neighbour's are avoided if there
+    are others. Seven numbers do for nearly every map; more are hatched.
     """
     if not instances.any():
         return np.zeros(instances.shape, dtype=np.int64)
@@ -107,7 +111,8 @@ def colours_apart(
         taken = {int(chosen[j]) for j in neighbours[i]}
         free = [c for c in range(1, NUM_COLOURS + 1) if c not in taken]
         free = free or [c for c in range(NUM_COLOURS + 1, len(uses)) if c not in taken] or [1]
-        chosen[i] = wanted[i] if wanted[i] in free else min(free, key=uses.__getitem__)
+        similar = {c for j in taken for c in _ALIKE.get(j, ())}
+        chosen[i] = wanted[i] if wanted[i] in free else min(free, key=lambda c: (c in similar, uses[c]))
         uses[chosen[i]] += 1
     return chosen[number]
 
