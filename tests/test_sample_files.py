@@ -93,6 +93,16 @@ def test_sample_writes_maps_shares_and_a_sheet(hpunet_command: Callable[..., Any
     assert f"{len(found['hypotheses'])} distinct among 5 samples" in result.output
 
 
+def test_sample_of_instances_has_no_hypotheses_of_random_ids(hpunet_command: Callable[..., Any]) -> None:
+    result = hpunet_command("sample", "neurites", save_image("a.png"), "--out", "out", "--samples", 5)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.split() == [str(Path("out/a"))]
+    found = json.loads(Path("out/a/hypotheses.json").read_text())
+    assert (found["num_samples"], found["hypotheses"]) == (5, None)
+    assert len(read_samples("out/a", 5)) == 5
+    assert read_image(Path("out/a/sheet.png")).size
+
+
 def test_mean_and_std_are_those_of_the_probabilities() -> None:
     trained = make_trained(INFO["streets"])
     image = np.random.default_rng(0).random((3, 16, 16), dtype=np.float32)
@@ -315,6 +325,9 @@ def test_sheet_shows_samples_once_where_all_are_distinct(monkeypatch: pytest.Mon
         mean = np.zeros((4, 4))
         sample_sheet(image=mean[None], labels=labels, mean=mean, std=mean, hypotheses=hypotheses, title="")
         assert len(titles) == num_pages
+    titles.clear()
+    sample_sheet(image=mean[None], labels=labels, mean=mean, std=mean, hypotheses=[], title="")
+    assert titles == ["", "Samples"]
 
 
 def test_a_folder_is_whole_or_not_there(tmp_path: Path) -> None:

@@ -121,7 +121,8 @@ def sample_command(
         )
         if not quiet:
             for where, hypotheses in found.items():
-                console.print(_hypotheses_table(where, hypotheses))
+                if hypotheses:
+                    console.print(_hypotheses_table(where, hypotheses))
             console.print(str(out / name), highlight=False, markup=False, soft_wrap=True)
 
     one_after_the_other(named, work, quiet=quiet)

@@ -3,7 +3,7 @@
     <out>/<name>/sample-01.png …   label maps, the class of every pixel
     <out>/<name>/mean.png, std.png   mean and standard deviation over samples of the probability of the stochastic
                                      classes together, 16 bits, 65535 for 1
-    <out>/<name>/hypotheses.json     distinct hypotheses, their shares and samples
+    <out>/<name>/hypotheses.json     distinct hypotheses, their shares and samples (null for ids of instances)
     <out>/<name>/sheet.png           all of it on one page
     <out>/<name>/*.nii.gz            the same as volumes where the input is one, which lie where it lies
 
@@ -187,7 +187,10 @@ def sample_file(
     nifti: bool = False,
     advance: Callable[[int], None] = lambda _: None,
 ) -> dict[str, list[Hypothesis]]:
-    """Sample one file's slices into `out`/<name>; the distinct hypotheses of each slice by its name."""
+    """Sample one file's slices into `out`/<name>; the distinct hypotheses of each slice by its name.
+
+    Where classes are random ids of instances there are none: no two samples are alike.
+    """
     is_volume = len(source.images) > 1
     found: dict[str, list[Hypothesis]] = {}
     with whole_folder(out / source.name) as folder:
@@ -198,12 +201,11 @@ def sample_file(
             name = f"{source.name}/z-{z:03d}" if is_volume else source.name
             image = source.images[z]
             drawn = draw(trained, image=image, how=how, advance=advance)
-            found[name] = group(
-                drawn.labels,
-                num_classes=trained.info.num_classes,
-                classes=stochastic_classes(trained),
-                same_iou=same_iou,
-            )
+            if trained.info.has_instances:
+                found[name] = []
+            else:
+                classes, number = stochastic_classes(trained), trained.info.num_classes
+                found[name] = group(drawn.labels, num_classes=number, classes=classes, same_iou=same_iou)
             place = folder / f"z-{z:03d}" if is_volume else folder
             about = {
                 "image": name,
@@ -248,7 +250,8 @@ def _write_slice(
         }
         for hypothesis in hypotheses
     ]
-    (folder / "hypotheses.json").write_text(json.dumps({**about, "hypotheses": listed}, indent=1) + "\n")
+    content = {**about, "hypotheses": listed or None}
+    (folder / "hypotheses.json").write_text(json.dumps(content, indent=1) + "\n")
 
 
 def sample_name(number: int) -> str:

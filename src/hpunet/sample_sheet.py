@@ -21,7 +21,10 @@ def sample_sheet(
     hypotheses: Sequence[Hypothesis],
     title: str,
 ) -> Image.Image:
-    """One page; of very many samples the first ones, and none again where each is a hypothesis of its own."""
+    """One page; of very many samples the first ones, and none again where each is a hypothesis of its own.
+
+    Without hypotheses, samples alone are shown.
+    """
     most = float(std.max())
     summary = {
         "image": grey_or_colour(stretched(image)),
@@ -34,7 +37,12 @@ def sample_sheet(
         for letter, hypothesis in zip(letters, hypotheses, strict=True)
     ]
     group_of = {member: letter for letter, h in zip(letters, hypotheses, strict=True) for member in h.members}
-    single = [(f"{number + 1} ({group_of[number]})", number) for number in range(len(labels))]
+    single = [
+        (f"{number + 1} ({group_of[number]})" if distinct else f"{number + 1}", number)
+        for number in range(len(labels))
+    ]
+
+    heading = "Samples (and the hypothesis they belong to)" if distinct else "Samples"
 
     def rows(maps: Sequence[tuple[str, int]], heading: str) -> list[Image.Image]:
         heading += f" (the first {_MAX_SHOWN} of {len(maps)})" if len(maps) > _MAX_SHOWN else ""
@@ -50,7 +58,7 @@ def sample_sheet(
         [
             sheet([list(summary.values())], columns=list(summary), title=title, tile=_TILE),
             *rows(distinct, "Distinct hypotheses, and the share of samples that show them"),
-            *(rows(single, "Samples (and the hypothesis they belong to)") if len(distinct) < len(single) else []),
+            *(rows(single, heading) if len(distinct) < len(single) else []),
         ]
     )
 
