@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from hpunet.cli_progress import LogLines
 from hpunet.errors import ConfigError
 
 console = Console()
@@ -146,8 +147,14 @@ def _evaluate_run(
     )
     columns = (TextColumn(escape(name)), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     quiet = rank() != 0 or not notes.is_terminal
+    lines = LogLines(f"evaluate {name}", console=notes, quiet=rank() != 0)
     with Progress(*columns, console=notes, transient=True, disable=quiet) as progress:
         task = progress.add_task(name, total=None)
+
+        def watch(done: int, total: int) -> None:
+            progress.update(task, completed=done, total=total)
+            lines.update(done, total)
+
         return evaluate(
             scorer,
             source=source,
@@ -160,7 +167,7 @@ def _evaluate_run(
             limit=how["limit"],
             batch_size=how["batch"],
             replace=how["replace"],
-            watch=lambda done, total: progress.update(task, completed=done, total=total),
+            watch=watch,
         )
 
 

@@ -111,7 +111,7 @@ def instances_command(
                 console.print(f"{where}: {number} instances", highlight=False, markup=False)
 
     if data is None:
-        one_after_the_other(named, from_file, quiet=quiet)
+        one_after_the_other(named, from_file, command="instances", quiet=quiet)
         return
     source = _open(data, split=split, options=options or [], trained=trained)
     errors: dict[str, float] = {}
@@ -127,7 +127,7 @@ def instances_command(
             console.print(f"{image.name}: {_in_words(errors[image.name])}", highlight=False, markup=False)
 
     try:
-        one_after_the_other(range(len(source)), from_data, quiet=quiet)
+        one_after_the_other(range(len(source)), from_data, command="instances", quiet=quiet)
     finally:
         _summarise(errors, out=out, quiet=quiet)
 

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from hpunet.cli_progress import LogLines
 from hpunet.cli_train import ProgressLine
 from hpunet.config import Settings
 
@@ -42,9 +43,12 @@ def report_command(
         console.print(str(figures), highlight=False, soft_wrap=True)
 
 
-def _drawing(drawings: "Iterable[Drawing]", count: int) -> "Iterable[Drawing]":
-    quiet = not notes.is_terminal
-    return track(drawings, description="drawing", total=count, console=notes, transient=True, disable=quiet)
+def _drawing(drawings: "Iterable[Drawing]", count: int) -> "Iterator[Drawing]":
+    quiet, lines = not notes.is_terminal, LogLines("report", console=notes)
+    shown = track(drawings, description="drawing", total=count, console=notes, transient=True, disable=quiet)
+    for done, drawing in enumerate(shown):
+        lines.update(done, count, "figures")
+        yield drawing
 
 
 def demo_command(

@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.status import Status
 from rich.table import Table
 
+from hpunet.cli_progress import LogLines
 from hpunet.errors import ConfigError, HPUNetError
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ def sample_command(
                     console.print(_hypotheses_table(where, hypotheses))
             console.print(str(out / name), highlight=False, markup=False, soft_wrap=True)
 
-    one_after_the_other(named, work, quiet=quiet)
+    one_after_the_other(named, work, command="sample", quiet=quiet)
 
 
 def _hypotheses_table(name: str, hypotheses: Sequence["Hypothesis"]) -> Table:
@@ -177,21 +178,32 @@ def parse_slices(text: str | None) -> tuple[int, int] | None:
     return int(first), int(end)
 
 
-def one_after_the_other(items: Sequence[T], work: Work[T], *, quiet: bool) -> None:
+def one_after_the_other(items: Sequence[T], work: Work[T], *, command: str, quiet: bool) -> None:
     """Do all; an item that fails is named, the rest goes on, and the exit code is 1."""
     failed = 0
+    lines = LogLines(command, console=notes, quiet=quiet)
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     hidden = quiet or not notes.is_terminal
     with Progress(*columns, console=notes, transient=True, disable=hidden) as progress:
         task = progress.add_task("", total=None)
         for number, item in enumerate(items, start=1):
             progress.reset(task, total=None, description=f"image {number} of {len(items)}")
+            counts = {"drawn": 0, "of": 1}
+
+            def begin(total: int, counts: dict[str, int] = counts) -> None:
+                counts["of"] = total
+                progress.update(task, total=total)
+
+            def advance(count: int, before: int = number - 1, counts: dict[str, int] = counts) -> None:
+                counts["drawn"] += count
+                progress.advance(task, count)
+                if len(items) == 1:
+                    lines.update(counts["drawn"], counts["of"], "samples")
+                else:
+                    lines.update(before + counts["drawn"] / max(counts["of"], 1), len(items))
+
             try:
-                work(
-                    item,
-                    lambda total: progress.update(task, total=total),
-                    lambda count: progress.advance(task, count),
-                )
+                work(item, begin, advance)
             except (HPUNetError, OSError) as error:
                 failed += 1
                 message = f"[bold red]error:[/bold red] {escape(str(error))}"
