@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 PACKS = {"here": "seed=0", "elsewhere": "seed=1"}
-TRAIN = ["train", "demo", "--data", "here", "--out", "run"]
+AS_PACKED = ["--set", "data.options.num_images=2", "--set", "data.options.size=16"]
+TRAIN = ["train", "demo", "--data", "here", "--out", "run", *AS_PACKED]
 SMALL = [
     *("--set", "optimiser.iterations=1", "--set", "optimiser.batch_size=2"),
     *("--set", "model.channels=[4,4,4,4,4]", "--set", "data.crop=[16,16]"),
@@ -53,12 +54,26 @@ FAILS = {
         "optimiser.kernels: Input should be 'auto', 'fused' or 'torch' (got 'quick')",
     ),
     "train: no fused kernels": (
-        ["train", "demo", "--data", "here", "--out", "x", "--kernels", "fused"],
+        ["train", "demo", "--data", "here", "--out", "x", *AS_PACKED, "--kernels", "fused"],
         "optimiser.kernels: fused kernels need a CUDA GPU",
     ),
     "impossible": (
-        ["train", "demo", "--data", "here", "--out", "x", "--set", "data.crop=[60,60]"],
+        ["train", "demo", "--data", "here", "--out", "x", *AS_PACKED, "--set", "data.crop=[60,60]"],
         "data.crop: 60x60 must be multiples of 32",
+    ),
+    "packed with other options": (
+        ["train", "demo", "--data", "here", "--out", "x", "--set", "data.options.size=16"],
+        "data.options.num_images: 2000 is asked for, but the pack here was made with 2; pack again (hpunet data pack "
+        "WHERE OUT --set num_images=2000), or take what the pack has (--set data.options.num_images=2)",
+    ),
+    "evaluate: packed with other options": (
+        ["evaluate", "run", "--data", "elsewhere"],
+        "seed: the run was trained with 0, but the pack elsewhere was made with 1; pack again (hpunet data pack "
+        "WHERE OUT --set seed=0), or take what the pack has (--set seed=1)",
+    ),
+    "data info: packed with other options": (
+        ["data", "info", "here", "--set", "size=32"],
+        "size: 32 is asked for, but the pack here was made with 16",
     ),
     "missing data": (["train", "demo", "--data", "nowhere", "--out", "x"], "nowhere: no such file or folder"),
     "wrong data option": (
@@ -85,7 +100,7 @@ FAILS = {
         "has other settings (model",
     ),
     "other data": (
-        ["train", "demo", "--data", "elsewhere", "--out", "run", *SMALL, "--resume"],
+        ["train", "demo", "--data", "elsewhere", "--out", "run", *AS_PACKED, *SMALL, "--resume"],
         "was made with other data than elsewhere; use them, or another --out",
     ),
     "evaluate: no run": (["evaluate", "x", *LESIONS], "x: no such folder; expected one that `hpunet train` wrote"),

@@ -102,6 +102,7 @@ ALLOWED = {
             "build",
             "cli_progress",
             "compare",
+            "config",
             "data.sources",
             "distributed",
             "evaluate",

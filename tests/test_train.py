@@ -17,9 +17,11 @@ from hpunet.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoin
 from hpunet.cli_train import ProgressLine
 from hpunet.config import Settings
 from hpunet.data.packs import open_pack
+from hpunet.data.sources import pack_data
 from hpunet.errors import CheckpointError, ConfigError, DivergenceError
 from hpunet.logs import LOG_FILE, read_log
 from hpunet.stopping import Interrupted, stop_on_signals
+from hpunet.storage import parse_json
 from hpunet.train import Training, prepare_data, train
 from hpunet.validation import Validation
 from tiny_run import PUNET, WITHOUT_GECO, tiny_settings, write_tiny_pack
@@ -336,3 +338,15 @@ def test_graph_steps_skip_what_is_not_finite(pack: Path, tmp_path: Path) -> None
         spoil.fill_(torch.nan if training.step == 1 else 0.0)
         before = now
     assert (int(training.train_step.skipped), int(training.train_step.skipped_in_a_row)) == (1, 0)
+
+
+def test_train_on_a_pack_takes_over_its_options_and_refuses_others(tmp_path: Path) -> None:
+    pack = tmp_path / "pack"
+    pack_data("synthetic:lesions", pack, options={"num_images": 12, "size": 16, "seed": 3})
+    with pytest.raises(ConfigError, match=r"data.options.num_images: 6 is asked for, .* was made with 12"):
+        quietly(tiny_settings("data.options.num_images=6"), pack=pack, run=tmp_path / "no")
+    assert not (tmp_path / "no").exists()
+    quietly(tiny_settings("optimiser.iterations=1"), pack=pack, run=tmp_path / "run")
+    saved = parse_json((tmp_path / "run/settings.json").read_bytes(), name="settings.json")
+    assert saved["data"]["options"] == {"num_images": 12, "size": 16, "seed": 3}
+    quietly(tiny_settings("optimiser.iterations=2"), pack=pack, run=tmp_path / "run", resume=True)

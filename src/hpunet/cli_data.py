@@ -90,11 +90,10 @@ def pack(
     processes: Annotated[int, typer.Option(help="Processes that read.", min=1)] = 1,
 ) -> None:
     """Turn any data into a pack: memory-mapped arrays with checksums, which training reads."""
-    from hpunet.data.packs import write_pack
-    from hpunet.data.sources import open_splits
+    from hpunet.data.sources import pack_data
 
-    sources = open_splits(where, options=parse_assignments(options or []))
-    write_pack(sources, out, processes=processes, progress=_with_progress)
+    chosen = parse_assignments(options or [])
+    sources = pack_data(where, out, options=chosen, processes=processes, progress=_with_progress)
     size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
     counts = ", ".join(f"{len(source):,} {split}" for split, source in sources.items())
     console.print(f"Packed {counts} images into {out} ({size / 1e6:,.1f} MB).")

@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from hpunet.cli_progress import LogLines
+from hpunet.config import parse_assignments
 from hpunet.errors import ConfigError
 
 console = Console()
@@ -53,6 +54,9 @@ def evaluate_command(
     kernels: Annotated[
         str, typer.Option(help="fused: bf16 on fused GPU kernels, for throughput; auto and torch: float32.")
     ] = "auto",
+    options: Annotated[
+        list[str] | None, typer.Option("--set", help="Option of the data's kind; by default as in training.")
+    ] = None,
     replace: Annotated[bool, typer.Option("--replace", help="Replace another evaluation that is there.")] = False,
 ) -> None:
     """Score runs on a split: one row an image (CSV), and mean ± std by bootstrap over images and patients.
@@ -91,6 +95,7 @@ def evaluate_command(
                 alpha=alpha,
                 connected=connected,
                 kernels=kernels,
+                options=parse_assignments(options or []),
                 replace=replace,
                 device=device,
             )
@@ -120,7 +125,7 @@ def _own_folder(run: Path, *, name: str) -> Path:
 def _evaluate_run(
     run: Path, *, name: str, data: str, split: str, folder: Path, checkpoint: str, device: Any, **how: Any
 ) -> dict[str, Any]:
-    from hpunet.data.sources import known_options, open_split
+    from hpunet.data.sources import open_split, options_of_run
     from hpunet.distributed import rank
     from hpunet.evaluate import evaluate
     from hpunet.kernels.choice import sampler_for
@@ -129,8 +134,9 @@ def _evaluate_run(
 
     trained = load(run, checkpoint=checkpoint, device=device, name=name)
     check_posterior(trained, where=run)
-    known = known_options(data)  # data of another kind than the run's have other options
-    options = {key: value for key, value in trained.settings.data.options.items() if key in known}
+    options = options_of_run(
+        data, kind=trained.info.kind, options=trained.settings.data.options, changes=how["options"]
+    )
     source = open_split(data, split=split, options=options)
     scorer = Scorer(
         model=trained.model,

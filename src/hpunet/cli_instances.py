@@ -156,11 +156,11 @@ def _summarise(errors: Mapping[str, float], *, out: Path, quiet: bool) -> None:
 
 def _open(where: str, *, split: str, options: list[str], trained: "TrainedModel") -> "Source":
     """The data, with the options of training where they are of the same kind, if they fit the model."""
-    from hpunet.data.sources import detect_kind, open_split
+    from hpunet.data.sources import open_split, options_of_run
 
-    same_kind = trained.info.kind.startswith(detect_kind(where))
-    known = trained.settings.data.options if same_kind else {}
-    source = open_split(where, split=split, options={**known, **parse_assignments(options)})
+    changes = parse_assignments(options)
+    chosen = options_of_run(where, kind=trained.info.kind, options=trained.settings.data.options, changes=changes)
+    source = open_split(where, split=split, options=chosen)
     for name in ("in_channels", "fixed_classes", "has_instances", "image_bits", "intensity_window"):
         mine, theirs = getattr(source.info, name), getattr(trained.info, name)
         if mine != theirs:

@@ -30,8 +30,8 @@ from hpunet.build import (
 from hpunet.checkpoint import latest_checkpoint, prune, save_checkpoint
 from hpunet.config import Settings
 from hpunet.data.loader import TrainingSteps
-from hpunet.data.packs import Pack, is_pack, open_pack, write_pack
-from hpunet.data.sources import check_options_of_settings, open_splits
+from hpunet.data.packs import Pack, is_pack, open_pack
+from hpunet.data.sources import check_options_of_settings, pack_data, settled_options
 from hpunet.distributed import everyones, rank, wait_for_all, world_size
 from hpunet.errors import CheckpointError, ConfigError, DivergenceError
 from hpunet.kernels.choice import fused_network, reason_against_fused
@@ -64,6 +64,7 @@ def prepare_data(where: str, *, options: dict[str, Any], run: Path, progress: An
 
     That one's name holds a sum of where it came from, so that a run is never resumed with a pack of other data.
     """
+    check_options_of_settings(where, options)
     if where.startswith("synthetic:"):
         origin = where
     elif is_pack(Path(where)):
@@ -72,9 +73,8 @@ def prepare_data(where: str, *, options: dict[str, Any], run: Path, progress: An
         origin = str(Path(where).resolve())
     key = json.dumps([origin, options], sort_keys=True).encode()
     packed = run / f"data-{hashlib.sha256(key).hexdigest()[:8]}"
-    check_options_of_settings(where, options)
     if rank() == 0 and not is_pack(packed):
-        write_pack(open_splits(where, options=options), packed, progress=progress)
+        pack_data(where, packed, options=options, progress=progress)
     wait_for_all()
     return packed
 
@@ -303,6 +303,7 @@ def train(
     if has_checkpoints and not resume:
         raise ConfigError(f"{run}: holds a run already; go on with --resume, or choose another --out")
     pack_path = prepare_data(data, options=settings.data.options, run=run, progress=progress)
+    settings = _with_options(settings, settled_options(data, settings.data.options))
     training = Training(settings, pack_path=pack_path, run=run, device=device)
     if resume and not training.restore(say):
         say(f"{run}: no checkpoint yet, starting from the beginning")
@@ -399,6 +400,10 @@ def _why_not_fused(settings: Settings, *, model: nn.Module, device: torch.device
     return reason
 
 
+def _with_options(settings: Settings, options: dict[str, Any]) -> Settings:
+    return settings.model_copy(update={"data": settings.data.model_copy(update={"options": options})})
+
+
 def _check_crop(crop: tuple[int, int], multiple: int) -> None:
     if crop[0] % multiple or crop[1] % multiple:
         raise ConfigError(f"data.crop: {crop[0]}x{crop[1]} must be multiples of {multiple}, by the number of scales")
@@ -408,9 +413,10 @@ def _check_same_run(state: dict[str, Any], settings: Settings, pack: Pack, *, wh
     """A resume goes on with the same run: what decides the weights must not have changed."""
     now, then = _deciding(settings.model_dump(mode="json")), _deciding(state["settings"])
     changed = [key for key in sorted(now.keys() | then.keys()) if now.get(key) != then.get(key)]
-    if changed:
+    other_data = state["data"] != pack.fingerprint
+    if changed and not (other_data and changed == ["data.options"]):
         raise CheckpointError(f"{where}: has other settings ({', '.join(changed)}); use them, or another --out")
-    if state["data"] != pack.fingerprint:
+    if other_data:
         raise CheckpointError(f"{where}: was made with other data than {pack.path}; use them, or another --out")
 
 

@@ -6,9 +6,17 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hpunet.data.packs import open_pack, write_pack
+from hpunet.data.packs import open_pack, pack_origin, write_pack
 from hpunet.data.snemi3d import open_snemi3d
-from hpunet.data.sources import detect_kind, open_data, open_splits
+from hpunet.data.sources import (
+    check_options_of_settings,
+    detect_kind,
+    open_data,
+    open_splits,
+    options_of_run,
+    pack_data,
+    settled_options,
+)
 from hpunet.data.summary import contact_sheet, summarise
 from hpunet.data.synthetic import open_synthetic
 from hpunet.data.synthetic_writers import write_cityscapes_scenes, write_lidc_crops, write_snemi3d_stack
@@ -150,3 +158,92 @@ def test_options_of_the_wrong_type_are_named(options: dict[str, object], expecte
     with pytest.raises(ConfigError) as caught:
         open_data("synthetic:lesions", split="train", options=options)
     assert expected in str(caught.value)
+
+
+@pytest.fixture(scope="module")
+def nuclei(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Twenty images with instance maps."""
+    folder = tmp_path_factory.mktemp("own") / "nuclei"
+    for top in ("images", "instances"):
+        (folder / top).mkdir(parents=True)
+        for i in range(20):
+            Image.fromarray(np.eye(16, dtype=np.uint8) * (i + 1)).save(folder / top / f"n{i:02d}.png")
+    return folder
+
+
+def keys_of(where: Path, *, split: str, options: dict[str, object] | None = None) -> list[str]:
+    return [identity.key for identity in open_data(str(where), split=split, options=options).identities]
+
+
+def test_pack_refuses_options_that_it_was_not_made_with(nuclei: Path, tmp_path: Path) -> None:
+    plain, every = tmp_path / "plain", tmp_path / "every"
+    pack_data(str(nuclei), plain, options={})
+    pack_data(str(nuclei), every, options={"val_every": 10, "num_random_ids": 5})
+    assert keys_of(every, split="val") == ["n00", "n10"]
+    for options in (
+        {},
+        {"val_every": 10},
+        {"num_random_ids": 5, "seed": 0},
+        {"classes": ["background", "foreground"]},
+    ):
+        assert keys_of(every, split="val", options=options) == ["n00", "n10"]
+        check_options_of_settings(str(every), options)
+    for options in ({"num_random_ids": 15}, {"window": "none"}, {"val_every": "none"}):
+        check_options_of_settings(str(plain), options)
+    with pytest.raises(ConfigError) as caught:
+        check_options_of_settings(str(plain), {"val_every": 10})
+    assert str(caught.value) == (
+        f"data.options.val_every: 10 is asked for, but the pack {plain} was made with none; pack again (hpunet data "
+        "pack WHERE OUT --set val_every=10), or take what the pack has (--set data.options.val_every=none)"
+    )
+    with pytest.raises(
+        ConfigError, match=r"^num_random_ids: 15 is asked for, .* was made with 5; .*num_random_ids=5\)"
+    ):
+        open_splits(str(every), options={"num_random_ids": 15})
+    with pytest.raises(ConfigError, match=r"data.options.patch: set by the preset.* snemi3d data; .*kind folder and"):
+        check_options_of_settings(str(every), {"patch": 64})
+    with pytest.raises(ConfigError, match="val_every: option of pack data, expected"):
+        check_options_of_settings(str(every), {"val_every": "ten"})
+
+
+def test_pack_of_a_pack_remembers_the_options_of_the_first(nuclei: Path, tmp_path: Path) -> None:
+    pack_data(str(nuclei), tmp_path / "one", options={"val_every": 10})
+    pack_data(str(tmp_path / "one"), tmp_path / "two", options={})
+    assert pack_origin(tmp_path / "two") == pack_origin(tmp_path / "one")
+    with pytest.raises(ConfigError, match="val_every: 5 is asked for"):
+        open_data(str(tmp_path / "two"), split="val", options={"val_every": 5})
+
+
+def test_pack_without_recorded_options_is_read_and_checked_as_before(nuclei: Path, tmp_path: Path) -> None:
+    write_pack(open_splits(str(nuclei), options={"val_every": 10}), tmp_path / "old")
+    pack_data(str(nuclei), tmp_path / "new", options={"val_every": 10})
+    old, new = (open_pack(tmp_path / name, split="val") for name in ("old", "new"))
+    assert old.fingerprint == new.fingerprint  # the same content
+    check_options_of_settings(str(tmp_path / "old"), {"val_every": 5})
+    run = {"kind": "folder", "options": {"val_every": 5}}
+    assert options_of_run(str(tmp_path / "old"), **run) == {}
+    assert settled_options(str(tmp_path / "old"), {"val_every": 5}) == {"val_every": 5}
+
+
+def test_options_of_a_run_go_to_other_data_as_far_as_they_have_them(nuclei: Path, tmp_path: Path) -> None:
+    plain, every = str(tmp_path / "plain"), str(tmp_path / "every")
+    pack_data(str(nuclei), Path(plain), options={})
+    pack_data(str(nuclei), Path(every), options={"val_every": 10})
+    options = {"val_every": 10, "patch": 64}
+    assert options_of_run(str(nuclei), kind="snemi3d", options=options) == {"val_every": 10}
+    for where in (str(nuclei), every):
+        assert options_of_run(where, kind="folder", options=options) == {"val_every": 10}
+    assert options_of_run(plain, kind="snemi3d", options=options) == {}
+    with pytest.raises(ConfigError, match=r"val_every: the run was trained with 10, but the pack .*made with none; "):
+        options_of_run(plain, kind="folder", options=options)
+    with pytest.raises(ConfigError, match=r"trained with none, .*made with 10; .*\(--set val_every=10\)"):
+        options_of_run(every, kind="folder", options={})
+    unseen = options_of_run(plain, kind="folder", options=options, changes={"val_every": "none"})
+    assert keys_of(Path(plain), split="val", options=unseen) == keys_of(nuclei, split="val")
+
+
+def test_settled_options_are_those_of_the_pack_that_are_not_usual(nuclei: Path, tmp_path: Path) -> None:
+    pack_data(str(nuclei), tmp_path / "pack", options={"val_every": 10, "num_random_ids": 15})
+    assert settled_options(str(tmp_path / "pack"), {}) == {"val_every": 10}
+    assert settled_options(str(tmp_path / "pack"), {"seed": 0}) == {"val_every": 10, "seed": 0}
+    assert settled_options(str(nuclei), {"seed": 1}) == {"seed": 1}

@@ -1,6 +1,6 @@
 """Packs: a data set as a few flat files that training maps into memory, or puts on the GPU whole.
 
-    <pack>/pack.json              format, set description, splits, and size and SHA-256 of every file
+    <pack>/pack.json              format, set description, splits, options it was made with, size and SHA-256 of files
     <pack>/<split>/images.bin     8 or 16 bit or float32 pixels, (c, h, w) an image, one after the other
     <pack>/<split>/labels.bin     a map a grader: bits if there are two classes, 8 bit for more, 16 for instances
     <pack>/<split>/valid.bin      one bit a pixel; not there when every pixel is valid
@@ -44,9 +44,17 @@ def is_pack(path: Path) -> bool:
 
 
 def write_pack(
-    sources: Mapping[str, Source], out: Path, *, processes: int = 1, progress: Progress | None = None
+    sources: Mapping[str, Source],
+    out: Path,
+    *,
+    processes: int = 1,
+    progress: Progress | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write the splits `sources` as one pack, reading with so many processes; `out` must not exist yet."""
+    """Write the splits `sources` as one pack, reading with so many processes; `out` must not exist yet.
+
+    `options` are those that the sources were opened with, all of them, where the pack is to remember them.
+    """
     if not sources:
         raise ConfigError("a pack needs at least one split")
     infos = {split: source.info for split, source in sources.items()}
@@ -71,6 +79,7 @@ def write_pack(
             "version": VERSION,
             "info": info.as_json(),
             "splits": {split: len(source) for split, source in sources.items()},
+            **({} if options is None else {"options": dict(options)}),
             "files": {name: {"bytes": p.stat().st_size, "sha256": _sha256(p)} for name, p in files.items()},
         }
         (partial / MANIFEST).write_text(json.dumps(manifest, indent=1, ensure_ascii=False))
@@ -101,6 +110,12 @@ def open_pack(path: Path, *, split: str, verify: bool = True) -> "Pack":
         info=SetInfo.from_json(manifest["info"], where=str(path)),
         fingerprint=_fingerprint(manifest),
     )
+
+
+def pack_origin(path: Path) -> tuple[str, dict[str, Any] | None]:
+    """The kind of data that a pack was made of, and with which options; None where an older version wrote it."""
+    manifest = _read_manifest(path)
+    return SetInfo.from_json(manifest["info"], where=str(path)).kind, manifest.get("options")
 
 
 class Pack:
@@ -322,7 +337,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
             if ".." in Path(name).parts or Path(name).is_absolute():
                 raise DataError(f"{file}: names a file outside of the pack, {name!r}")
             int(entry["bytes"]), str(entry["sha256"])
-        dict(manifest["splits"]), dict(manifest["info"])
+        dict(manifest["splits"]), dict(manifest["info"]), dict(manifest.get("options", {}))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         if isinstance(error, DataError):
             raise
@@ -331,8 +346,9 @@ def _read_manifest(path: Path) -> dict[str, Any]:
 
 
 def _fingerprint(manifest: Mapping[str, Any]) -> str:
-    """One name for the content of the whole pack."""
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+    """One name for the content of the whole pack; how it came about is no part of that."""
+    content = {name: value for name, value in manifest.items() if name != "options"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _sha256(path: Path) -> str:

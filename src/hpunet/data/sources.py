@@ -1,6 +1,8 @@
 """One way to open any data: a pack, a data set in its published layout, your own folder, or a synthetic set."""
 
 import inspect
+import json
+import shlex
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -13,7 +15,7 @@ from hpunet.data.cityscapes import open_cityscapes
 from hpunet.data.file_tree import is_archive
 from hpunet.data.folder import open_folder
 from hpunet.data.lidc import open_lidc_crops
-from hpunet.data.packs import is_pack, open_pack
+from hpunet.data.packs import Progress, is_pack, open_pack, pack_origin, write_pack
 from hpunet.data.snemi3d import open_snemi3d
 from hpunet.data.synthetic import INFO as SYNTHETIC
 from hpunet.data.synthetic import open_synthetic
@@ -55,21 +57,37 @@ def detect_kind(where: str) -> str:
 
 
 def open_data(where: str, *, split: str, options: Mapping[str, Any] | None = None) -> Source:
-    """One split of the data at `where`; `options` are the keyword arguments of that kind's opener."""
+    """One split of the data at `where`; `options` are the keyword arguments of that kind's opener.
+
+    A pack takes the options of the data that it was made of as well, if they are those it was made with.
+    """
     kind = detect_kind(where)
-    opener = _OPENERS[kind]
     arguments = _as_arguments(options or {})
-    known = known_options(where)
-    for name, value in arguments.items():
-        if name not in known:
-            raise ConfigError(f"{name}: {kind} data take no such option, only {', '.join(known)}")
-        try:
-            TypeAdapter(known[name]).validate_python(value, strict=True)
-        except ValidationError:
-            wanted = inspect.formatannotation(known[name])
-            raise ConfigError(f"{name}: option of {kind} data, expected {wanted}, got {value!r}") from None
+    _check_options(where, arguments)
+    if kind == "pack":
+        _check_same_as_packed(where, arguments)
+        own = inspect.signature(open_pack).parameters
+        arguments = {name: value for name, value in arguments.items() if name in own}
     first = where.removeprefix(SYNTHETIC_PREFIX) if kind == "synthetic" else Path(where)
-    return opener(first, split=split, **arguments)
+    return _OPENERS[kind](first, split=split, **arguments)
+
+
+def pack_data(
+    where: str,
+    out: Path,
+    *,
+    options: Mapping[str, Any],
+    processes: int = 1,
+    progress: Progress | None = None,
+) -> dict[str, Source]:
+    """Write all splits of the data at `where` as a pack that remembers how they were opened; returns them."""
+    sources = open_splits(where, options=options)
+    if detect_kind(where) == "pack":
+        made_with = pack_origin(Path(where))[1]
+    else:
+        made_with = {**_defaults(detect_kind(where)), **_as_arguments(options)}
+    write_pack(sources, out, processes=processes, progress=progress, options=made_with)
+    return sources
 
 
 def open_split(where: str, *, split: str, options: Mapping[str, Any] | None = None) -> Source:
@@ -82,22 +100,128 @@ def open_split(where: str, *, split: str, options: Mapping[str, Any] | None = No
 
 
 def known_options(where: str) -> dict[str, Any]:
-    """The options that data of this kind take, with their types."""
-    _, *parameters = inspect.signature(_OPENERS[detect_kind(where)]).parameters.values()
-    return {parameter.name: parameter.annotation for parameter in parameters if parameter.name != "split"}
+    """The options that data of this kind take, with their types; a pack's are also those of what was packed."""
+    kinds = [detect_kind(where)]
+    if kinds == ["pack"]:
+        kind, made_with = _packed(where)
+        kinds += [kind] if made_with is not None else []
+    return {name: option.annotation for kind in reversed(kinds) for name, option in _options(kind).items()}
+
+
+def options_of_run(
+    where: str, *, kind: str, options: Mapping[str, Any], changes: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The options to open data with that a run was trained with, `changes` put over them.
+
+    They are those that data of this kind have. A pack of the run's kind must have been made with the run's options,
+    unless `changes` say otherwise: with another split, images of its training would be scored.
+    """
+    changes = changes or {}
+    known = known_options(where)
+    chosen = {name: value for name, value in options.items() if name in known and name not in changes}
+    if detect_kind(where) == "pack":
+        if pack_origin(Path(where))[0] != kind:
+            return dict(changes)
+        packed_kind, made_with = _packed(where)
+        if made_with is not None:
+            usual = {name: value for name, value in _defaults(packed_kind).items() if name not in changes}
+            _check_same_as_packed(where, {**usual, **_as_arguments(chosen)}, words="the run was trained with {}")
+    return {**chosen, **changes}
+
+
+def settled_options(where: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """`options`, and for a pack those it was made with besides: all that says how the data were read."""
+    if detect_kind(where) != "pack":
+        return dict(options)
+    kind, made_with = _packed(where)
+    if made_with is None:
+        return dict(options)
+    defaults = _defaults(kind)
+    unusual = {k: v for k, v in made_with.items() if k not in defaults or _as_arguments({k: v})[k] != defaults[k]}
+    return {**unusual, **options}
 
 
 def check_options_of_settings(where: str, options: Mapping[str, Any]) -> None:
-    """Refuse settings whose data.options were made for data of another kind than those at `where`."""
+    """Refuse settings whose data.options were made for other data than those at `where`: of another kind, or packed
+    with other options.
+    """
+    kind = detect_kind(where)
+    if kind == "pack":
+        kind, made_with = _packed(where)
+        if made_with is None:
+            return
     known = known_options(where)
     for name in options:
         if name not in known:
-            kinds = [kind for kind, opener in _OPENERS.items() if name in inspect.signature(opener).parameters]
+            kinds = [other for other in _OPENERS if name in _options(other)]
             made_for = f", an option of {' and '.join(kinds)} data" if kinds else ""
             raise ConfigError(
                 f"data.options.{name}: set by the preset or settings{made_for}; {where} is of the kind "
-                f"{detect_kind(where)} and takes none such; make settings that fit: hpunet init --data {where}"
+                f"{kind} and takes none such; make settings that fit: hpunet init --data {where}"
             )
+    arguments = _as_arguments(options)
+    _check_options(where, arguments)
+    if detect_kind(where) == "pack":
+        _check_same_as_packed(where, arguments, prefix="data.options.")
+
+
+def _check_options(where: str, arguments: Mapping[str, Any]) -> None:
+    kind, known = detect_kind(where), known_options(where)
+    for name, value in arguments.items():
+        if name not in known:
+            raise ConfigError(f"{name}: {kind} data take no such option, only {', '.join(known)}")
+        try:
+            TypeAdapter(known[name]).validate_python(value, strict=True)
+        except ValidationError:
+            wanted = inspect.formatannotation(known[name])
+            raise ConfigError(f"{name}: option of {kind} data, expected {wanted}, got {value!r}") from None
+
+
+def _check_same_as_packed(
+    where: str, arguments: Mapping[str, Any], *, prefix: str = "", words: str = "{} is asked for"
+) -> None:
+    """Refuse options that a pack was not made with: its splits and ids would not be those asked for."""
+    kind, made_with = _packed(where)
+    if made_with is None:
+        return
+    there = {**_defaults(kind), **_as_arguments(made_with)}
+    for name, value in arguments.items():
+        if name in there and there[name] != value:
+            raise ConfigError(
+                f"{prefix}{name}: {words.format(_in_toml(value))}, but the pack {where} was made with "
+                f"{_in_toml(there[name])}; pack again (hpunet data pack WHERE OUT {_as_set(name, value)}), or take "
+                f"what the pack has ({_as_set(prefix + name, there[name])})"
+            )
+
+
+def _packed(where: str) -> tuple[str, dict[str, Any] | None]:
+    """What was packed: the kind of the data, and their options if they are known."""
+    name, made_with = pack_origin(Path(where))
+    kind = name.partition("-")[0]  # synthetic-lesions and the like are one kind
+    return kind, made_with if kind in _OPENERS else None
+
+
+def _options(kind: str) -> dict[str, inspect.Parameter]:
+    _, *parameters = inspect.signature(_OPENERS[kind]).parameters.values()
+    return {parameter.name: parameter for parameter in parameters if parameter.name != "split"}
+
+
+def _defaults(kind: str) -> dict[str, Any]:
+    return {name: option.default for name, option in _options(kind).items()}
+
+
+def _in_toml(value: Any) -> str:
+    """An option's value as it is written after --set."""
+    return "none" if value is None else json.dumps(value, ensure_ascii=False).replace(" ", "")
+
+
+def _as_set(name: str, value: Any) -> str:
+    parts = {f"{name}.{key}": part for key, part in value.items()} if isinstance(value, Mapping) else {name: value}
+    return " ".join(f"--set {_quoted(f'{key}={_in_toml(part)}')}" for key, part in parts.items())
+
+
+def _quoted(text: str) -> str:
+    return shlex.quote(text) if set(text) & set("\"' $\\") else text
 
 
 def open_splits(where: str, *, options: Mapping[str, Any] | None = None) -> dict[str, Source]:
@@ -113,11 +237,11 @@ def open_splits(where: str, *, options: Mapping[str, Any] | None = None) -> dict
 
 
 def _as_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
-    """TOML knows lists, our arguments are tuples."""
+    """TOML knows lists, our arguments are tuples; it has no word for nothing, which is "none" here."""
 
     def tuples(value: Any) -> Any:
         if isinstance(value, list):
             return tuple(tuples(v) for v in value)
         return {k: tuples(v) for k, v in value.items()} if isinstance(value, dict) else value
 
-    return {name: tuples(value) for name, value in options.items()}
+    return {name: None if value == "none" else tuples(value) for name, value in options.items()}
