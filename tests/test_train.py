@@ -350,3 +350,20 @@ def test_train_on_a_pack_takes_over_its_options_and_refuses_others(tmp_path: Pat
     saved = parse_json((tmp_path / "run/settings.json").read_bytes(), name="settings.json")
     assert saved["data"]["options"] == {"num_images": 12, "size": 16, "seed": 3}
     quietly(tiny_settings("optimiser.iterations=2"), pack=pack, run=tmp_path / "run", resume=True)
+
+
+@pytest.mark.parametrize(
+    ("crop", "channels", "advice"),
+    [
+        ("[8,8]", "[4,4,4,4,4]", "8x8 cannot be halved 4 times, .* take 1 off model.channels, or .* such as 16x16$"),
+        ("[16,40]", "[4,4,4,4,4]", "take 1 off model.channels, or choose multiples of 16, such as 16x32 or 16x48$"),
+        ("[15,16]", "[4,4,4]", "of model.channels ask; choose multiples of 4, such as 12x16 or 16x16$"),
+    ],
+)
+def test_train_says_which_crops_are_possible_before_it_packs(
+    crop: str, channels: str, advice: str, tmp_path: Path
+) -> None:
+    settings = tiny_settings(f"data.crop={crop}", f"model.channels={channels}")
+    with pytest.raises(ConfigError, match=advice):
+        train(settings, data="synthetic:lesions", run=tmp_path / "run", device=CPU)
+    assert not (tmp_path / "run").exists()

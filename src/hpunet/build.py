@@ -1,5 +1,6 @@
 """From settings to the things they describe: the one place where the settings tree meets the modules."""
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -41,6 +42,27 @@ def build_model(
         cond_channels=1 + info.num_classes if extrapolate else 0,
         activation_checkpointing=settings.activation_checkpointing,
         channels_last=channels_last,
+    )
+
+
+def check_network(settings: Settings) -> None:
+    """Refuse settings that no network goes with: before data are packed for it, whose numbers do not matter here."""
+    anything = SetInfo(kind="", in_channels=1, num_graders=1, fixed_classes=("background", "foreground"))
+    with torch.device("meta"):
+        model = build_model(settings.model, info=anything, extrapolate=settings.data.extrapolate)
+    crop, multiple, num_scales = settings.data.crop, model.size_multiple, len(settings.model.channels)
+    if not any(side % multiple for side in crop):
+        return
+    too_many = next(n for n in range(1, num_scales) if not any(side % (multiple >> n) for side in crop))
+    fewer = "" if too_many == num_scales - 1 else f"take {too_many} off model.channels, or "
+    below, above = (
+        "x".join(str(max(1, round_to(side / multiple)) * multiple) for side in crop)
+        for round_to in (math.floor, math.ceil)
+    )
+    raise ConfigError(
+        f"data.crop: {crop[0]}x{crop[1]} cannot be halved {num_scales - 1} times, as the {num_scales} entries of "
+        f"model.channels ask; {fewer}choose multiples of {multiple}, such as "
+        + (above if above == below else f"{below} or {above}")
     )
 
 

@@ -25,6 +25,7 @@ from hpunet.build import (
     build_objective,
     build_optimiser,
     build_recipe,
+    check_network,
     learning_rate_at,
 )
 from hpunet.checkpoint import latest_checkpoint, prune, save_checkpoint
@@ -88,7 +89,6 @@ class Training:
         self.pack = _on_device(open_pack(pack_path, split="train"), device)
         info = self.pack.info
         model = build_model(settings.model, info=info, extrapolate=settings.data.extrapolate)
-        _check_crop(settings.data.crop, model.size_multiple)
         self.model = model.to(device)
         self.model.check_values = False  # the data were checked when they were packed
         self.objective = build_objective(settings.objective, num_pieces=settings.optimiser.accumulate).to(device)
@@ -302,6 +302,7 @@ def train(
     has_checkpoints = (run / "checkpoints").is_dir() and any((run / "checkpoints").iterdir())
     if has_checkpoints and not resume:
         raise ConfigError(f"{run}: holds a run already; go on with --resume, or choose another --out")
+    check_network(settings)
     pack_path = prepare_data(data, options=settings.data.options, run=run, progress=progress)
     settings = _with_options(settings, settled_options(data, settings.data.options))
     training = Training(settings, pack_path=pack_path, run=run, device=device)
@@ -402,11 +403,6 @@ def _why_not_fused(settings: Settings, *, model: nn.Module, device: torch.device
 
 def _with_options(settings: Settings, options: dict[str, Any]) -> Settings:
     return settings.model_copy(update={"data": settings.data.model_copy(update={"options": options})})
-
-
-def _check_crop(crop: tuple[int, int], multiple: int) -> None:
-    if crop[0] % multiple or crop[1] % multiple:
-        raise ConfigError(f"data.crop: {crop[0]}x{crop[1]} must be multiples of {multiple}, by the number of scales")
 
 
 def _check_same_run(state: dict[str, Any], settings: Settings, pack: Pack, *, where: str) -> None:
