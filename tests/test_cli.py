@@ -5,6 +5,9 @@ from pathlib import Path
 import pytest
 
 from hpunet import __version__
+from hpunet.cli_data import make
+from hpunet.config import parse_assignments
+from hpunet.data.sources import open_splits
 
 
 def hpunet(*args: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -95,3 +98,24 @@ def test_data_errors_are_one_line_each(tmp_path: Path) -> None:
         assert result.returncode != 0
         assert "Traceback" not in result.stderr
         assert expected in " ".join(result.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("layout", "size", "options"),
+    [
+        ("cityscapes", 32, "--set size=[32,64]"),
+        ("snemi3d", 64, "--set patch=64"),
+        ("lidc", 32, None),
+    ],
+)
+def test_data_make_prints_the_options_to_read_what_it_wrote(
+    layout: str, size: int, options: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "made"
+    make(layout, out, count=5, size=size)
+    first, *rest = capsys.readouterr().out.splitlines()
+    assert first.endswith(f"hpunet data info {out}" + (f" {options}" if options else ""))
+    assert bool(rest) == bool(options)
+    given = parse_assignments([options.removeprefix("--set ")] if options else [])
+    height = open_splits(str(out), options=given)["train"][0].image.shape[1]
+    assert height == size

@@ -47,11 +47,11 @@ FAILS = {
     ),
     "wrong type": (
         ["train", "demo", *LESIONS, "--out", "x", "--set", "optimiser.batch_size=many"],
-        "optimiser.batch_size: Input should be a valid integer (got 'many')",
+        "optimiser.batch_size: expected a whole number (got 'many')",
     ),
     "train: unknown kernels": (
         ["train", "demo", *LESIONS, "--out", "x", "--kernels", "quick"],
-        "optimiser.kernels: Input should be 'auto', 'fused' or 'torch' (got 'quick')",
+        "optimiser.kernels: expected 'auto', 'fused' or 'torch' (got 'quick')",
     ),
     "train: no fused kernels": (
         ["train", "demo", "--data", "here", "--out", "x", *AS_PACKED, "--kernels", "fused"],
@@ -79,7 +79,7 @@ FAILS = {
     "missing data": (["train", "demo", "--data", "nowhere", "--out", "x"], "nowhere: no such file or folder"),
     "wrong data option": (
         ["train", "demo", *LESIONS, "--out", "x", "--set", "data.options.size=big"],
-        "size: option of synthetic data, expected int | tuple[int, int] | None, got 'big'",
+        "size: option of synthetic data, expected a whole number or two whole numbers, for instance size=",
     ),
     "data of another kind": (
         ["train", "demo", "--data", "crops", "--out", "x"],

@@ -132,4 +132,19 @@ def make(
             write_cityscapes_scenes(out, num_images=count, size=size or 512, seed=seed)
         else:
             raise ConfigError(f"layout {layout!r} is unknown, expected lidc, snemi3d or cityscapes")
-    console.print(f"Wrote {out}. Look at it: hpunet data info {out}")
+    options = _options_to_read(layout, size)
+    console.print(f"Wrote {out}. Look at it: hpunet data info {out}{options}", soft_wrap=True, highlight=False)
+    if options:
+        words = f"Other commands need the size too:{options} for data pack and init, which carries it over to train."
+        console.print(words, soft_wrap=True, highlight=False)
+
+
+def _options_to_read(layout: str, size: int | None) -> str:
+    """What makes the reader of a layout take images of this height as they are."""
+    from hpunet.data.options import as_set
+
+    if layout == "cityscapes" and size not in (None, 512):
+        return " " + as_set("size", [size, 2 * size])
+    if layout == "snemi3d" and size is not None and size % 256:
+        return " " + as_set("patch", size)
+    return ""

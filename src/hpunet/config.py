@@ -4,6 +4,7 @@ A preset is a TOML file in `presets/`; `--set a.b=c` changes single settings. Un
 combinations are errors that name the key. Modules never see this tree: they are given plain arguments.
 """
 
+import json
 import tomllib
 from collections.abc import Iterable, Mapping
 from importlib import resources
@@ -189,20 +190,76 @@ def check_settings(values: Mapping[str, Any], *, where: str) -> Settings:
     try:
         return Settings.model_validate(_tuples(values))
     except ValidationError as error:
-        problems = []
-        for problem in error.errors():
-            key = ".".join(str(part) for part in problem["loc"])
-            if problem["type"] == "extra_forbidden":
-                known = ", ".join(_known_keys(problem["loc"][:-1]))
-                problems.append(f"{key}: unknown setting, expected one of {known}")
-            elif problem["type"] == "missing":
-                problems.append(f"{key}: is missing")
-            elif problem["type"] == "model_type":
-                known = ", ".join(_known_keys(problem["loc"]))
-                problems.append(f"{key}: is a group of settings ({known}), got {problem['input']!r}"[:300])
-            else:
-                problems.append(f"{key}: {problem['msg']} (got {problem['input']!r})"[:300])
-        raise ConfigError(f"{where}: " + "; ".join(problems)) from None
+        problems = _in_words(error.errors())
+        raise ConfigError(f"{where}: " + "; ".join(problem[:300] for problem in problems)) from None
+
+
+_EXAMPLES = {
+    "data.crop": "two whole numbers, for instance data.crop=[128,128]",
+    "augmentation.scale": "two numbers, for instance augmentation.scale=[0.8,1.25]",
+    "augmentation.gamma": "two numbers, for instance augmentation.gamma=[0.7,1.5]",
+    "model.channels": "a list of whole numbers, for instance model.channels=[24,48,96]",
+    "model.latent_dims": "a list of whole numbers, for instance model.latent_dims=[1,1]",
+    "optimiser.learning_rates": "a list of numbers, for instance optimiser.learning_rates=[1e-4,1e-5]",
+    "optimiser.boundaries": "a list of whole numbers, for instance optimiser.boundaries=[10000,20000]",
+    "data.options": "options by name, for instance data.options.size=128",
+}
+_WORDS = {
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "finite_number": "a finite number",
+    "literal_error": "{expected}",
+    "greater_than_equal": "{ge} or more",
+    "greater_than": "more than {gt}",
+    "less_than_equal": "{le} at most",
+    "less_than": "less than {lt}",
+}
+
+
+def _in_words(problems: Iterable[Mapping[str, Any]]) -> list[str]:
+    """What is wrong with settings, a setting each; of a value that could be one of several things, all of them."""
+    said: list[str] = []
+    wanted: dict[str, list[str]] = {}
+    got: dict[str, Any] = {}
+    for problem in problems:
+        kind = problem["type"]
+        place = _place(problem["loc"]) if kind != "extra_forbidden" else problem["loc"]
+        key = ".".join(map(str, place))
+        if kind == "extra_forbidden":
+            said.append(f"{key}: unknown setting, expected one of {', '.join(_known_keys(place[:-1]))}")
+        elif kind == "missing" and isinstance(place[-1], str):
+            said.append(f"{key}: is missing")
+        elif kind == "model_type":
+            known = ", ".join(_known_keys(place))
+            said.append(f"{key}: is a group of settings ({known}), got {_shown(problem['input'])}")
+        elif kind == "value_error":  # ours, and it begins with a key of this group
+            said.append(f"{key}.{problem['ctx']['error']}")
+        elif kind in _WORDS:
+            wanted.setdefault(key, []).append(_WORDS[kind].format(**problem.get("ctx", {})))
+            got[key] = problem["input"]
+        else:
+            whole = ".".join(part for part in place if isinstance(part, str))
+            wanted[whole] = [_EXAMPLES.get(whole, problem["msg"])]
+            got[whole] = problem["input"]
+    return said + [f"{key}: expected {' or '.join(words)} (got {_shown(got[key])})" for key, words in wanted.items()]
+
+
+def _place(loc: tuple[int | str, ...]) -> tuple[int | str, ...]:
+    """Where a problem lies, without the names that pydantic gives to the kinds that a value could have been."""
+    section: Any = Settings
+    place: list[int | str] = []
+    for part in loc:
+        if isinstance(part, str):
+            if not (isinstance(section, type) and issubclass(section, BaseModel)):
+                continue
+            section = section.model_fields[part].annotation if part in section.model_fields else None
+        place.append(part)
+    return tuple(place)
+
+
+def _shown(value: Any) -> str:
+    return repr(value) if isinstance(value, str) else json.dumps(value, default=repr)
 
 
 def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

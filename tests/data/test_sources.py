@@ -148,15 +148,44 @@ def test_contact_sheet_has_a_row_for_each_chosen_image(written: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"size": "big"}, "size: option of synthetic data, expected int"),
-        ({"num_images": 2.5}, "num_images: option of synthetic data, expected int, got 2.5"),
-        ({"seed": True}, "seed: option of synthetic data, expected int, got True"),
-        ({"size": [16, 16, 16]}, "size: option of synthetic data, expected int"),
+        (
+            {"size": "big"},
+            "size: option of synthetic data, expected a whole number or two whole numbers, for instance",
+        ),
+        (
+            {"num_images": 2.5},
+            "num_images: option of synthetic data, expected a whole number, for instance num_images",
+        ),
+        ({"seed": True}, "seed: option of synthetic data, expected a whole number, for instance seed=10; got true"),
+        ({"size": [16, 16, 16]}, "two whole numbers, for instance size=[64,128]; got [16,16,16]"),
     ],
 )
 def test_options_of_the_wrong_type_are_named(options: dict[str, object], expected: str) -> None:
     with pytest.raises(ConfigError) as caught:
         open_data("synthetic:lesions", split="train", options=options)
+    assert expected in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "expected"),
+    [
+        (
+            "cityscapes",
+            {"size": 64},
+            "size: option of cityscapes data, expected two whole numbers, for instance size=",
+        ),
+        ("folder", {"val_every": "ten"}, "expected a whole number, for instance val_every=10; got ten"),
+        ("folder", {"window": 3}, "expected two numbers, for instance window=[-1000,400]; got 3"),
+        ("folder", {"classes": "cells"}, 'expected a list of names, for instance classes=["background","lesion"]'),
+        ("snemi3d", {"slices": 3}, "for some splits, for instance slices.train=[0,16] slices.val=[16,18]; got 3"),
+        ("snemi3d", {"allow_remainder": 1}, "expected true or false; got 1"),
+    ],
+)
+def test_options_of_the_wrong_type_are_told_in_words(
+    kind: str, options: dict[str, object], expected: str, written: Path
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        open_data(str(written / kind), split="train", options=options)
     assert expected in str(caught.value)
 
 
@@ -202,7 +231,7 @@ def test_pack_refuses_options_that_it_was_not_made_with(nuclei: Path, tmp_path: 
         open_splits(str(every), options={"num_random_ids": 15})
     with pytest.raises(ConfigError, match=r"data.options.patch: set by the preset.* snemi3d data; .*kind folder and"):
         check_options_of_settings(str(every), {"patch": 64})
-    with pytest.raises(ConfigError, match="val_every: option of pack data, expected"):
+    with pytest.raises(ConfigError, match="val_every: option of pack data, expected a whole number"):
         check_options_of_settings(str(every), {"val_every": "ten"})
 
 

@@ -1,8 +1,6 @@
 """One way to open any data: a pack, a data set in its published layout, your own folder, or a synthetic set."""
 
 import inspect
-import json
-import shlex
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +13,7 @@ from hpunet.data.cityscapes import open_cityscapes
 from hpunet.data.file_tree import is_archive
 from hpunet.data.folder import open_folder
 from hpunet.data.lidc import open_lidc_crops
+from hpunet.data.options import as_set, in_toml, what_it_takes
 from hpunet.data.packs import Progress, is_pack, open_pack, pack_origin, write_pack
 from hpunet.data.snemi3d import open_snemi3d
 from hpunet.data.synthetic import INFO as SYNTHETIC
@@ -173,8 +172,8 @@ def _check_options(where: str, arguments: Mapping[str, Any]) -> None:
         try:
             TypeAdapter(known[name]).validate_python(value, strict=True)
         except ValidationError:
-            wanted = inspect.formatannotation(known[name])
-            raise ConfigError(f"{name}: option of {kind} data, expected {wanted}, got {value!r}") from None
+            wanted, got = what_it_takes(name, known[name]), value if isinstance(value, str) else in_toml(value)
+            raise ConfigError(f"{name}: option of {kind} data, expected {wanted}; got {got}") from None
 
 
 def _check_same_as_packed(
@@ -188,9 +187,9 @@ def _check_same_as_packed(
     for name, value in arguments.items():
         if name in there and there[name] != value:
             raise ConfigError(
-                f"{prefix}{name}: {words.format(_in_toml(value))}, but the pack {where} was made with "
-                f"{_in_toml(there[name])}; pack again (hpunet data pack WHERE OUT {_as_set(name, value)}), or take "
-                f"what the pack has ({_as_set(prefix + name, there[name])})"
+                f"{prefix}{name}: {words.format(in_toml(value))}, but the pack {where} was made with "
+                f"{in_toml(there[name])}; pack again (hpunet data pack WHERE OUT {as_set(name, value)}), or take "
+                f"what the pack has ({as_set(prefix + name, there[name])})"
             )
 
 
@@ -208,20 +207,6 @@ def _options(kind: str) -> dict[str, inspect.Parameter]:
 
 def _defaults(kind: str) -> dict[str, Any]:
     return {name: option.default for name, option in _options(kind).items()}
-
-
-def _in_toml(value: Any) -> str:
-    """An option's value as it is written after --set."""
-    return "none" if value is None else json.dumps(value, ensure_ascii=False).replace(" ", "")
-
-
-def _as_set(name: str, value: Any) -> str:
-    parts = {f"{name}.{key}": part for key, part in value.items()} if isinstance(value, Mapping) else {name: value}
-    return " ".join(f"--set {_quoted(f'{key}={_in_toml(part)}')}" for key, part in parts.items())
-
-
-def _quoted(text: str) -> str:
-    return shlex.quote(text) if set(text) & set("\"' $\\") else text
 
 
 def open_splits(where: str, *, options: Mapping[str, Any] | None = None) -> dict[str, Source]:

@@ -1,0 +1,44 @@
+"""Options of data in words: what an option takes, and how it is written after `--set`."""
+
+import json
+import shlex
+import types
+from collections.abc import Mapping, Sequence
+from typing import Any, Union, get_args, get_origin
+
+_NEED_QUOTES = set("\"' $\\`;&|<>()*?!#~")
+_EXAMPLES: dict[Any, tuple[str, Any]] = {
+    bool: ("true or false", None),
+    int: ("a whole number", 10),
+    tuple[int, int]: ("two whole numbers", (64, 128)),
+    tuple[float, float]: ("two numbers", (-1000, 400)),
+    Sequence[str]: ("a list of names", ("background", "lesion")),
+    Mapping[str, tuple[int, int]]: ("a first and an end for some splits", {"train": (0, 16), "val": (16, 18)}),
+}
+
+
+def what_it_takes(name: str, annotation: Any) -> str:
+    """What an option of this type takes, with an example: "two whole numbers, for instance size=[64,128]"."""
+    is_choice = get_origin(annotation) in (Union, types.UnionType)
+    kinds = [kind for kind in (get_args(annotation) if is_choice else (annotation,)) if kind is not type(None)]
+    found = [_EXAMPLES.get(kind, ("a value", None)) for kind in kinds]
+    wanted = " or ".join(words for words, _ in found)
+    example = found[-1][1]
+    return wanted if example is None else f"{wanted}, for instance {' '.join(assignments(name, example))}"
+
+
+def in_toml(value: Any) -> str:
+    """A value as it is written after --set; nothing is "none"."""
+    return "none" if value is None else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def assignments(name: str, value: Any) -> list[str]:
+    """`name=value`, or one assignment for each entry of a group."""
+    parts = {f"{name}.{key}": part for key, part in value.items()} if isinstance(value, Mapping) else {name: value}
+    return [f"{key}={in_toml(part)}" for key, part in parts.items()]
+
+
+def as_set(name: str, value: Any) -> str:
+    """The words of a command line that set an option."""
+    words = [shlex.quote(text) if set(text) & _NEED_QUOTES else text for text in assignments(name, value)]
+    return " ".join(f"--set {text}" for text in words)
