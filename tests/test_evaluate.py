@@ -27,10 +27,11 @@ from hpunet.evaluation_rows import (
     METRICS,
     ROWS_FILE,
     SUMMARY_FILE,
+    Row,
     read_evaluation,
     read_rows,
 )
-from hpunet.evaluation_summary import ALL_METRICS, listed
+from hpunet.evaluation_summary import ALL_METRICS, Scope, listed, pooled, scored_part, summarise, why_fewer
 from hpunet.instances import postprocess
 from hpunet.metrics import average_precision, ged2, match_instances, rand_error
 from hpunet.models.hpunet import HPUNet
@@ -511,3 +512,40 @@ def test_rows_with_random_damage_are_read_or_refused(tmp_path: Path) -> None:
 
 def test_rows_have_all_metrics_as_columns() -> None:
     assert set(METRICS) - set(HIDDEN_METRICS) < set(COLUMNS)
+
+
+def test_summary_says_which_part_of_the_images_was_scored(tmp_path: Path) -> None:
+    whole = run_it(tmp_path / "whole", lesions(3))
+    assert whole["image_sizes"] == {"smallest": [32, 32], "largest": [32, 32]}
+    assert scored_part(whole) == ""
+    for _ in range(2):  # the second time nothing is read
+        centre = run_it(tmp_path / "centre", lesions(3, size=48))
+        assert scored_part(centre) == "the centre 32×32 of 48×48"
+    several = {**centre, "image_sizes": {"smallest": [16, 48], "largest": [48, 48]}}
+    assert scored_part(several) == "the centre 32×32 of larger images"
+    assert scored_part({**several, "crop": [64, 64]}) == ""
+    assert scored_part(pooled([centre, centre])) == scored_part(centre)
+    assert scored_part(pooled([centre, several])) == ""
+    assert scored_part({key: value for key, value in centre.items() if key != "image_sizes"}) == ""
+
+
+def test_evaluation_says_what_was_there_and_replaces_it_only_when_told(tmp_path: Path) -> None:
+    said: list[str] = []
+    run_it(tmp_path, lesions(4), limit=3, say=said.append)
+    assert said == []
+    run_it(tmp_path, lesions(4), say=said.append)
+    run_it(tmp_path, lesions(4), say=said.append)
+    run_it(tmp_path, lesions(4), say=said.append, replace=True)
+    assert said == [
+        "3 of 4 rows were there already",
+        "all 4 rows were there already; --replace measures them anew",
+    ]
+
+
+def test_a_metric_of_fewer_images_has_a_reason() -> None:
+    scope = Scope(num_samples=4, has_instances=True, has_average_precision=False)
+    rows = [Row(image=i, key=f"{i}", patient=f"{i}", num_graders=1, scores={"ged2": 0.5}) for i in range(3)]
+    rows[0] = replace(rows[0], scores={"ged2": 0.5, "rand_error": 0.1})
+    summary = summarise(rows, scope=scope)
+    assert why_fewer(summary, "rand_error") == "rand_error: 1 of 3 images; the others have no true instance"
+    assert why_fewer(summary, "ged2") == ""

@@ -151,6 +151,11 @@ def _evaluate_run(
         device=device,
         sampler=sampler_for(trained.model, kernels=how["kernels"], device=device),
     )
+
+    def say(words: str) -> None:
+        if rank() == 0:
+            notes.print(f"{name}: {words}", highlight=False, markup=False, soft_wrap=True)
+
     columns = (TextColumn(escape(name)), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     quiet = rank() != 0 or not notes.is_terminal
     lines = LogLines(f"evaluate {name}", console=notes, quiet=rank() != 0)
@@ -174,6 +179,8 @@ def _evaluate_run(
             batch_size=how["batch"],
             replace=how["replace"],
             watch=watch,
+            watch=lambda done, total: progress.update(task, completed=done, total=total),
+            say=say,
         )
 
 
@@ -246,11 +253,12 @@ def _names(runs: Sequence[Path]) -> list[str]:
 
 
 def _print_summary(summary: Mapping[str, Any]) -> None:
-    from hpunet.evaluation_summary import counted, counts, listed
+    from hpunet.evaluation_summary import counted, counts, listed, scored_part, why_fewer
 
     subset = summary["subset_b"]
     runs = ", ".join(f"{run['name']} (iteration {run['step']})" for run in summary["runs"])
-    table = Table(title=f"{escape(runs)}: {counts(summary)}", title_justify="left")
+    what = ", ".join(filter(None, [counts(summary), scored_part(summary)]))
+    table = Table(title=f"{escape(runs)}: {what}", title_justify="left")
     table.add_column("", no_wrap=True)
     for column in ("mean ± std", "± patients", "subset B"):
         table.add_column(column)
@@ -258,17 +266,18 @@ def _print_summary(summary: Mapping[str, Any]) -> None:
         f"std by bootstrap; subset B: the {counted(subset['num_images'], 'image')} that every grader marked"
     )
     table.caption_justify = "left"
-    missing = []
+    below = []
     for name in listed(summary):
         entry = summary[name]
         if entry is None:
-            missing.append(f"{name}: {summary['reasons'][name]}")
+            below.append(f"no {name}: {summary['reasons'][name]}")
             continue
+        below.append(why_fewer(summary, name))
         some = f" ({counted(entry['num_images'], 'image')})" if entry["num_images"] < summary["num_images"] else ""
         table.add_row(_titled(name), _number(entry) + some, f"{entry['patient_std']:.4f}", _number(subset[name]))
     console.print(table)
-    for reason in missing:
-        console.print(f"no {reason}", highlight=False)
+    for reason in filter(None, below):
+        console.print(reason, highlight=False)
 
 
 def _print_failed(summary: Mapping[str, Any]) -> None:

@@ -101,7 +101,7 @@ class RowStore:
             )
         wait_for_all()  # before anything is changed: all processes have seen the same
         if rank() == 0:
-            self._prepare(keep=earlier == self.identity)
+            self._prepare(keep=earlier == self.identity and not replace)
         wait_for_all()
         self.done = {row.key: row for row in self._all_rows() if not row.error}
         wait_for_all()  # before a process appends what another one would then read

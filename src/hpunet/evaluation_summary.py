@@ -49,6 +49,33 @@ def counts(found: Mapping[str, Any]) -> str:
     return f"{images}, {counted(found['num_samples'], 'sample')} each{seeds}"
 
 
+def scored_part(found: Mapping[str, Any]) -> str:
+    """Which part of its images a summary is of, in words; empty where it is of the whole images."""
+    crop, sizes = found.get("crop"), found.get("image_sizes")
+    if not crop or not sizes or all(side <= cut for side, cut in zip(sizes["largest"], crop, strict=True)):
+        return ""
+    if sizes["smallest"] == sizes["largest"]:
+        return f"the centre {crop[0]}×{crop[1]} of {sizes['largest'][0]}×{sizes['largest'][1]}"
+    return f"the centre {crop[0]}×{crop[1]} of larger images"
+
+
+def why_fewer(found: Mapping[str, Any], name: str) -> str:
+    """Why a metric is not of all images of a summary, in words; empty where it is."""
+    num_defined, num_images = found[name]["num_images"], found["num_images"]
+    if num_defined == num_images:
+        return ""
+    reasons: Iterable[tuple[bool, str]] = (
+        (name == "rand_error", "the others have no true instance"),
+        (name == "ged2_unbiased", "the others have one grader only"),
+        (name.startswith("border_agreement"), "in the others nothing that is given reaches the hidden part"),
+        (name in HIDDEN_METRICS, "in the others no hidden pixel is valid"),
+        (name == "calibration_error", "the others have no valid pixel"),
+        (name == "uncertainty_error_ncc", "in the others uncertainty or error is the same at all pixels"),
+    )
+    reason = next((reason for applies, reason in reasons if applies), "it is undefined for the others")
+    return f"{name}: {num_defined} of {counted(num_images, 'image')}; {reason}"
+
+
 def together(scope: Scope) -> list[tuple[str, ...]]:
     """Those of `TOGETHER` that are listed: metrics of hidden parts only where there are hidden parts."""
     return [names for names in TOGETHER if scope.extrapolates or names[0] not in HIDDEN_METRICS]
@@ -184,6 +211,8 @@ def pooled(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         elif key == "reasons":
             reasons = {name: reason for value in reversed(values) for name, reason in value.items()}
             merged[key] = {name: reason for name, reason in reasons.items() if name in in_all}
+        elif key in ("crop", "image_sizes"):
+            merged[key] = values[0] if all(value == values[0] for value in values) else None
         elif key == "num_images":
             merged[key] = min(values)
         elif key == "num_failed":
