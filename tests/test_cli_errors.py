@@ -36,7 +36,10 @@ FAILS = {
         ["train", "lidc-hpv", *LESIONS, "--out", "x"],
         "preset 'lidc-hpv' is unknown; expected a .toml file",
     ),
-    "missing file": (["train", "mine.toml", *LESIONS, "--out", "x"], "mine.toml: cannot be read"),
+    "missing file": (
+        ["train", "mine.toml", *LESIONS, "--out", "x"],
+        "mine.toml: no such file; `hpunet init` writes one, and presets are ",
+    ),
     "unknown group": (
         ["train", "demo", *LESIONS, "--out", "x", "--set", "optimizer.batch_size=2"],
         "optimizer: unknown setting, expected one of seed, model, data",
@@ -65,12 +68,13 @@ FAILS = {
     "packed with other options": (
         ["train", "demo", "--data", "here", "--out", "x", "--set", "data.options.size=16"],
         "data.options.num_images: 2000 is asked for, but the pack here was made with 2; pack again (hpunet data pack "
-        "WHERE OUT --set num_images=2000), or take what the pack has (--set data.options.num_images=2)",
+        "WHERE OUT --set num_images=2000 --set size=16), or take what the pack has (--set data.options.num_images=2)",
     ),
     "evaluate: packed with other options": (
         ["evaluate", "run", "--data", "elsewhere"],
         "seed: the run was trained with 0, but the pack elsewhere was made with 1; pack again (hpunet data pack "
-        "WHERE OUT --set seed=0), or take what the pack has (--set seed=1)",
+        "WHERE OUT --set num_images=2 --set size=16), or if the run has not seen these images, take what the pack "
+        "has (--set seed=1)",
     ),
     "data info: packed with other options": (
         ["data", "info", "here", "--set", "size=32"],

@@ -72,7 +72,7 @@ def test_settings_missing_ones_are_named(tmp_path: Path) -> None:
 def test_settings_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     (tmp_path / "broken.toml").write_text("[model\n")
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe")
-    for name, message in {"broken": "not TOML", "binary": "cannot be read", "none": "cannot be read"}.items():
+    for name, message in {"broken": "not TOML", "binary": "cannot be read", "none": "no such file"}.items():
         with pytest.raises(ConfigError, match=rf"{name}.toml: {message}"):
             load_settings(str(tmp_path / f"{name}.toml"))
     with pytest.raises(ConfigError, match=r"preset 'lidc' is unknown; expected a .toml file or one of .*lidc-hpu"):

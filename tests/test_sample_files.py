@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from inspect import signature
@@ -266,7 +267,7 @@ def test_a_bad_image_is_named_and_the_rest_goes_on(hpunet_command: Callable[...,
     lines = result.stderr.splitlines()
     assert [line.split(":")[1].strip() for line in lines[:-1]] == bad
     assert lines[-1] == "7 of 8 failed."
-    assert "3 channel(s), the model was trained on 1" in lines[1]
+    assert "3 channel(s), the model was trained on 1; convert it, for instance with Pillow: Image.open" in lines[1]
     assert "trained on images of 8 bits; say with --window" in lines[2]
     assert "expected an image or a volume as .nii, .nii.gz, .png, .jpg, .jpeg, .tif, .tiff or .npy" in lines[5]
     assert [path.name for path in Path("out").iterdir()] == ["whole"]
@@ -275,12 +276,49 @@ def test_a_bad_image_is_named_and_the_rest_goes_on(hpunet_command: Callable[...,
     assert "out/whole: exists already" in again.stderr
 
 
+@pytest.mark.parametrize("command", ["sample", "instances"])
+def test_results_that_are_there_are_one_error_and_replaced_only_when_told(
+    hpunet_command: Callable[..., Any], command: str
+) -> None:
+    words = (command, "neurites", *(save_image(f"{name}.png") for name in "abc"), "--samples", 2, "--out", "out")
+    assert hpunet_command(*words).exit_code == 0
+    shutil.rmtree("out/b")
+    name = "instances.png" if command == "instances" else "sample-01.png"
+    before = Path("out/a", name).read_bytes()
+    again = hpunet_command(*words, "--seed", 3)
+    assert again.exit_code == 1
+    assert again.stderr.splitlines()[-2:] == [
+        "error: out/a: exists already and 1 more; replace such results with --replace, or choose another --out",
+        "2 of 3 failed.",
+    ]
+    assert Path("out/b", name).is_file()
+    assert Path("out/a", name).read_bytes() == before
+    replaced = hpunet_command(*words, "--seed", 3, "--replace")
+    assert replaced.exit_code == 0, replaced.output
+    assert sorted(path.name for path in Path("out").iterdir()) == ["a", "b", "c"]
+    Path("mine/a").mkdir(parents=True)
+    Path("mine/a/notes.txt").touch()
+    other = hpunet_command(command, "neurites", "a.png", "--samples", 2, "--out", "mine", "--replace")
+    assert "mine/a: holds no results of ours, so --replace leaves it" in other.stderr
+    assert [path.name for path in Path("mine/a").iterdir()] == ["notes.txt"]
+
+
+def test_instances_of_data_that_are_there_are_one_error(hpunet_command: Callable[..., Any]) -> None:
+    words = ("instances", "neurites", "--data", "synthetic:neurites", "--set", "num_images=2", "--set", "size=16")
+    for more, code in (((), 0), ((), 1), (("--replace",), 0)):
+        result = hpunet_command(*words, "--samples", 2, "--out", "out", *more)
+        assert result.exit_code == code, result.output
+        assert result.stderr.count("exists already") == code
+        assert Path("out/rand_error.csv").read_text().count("\n") == 3
+
+
 def test_impossible_choices_end_before_any_work(hpunet_command: Callable[..., Any]) -> None:
     image = save_image("a.png")
     for words, expected in {
         ("--scales", "2"): "scales: expected",
         ("--tile", "7"): "tile: expected an even number",
         ("--slices", "x"): "slices: expected",
+        (".",): ".: is a folder, not an image; name its images, ./*.png",
         (str(image),): "images: 2 called 'a'",
         ("--window", "400", "-1000"): "--window: expected LOW below HIGH, got 400 -1000",
         ("--window", "nan", "1"): "--window: expected LOW below HIGH",
@@ -441,12 +479,20 @@ def test_instances_of_files_are_deterministic(hpunet_command: Callable[..., Any]
 
 def test_instances_refusals(hpunet_command: Callable[..., Any]) -> None:
     image = save_image("a.png")
+    Path("own/images").mkdir(parents=True)
+    save_image("own/images/a.tif")
+    Path("own.tar.gz").touch()
     for words, expected in {
         ("lesions", image): "was trained on classes (background, lesion), not on instances; use hpunet sample",
         ("neurites",): "expected images or --data",
         ("neurites", image, "--data", "synthetic:neurites"): "expected images or --data",
-        ("neurites", "--data", "synthetic:streets"): "in_channels is 3, the model was trained with 1",
-        ("neurites", "--data", "synthetic:lesions"): "the model was trained with",
+        ("neurites", "--data", "synthetic:streets"): (
+            "synthetic-streets data do not fit the model: 3 image channels where the model has 1; 18 classes where"
+        ),
+        ("neurites", "--data", "synthetic:lesions"): "0 random ids of instances where the model has 15",
+        ("neurites", "own"): "own: is a folder, not an image; for data with instances say --data own, else name its "
+        "images, own/images/*.tif",
+        ("neurites", "own.tar.gz"): "own.tar.gz: is an archive, not an image; for data with instances say --data own",
         ("neurites", "--data", "nowhere"): "nowhere: no such file or folder",
         ("neurites", image, "--samples", 4, "--alpha", 8): "alpha must be at least 0 and below 8",
         ("neurites", "--data", "synthetic:neurites", "--split", "last"): (

@@ -13,6 +13,7 @@ from hpunet.cli_sample import (
     Nifti,
     Out,
     Quiet,
+    Replace,
     Run,
     Seed,
     Slices,
@@ -21,8 +22,10 @@ from hpunet.cli_sample import (
     console,
     loading,
     named_images,
+    not_there_yet,
     one_after_the_other,
     parse_slices,
+    refuse_folders,
 )
 from hpunet.config import parse_assignments
 from hpunet.errors import ConfigError
@@ -63,12 +66,14 @@ def instances_command(
     window: Window = None,
     slices: Slices = None,
     nifti: Nifti = False,
+    replace: Replace = False,
     quiet: Quiet = False,
 ) -> None:
     """Find instances by clustering samples: 16 bit label maps and coloured overlays."""
     images = images or []
     if (data is None) == (not images):
         raise ConfigError("instances: expected images or --data, one of them")
+    refuse_folders(images, data_option=True)
     with loading(quiet=quiet):
         from hpunet.build import autocast_for
         from hpunet.data.inputs import Input, read_input
@@ -97,6 +102,7 @@ def instances_command(
         "alpha": threshold,
         "connected": connected,
         "nifti": nifti,
+        "replace": replace,
     }
 
     def from_file(item: tuple[str, Path], begin: Callable[[int], None], advance: Callable[[int], None]) -> None:
@@ -112,6 +118,8 @@ def instances_command(
 
     if data is None:
         one_after_the_other(named, from_file, command="instances", quiet=quiet)
+        left, there = not_there_yet(named, [name for name, _ in named], out=out, replace=replace)
+        one_after_the_other(left, from_file, quiet=quiet, num_there=there)
         return
     source = _open(data, split=split, options=options or [], trained=trained)
     errors: dict[str, float] = {}
@@ -128,6 +136,10 @@ def instances_command(
 
     try:
         one_after_the_other(range(len(source)), from_data, command="instances", quiet=quiet)
+        numbers, there = not_there_yet(
+            range(len(source)), [identity.key for identity in source.identities], out=out, replace=replace
+        )
+        one_after_the_other(numbers, from_data, quiet=quiet, num_there=there)
     finally:
         _summarise(errors, out=out, quiet=quiet)
 
@@ -156,13 +168,16 @@ def _summarise(errors: Mapping[str, float], *, out: Path, quiet: bool) -> None:
 
 def _open(where: str, *, split: str, options: list[str], trained: "TrainedModel") -> "Source":
     """The data, with the options of training where they are of the same kind, if they fit the model."""
+    from hpunet.data.base import refuse_other_data
+    from hpunet.data.options import in_toml
     from hpunet.data.sources import open_split, options_of_run
 
     changes = parse_assignments(options)
     chosen = options_of_run(where, kind=trained.info.kind, options=trained.settings.data.options, changes=changes)
     source = open_split(where, split=split, options=chosen)
-    for name in ("in_channels", "fixed_classes", "has_instances", "image_bits", "intensity_window"):
+    refuse_other_data(source, info=trained.info, same_ids=False)
+    for name, what in (("image_bits", "bits a pixel"), ("intensity_window", "as window of stored values")):
         mine, theirs = getattr(source.info, name), getattr(trained.info, name)
         if mine != theirs:
-            raise ConfigError(f"{where}: {name} is {mine}, the model was trained with {theirs}")
+            raise ConfigError(f"{where}: {in_toml(mine)} {what}, the model was trained with {in_toml(theirs)}")
     return source

@@ -1,10 +1,10 @@
 """`hpunet sample`, and what it shares with `hpunet instances`: options, progress, going on after a bad image."""
 
+import dataclasses
 import math
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -58,6 +58,7 @@ Nifti = Annotated[bool, typer.Option("--nifti", help="Write NIfTI beside the PNG
 Kernels = Annotated[
     str, typer.Option(help="fused: bf16 on fused GPU kernels, for throughput; auto and torch: float32.")
 ]
+Replace = Annotated[bool, typer.Option("--replace", help="Replace results of the same images that are there.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print errors only.")]
 
 
@@ -80,9 +81,11 @@ def sample_command(
     slices: Slices = None,
     nifti: Nifti = False,
     kernels: Kernels = "auto",
+    replace: Replace = False,
     quiet: Quiet = False,
 ) -> None:
     """Draw hypotheses of images, and group them: which are distinct, and how often each comes up."""
+    refuse_folders(images)
     with loading(quiet=quiet):
         from hpunet.build import autocast_for
         from hpunet.data.inputs import read_input
@@ -92,7 +95,9 @@ def sample_command(
 
         trained = load(run, checkpoint=checkpoint)
         autocast_for("fp32", trained.device)  # no TF32: tiles give what the whole image gives
-        trained = replace(trained, sampler=sampler_for(trained.model, kernels=kernels, device=trained.device))
+        trained = dataclasses.replace(
+            trained, sampler=sampler_for(trained.model, kernels=kernels, device=trained.device)
+        )
     named = named_images(images)
     chosen = parse_slices(slices)
     # Impossible choices end here, not at every image.
@@ -118,6 +123,7 @@ def sample_command(
             slices=numbers,
             same_iou=same_iou,
             nifti=nifti,
+            replace=replace,
             advance=advance,
         )
         if not quiet:
@@ -127,6 +133,8 @@ def sample_command(
             console.print(str(out / name), highlight=False, markup=False, soft_wrap=True)
 
     one_after_the_other(named, work, command="sample", quiet=quiet)
+    left, there = not_there_yet(named, [name for name, _ in named], out=out, replace=replace)
+    one_after_the_other(left, work, quiet=quiet, num_there=there)
 
 
 def _hypotheses_table(name: str, hypotheses: Sequence["Hypothesis"]) -> Table:
@@ -144,6 +152,38 @@ def _hypotheses_table(name: str, hypotheses: Sequence["Hypothesis"]) -> Table:
 def loading(*, quiet: bool) -> Status:
     """Shown while torch and the model are loaded."""
     return Console(stderr=True, quiet=quiet).status("loading the model")
+
+
+def refuse_folders(images: Sequence[Path], *, data_option: bool = False) -> None:
+    """Say what to give instead of a folder or an archive: its images, or, where the command has it, --data."""
+    from hpunet.data.file_tree import is_archive
+    from hpunet.data.inputs import ENDINGS
+
+    for path in images:
+        if not path.is_dir() and not is_archive(path):
+            continue
+        folder = path / "images" if (path / "images").is_dir() else path
+        files = sorted(folder.iterdir()) if path.is_dir() else []
+        ending = next((end for file in files for end in ENDINGS if file.name.lower().endswith(end)), ".png")
+        what = f"name its images, {folder}/*{ending}" if path.is_dir() else "unpack it and name its images"
+        kind = "a folder" if path.is_dir() else "an archive"
+        data = f"for data with instances say --data {path}, else " if data_option else ""
+        raise ConfigError(f"{path}: is {kind}, not an image; {data}{what}")
+
+
+def not_there_yet(items: Sequence[T], names: Sequence[str], *, out: Path, replace: bool) -> tuple[list[T], int]:
+    """The items that have no results in `out` yet, and how many have; one error for all of these."""
+    there = set() if replace else {name for name in names if (out / name).exists()}
+    if there:
+        first = next(name for name in names if name in there)
+        others = f" and {len(there) - 1} more" if len(there) > 1 else ""
+        notes.print(
+            f"[bold red]error:[/bold red] {escape(str(out / first))}: exists already{others}; replace such results "
+            "with --replace, or choose another --out",
+            highlight=False,
+            soft_wrap=True,
+        )
+    return [item for item, name in zip(items, names, strict=True) if name not in there], len(there)
 
 
 def named_images(images: Sequence[Path]) -> list[tuple[str, Path]]:
@@ -182,6 +222,12 @@ def one_after_the_other(items: Sequence[T], work: Work[T], *, command: str, quie
     """Do all; an item that fails is named, the rest goes on, and the exit code is 1."""
     failed = 0
     lines = LogLines(command, console=notes, quiet=quiet)
+def one_after_the_other(items: Sequence[T], work: Work[T], *, quiet: bool, num_there: int = 0) -> None:
+    """Do all; an item that fails is named, the rest goes on, and the exit code is 1.
+
+    So it is where so many others were not begun, since they have results already.
+    """
+    failed = num_there
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     hidden = quiet or not notes.is_terminal
     with Progress(*columns, console=notes, transient=True, disable=hidden) as progress:
@@ -209,5 +255,5 @@ def one_after_the_other(items: Sequence[T], work: Work[T], *, command: str, quie
                 message = f"[bold red]error:[/bold red] {escape(str(error))}"
                 notes.print(message, highlight=False, soft_wrap=True)
     if failed:
-        notes.print(f"{failed} of {len(items)} failed.", highlight=False)
+        notes.print(f"{failed} of {len(items) + num_there} failed.", highlight=False)
         raise typer.Exit(1)

@@ -168,8 +168,14 @@ def read_preset(name_or_path: str) -> dict[str, Any]:
     elif name_or_path.endswith(".toml"):
         try:
             text = Path(name_or_path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{name_or_path}: cannot be read ({error})") from None
+        except FileNotFoundError:
+            raise ConfigError(
+                f"{name_or_path}: no such file; `hpunet init` writes one, and presets are {', '.join(preset_names())}"
+            ) from None
+        except OSError as error:
+            raise ConfigError(f"{name_or_path}: cannot be read ({error.strerror or error})") from None
+        except UnicodeDecodeError:
+            raise ConfigError(f"{name_or_path}: cannot be read (not text in UTF-8)") from None
     else:
         raise ConfigError(
             f"preset {name_or_path!r} is unknown; expected a .toml file or one of {', '.join(preset_names())}"

@@ -58,6 +58,7 @@ def segment_file(
     slices: Sequence[int],
     nifti: bool = False,
     truth: Int32[np.ndarray, "h w"] | None = None,
+    replace: bool = False,
     advance: Callable[[int], None] = lambda _: None,
 ) -> dict[str, Int32[np.ndarray, "h w"]]:
     """The instances of one file's slices, written to `out`/<name>; by the names of slices.
@@ -69,7 +70,7 @@ def segment_file(
         raise DataError(f"{source.name!r}: cannot be the name of a folder below {out}")
     is_volume = len(source.images) > 1
     found: dict[str, np.ndarray] = {}
-    with whole_folder(out / source.name) as folder:
+    with whole_folder(out / source.name, replace=replace) as folder:
         is_nifti = nifti or source.header is not None
         volumes = Volumes(folder, source, types={"instances": np.dtype(np.uint16)}) if is_nifti else None
         for z in slices:

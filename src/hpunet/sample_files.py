@@ -152,20 +152,37 @@ def with_tiles(
 
 
 @contextmanager
-def whole_folder(target: Path) -> Iterator[Path]:
-    """A folder to write to, which gets its name when all is there, and is gone if anything fails."""
+def whole_folder(target: Path, *, replace: bool = False) -> Iterator[Path]:
+    """A folder to write to, which gets its name when all is there, and is gone if anything fails.
+
+    Only with `replace` may there be one of that name, with results, which then goes.
+    """
     if target.exists():
-        raise DataError(f"{target}: exists already; remove it or choose another --out")
-    partial = target.with_name(f".{target.name}.partial")
+        if not replace:
+            raise DataError(f"{target}: exists already; replace it with --replace, or choose another --out")
+        if not _holds_results(target):
+            raise DataError(f"{target}: holds no results of ours, so --replace leaves it; choose another --out")
+    partial, old = (target.with_name(f".{target.name}.{state}") for state in ("partial", "old"))
     try:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         yield partial
+        if target.exists():
+            shutil.rmtree(old, ignore_errors=True)
+            os.replace(target, old)
         os.replace(partial, target)
     except OSError as error:
         raise DataError(f"{target}: cannot be written ({error.strerror or error})") from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+        if target.exists():
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def _holds_results(folder: Path) -> bool:
+    """Whether a folder is one that `hpunet sample` or `instances` wrote: of a picture, or of a volume's slices."""
+    names = ("hypotheses.json", "instances.png")
+    return any((place / name).is_file() for place in [folder, *folder.glob("z-*")] for name in names)
 
 
 def slice_numbers(source: Input, slices: tuple[int, int] | None, *, where: str) -> list[int]:
@@ -185,6 +202,7 @@ def sample_file(
     slices: Sequence[int],
     same_iou: float = 0.5,
     nifti: bool = False,
+    replace: bool = False,
     advance: Callable[[int], None] = lambda _: None,
 ) -> dict[str, list[Hypothesis]]:
     """Sample one file's slices into `out`/<name>; the distinct hypotheses of each slice by its name.
@@ -193,7 +211,7 @@ def sample_file(
     """
     is_volume = len(source.images) > 1
     found: dict[str, list[Hypothesis]] = {}
-    with whole_folder(out / source.name) as folder:
+    with whole_folder(out / source.name, replace=replace) as folder:
         types = {sample_name(n): np.min_scalar_type(trained.info.num_classes - 1) for n in range(how.num_samples)}
         types |= {"mean": np.dtype(np.float32), "std": np.dtype(np.float32)}
         volumes = Volumes(folder, source, types=types) if nifti or source.header is not None else None

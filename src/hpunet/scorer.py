@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, Int, Int32, UInt8
 from torch import Tensor, nn
 
 from hpunet.batch import Batch
-from hpunet.data.base import Sample, SetInfo, Source
+from hpunet.data.base import Sample, SetInfo, Source, refuse_other_data
 from hpunet.errors import ConfigError, DataError, HPUNetError
 from hpunet.evaluation_rows import Row, mean_rows
 from hpunet.evaluation_summary import Scope
@@ -154,19 +154,7 @@ class Scorer:
 
     def check(self, source: Source) -> None:
         """Refuse data that the model was not made for, as a whole."""
-        ours, theirs = (
-            {
-                "image channels": info.in_channels,
-                "classes": info.num_fixed_classes,
-                "random ids of instances": info.num_random_ids,
-            }
-            for info in (self.info, source.info)
-        )
-        different = [f"{theirs[k]} {k} where the model has {ours[k]}" for k in ours if ours[k] != theirs[k]]
-        if different:
-            raise DataError(f"{source.info.kind} data do not fit the model: {'; '.join(different)}")
-        if not len(source):
-            raise DataError(f"{source.info.kind} data: the split {source.split} holds no image")
+        refuse_other_data(source, info=self.info)
 
     def rows(self, source: Source, items: Sequence[Item]) -> list[Row]:
         """What the model scores on these images, in their order."""

@@ -100,8 +100,12 @@ def test_synthetic_sets_open_by_name() -> None:
 def test_open_data_says_what_is_wrong(written: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no such file or folder .*synthetic:lesions"):
         detect_kind(str(tmp_path / "nothing"))
-    with pytest.raises(DataError, match="not a layout we know"):
+    with pytest.raises(DataError, match="not a layout we know; expected"):
         detect_kind(str(tmp_path))
+    with pytest.raises(
+        DataError, match=rf"not a layout we know \(did you mean {written}/cityscapes or .*\?\); expected"
+    ):
+        detect_kind(str(written))
     with pytest.raises(ConfigError, match="wobble: lidc data take no such option, only size"):
         open_data(str(written / "lidc"), split="train", options={"wobble": 1})
     with pytest.raises(ConfigError, match="synthetic set 'cats'"):
@@ -229,6 +233,12 @@ def test_pack_refuses_options_that_it_was_not_made_with(nuclei: Path, tmp_path: 
         ConfigError, match=r"^num_random_ids: 15 is asked for, .* was made with 5; .*num_random_ids=5\)"
     ):
         open_splits(str(every), options={"num_random_ids": 15})
+    with pytest.raises(ConfigError) as caught:
+        check_options_of_settings(str(every), {"val_every": 5, "num_random_ids": 5, "window": [0.0, 4.0]})
+    assert "val_every: 5 is asked for" in str(caught.value)
+    assert "data.options.window: [0.0,4.0] is asked for" in str(caught.value)
+    assert "WHERE OUT --set num_random_ids=5 --set window=[0.0,4.0] --set val_every=5), or" in str(caught.value)
+    assert "(--set data.options.val_every=10 --set data.options.window=none)" in str(caught.value)
     with pytest.raises(ConfigError, match=r"data.options.patch: set by the preset.* snemi3d data; .*kind folder and"):
         check_options_of_settings(str(every), {"patch": 64})
     with pytest.raises(ConfigError, match="val_every: option of pack data, expected a whole number"):
@@ -276,3 +286,10 @@ def test_settled_options_are_those_of_the_pack_that_are_not_usual(nuclei: Path, 
     assert settled_options(str(tmp_path / "pack"), {}) == {"val_every": 10}
     assert settled_options(str(tmp_path / "pack"), {"seed": 0}) == {"val_every": 10, "seed": 0}
     assert settled_options(str(nuclei), {"seed": 1}) == {"seed": 1}
+
+
+@pytest.mark.parametrize(("kind", "most"), [("folder", 255), ("snemi3d", 255), ("cityscapes", 238)])
+@pytest.mark.parametrize("wrong", [0, 1, 300])
+def test_random_ids_that_cannot_be_are_refused_in_words(kind: str, most: int, wrong: int, written: Path) -> None:
+    with pytest.raises(ConfigError, match=rf"^num_random_ids: expected 2 to {most}, got {wrong}; with one id"):
+        open_data(str(written / kind), split="train", options={**OPTIONS[kind], "num_random_ids": wrong})

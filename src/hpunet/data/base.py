@@ -186,3 +186,25 @@ def refuse_shared_patients(sources: Sequence[Source]) -> None:
                     "split by patient"
                 )
             seen[patient] = source.split
+
+
+def refuse_other_data(source: Source, *, info: SetInfo, same_ids: bool = True) -> None:
+    """Raise a `DataError` unless data are such as a model was trained on (`info`): channels, classes, random ids.
+
+    Without `same_ids` their number may differ: where instances are compared as such, no matter which ids they have.
+    """
+    ours, theirs = (
+        {
+            "image channels": one.in_channels,
+            "classes": one.num_fixed_classes,
+            "random ids of instances": one.num_random_ids,
+        }
+        for one in (info, source.info)
+    )
+    if not same_ids and source.info.has_instances and info.has_instances:
+        ours["random ids of instances"] = theirs["random ids of instances"]
+    different = [f"{theirs[k]} {k} where the model has {ours[k]}" for k in ours if ours[k] != theirs[k]]
+    if different:
+        raise DataError(f"{source.info.kind} data do not fit the model: {'; '.join(different)}")
+    if not len(source):
+        raise DataError(f"{source.info.kind} data: the split {source.split} holds no image")

@@ -15,7 +15,7 @@ from hpunet.data.base import SPLITS, Identity, NoSuchSplitError, Sample, SetInfo
 from hpunet.data.bounds import ImageSize
 from hpunet.data.cityscapes_polygons import read_polygons, render_instance_ids
 from hpunet.data.files import decode_png, read_bytes
-from hpunet.data.label_maps import as_integers, number_instances
+from hpunet.data.label_maps import as_integers, check_num_random_ids, number_instances
 from hpunet.errors import ConfigError, DataError
 
 VAL_CITIES = ("darmstadt", "monchengladbach", "ulm")
@@ -59,8 +59,9 @@ def open_cityscapes(
     """
     if split not in SPLITS:
         raise ConfigError(f"split: {split!r} is none of {SPLITS}")
-    if min(size) < 1 or num_random_ids < 1:
-        raise ConfigError(f"size and num_random_ids must be positive, got {size} and {num_random_ids}")
+    if min(size) < 1:
+        raise ConfigError(f"size: expected 1 or more pixels, got {size[0]}x{size[1]}")
+    check_num_random_ids(num_random_ids, num_fixed_classes=len(EVALUATED) - 1)
     folder = "val" if split == "test" else "train"
     images = _find(path / "leftImg8bit" / folder, endings=(_IMAGE_ENDING,))
     annotations = _find(path / "gtFine" / folder, endings=_ANNOTATION_ENDINGS)

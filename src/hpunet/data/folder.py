@@ -27,7 +27,7 @@ from hpunet.data.bounds import ImageSize
 from hpunet.data.file_tree import FileTree
 from hpunet.data.files import decode_image
 from hpunet.data.folder_table import Entry, assign_splits, read_table
-from hpunet.data.label_maps import class_map, number_instances
+from hpunet.data.label_maps import MAX_CLASSES, check_num_random_ids, class_map, number_instances
 from hpunet.data.pixels import to_planes
 from hpunet.data.volumes import NIFTI_ENDINGS, NIFTI_HEAD_BYTES, decode_nifti, nifti_depth
 from hpunet.errors import ConfigError, DataError
@@ -74,8 +74,9 @@ def open_folder(
         raise ConfigError(f"split: {split!r} is none of {SPLITS}")
     if window is not None and not window[0] < window[1]:
         raise ConfigError(f"window: expected (low, high) with low < high, got {window}")
-    if len(classes) < 2 or num_random_ids < 1:
-        raise ConfigError(f"expected two classes and one random id at least, got {classes} and {num_random_ids}")
+    if not 2 <= len(classes) <= MAX_CLASSES:
+        raise ConfigError(f"classes: expected 2 to {MAX_CLASSES} names, got {len(classes)}")
+    check_num_random_ids(num_random_ids, num_fixed_classes=1)
     tree = FileTree(path, tops=_TOPS)
     mask_folders = _mask_folders(tree)
     items = _pair(tree, mask_folders)

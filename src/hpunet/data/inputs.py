@@ -58,7 +58,14 @@ def read_input(path: Path, *, name: str, info: SetInfo, window: tuple[float, flo
     by_range = header is not None and info.image_bits == 32
     planes = to_planes(values, by_range=by_range, window=window, name=str(path))
     if planes.shape[1] != info.in_channels:
-        raise DataError(f"{path}: {planes.shape[1]} channel(s), the model was trained on {info.in_channels}")
+        modes = {1: "L", 3: "RGB"}
+        how = (
+            f"Image.open(FILE).convert({modes[info.in_channels]!r}).save(OTHER)" if info.in_channels in modes else ""
+        )
+        raise DataError(
+            f"{path}: {planes.shape[1]} channel(s), the model was trained on {info.in_channels}"
+            + (f"; convert it, for instance with Pillow: {how}" if how else "")
+        )
     if window is None and 8 * planes.itemsize != info.image_bits:
         raise DataError(
             f"{path}: {values.dtype} pixels, the model was trained on images of {info.image_bits} bits; say with "

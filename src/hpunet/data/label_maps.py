@@ -3,7 +3,20 @@
 import numpy as np
 from jaxtyping import Int32, Integer, Shaped
 
-from hpunet.errors import DataError
+from hpunet.errors import ConfigError, DataError
+
+MAX_CLASSES = 256
+"""Sampled label maps have 8 bits."""
+
+
+def check_num_random_ids(num_random_ids: int, *, num_fixed_classes: int) -> None:
+    """Two ids tell some instances apart, one none; all classes together must fit a label map."""
+    most = MAX_CLASSES - num_fixed_classes
+    if not 2 <= num_random_ids <= most:
+        raise ConfigError(
+            f"num_random_ids: expected 2 to {most}, got {num_random_ids}; with one id no two instances can be told "
+            f"apart, and label maps hold {MAX_CLASSES} classes"
+        )
 
 
 def as_integers(values: Shaped[np.ndarray, "*shape"], *, name: str) -> Integer[np.ndarray, "*shape"]:

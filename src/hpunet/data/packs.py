@@ -115,7 +115,8 @@ def open_pack(path: Path, *, split: str, verify: bool = True) -> "Pack":
 def pack_origin(path: Path) -> tuple[str, dict[str, Any] | None]:
     """The kind of data that a pack was made of, and with which options; None where an older version wrote it."""
     manifest = _read_manifest(path)
-    return SetInfo.from_json(manifest["info"], where=str(path)).kind, manifest.get("options")
+    options = dict(manifest["options"]) if "options" in manifest else None
+    return str(SetInfo.from_json(manifest["info"], where=str(path)).kind), options
 
 
 class Pack:

@@ -15,7 +15,7 @@ import numpy as np
 
 from hpunet.data.base import SPLITS, Identity, NoSuchSplitError, Sample, SetInfo, make_sample
 from hpunet.data.bounds import check_unpacked
-from hpunet.data.label_maps import number_instances
+from hpunet.data.label_maps import check_num_random_ids, number_instances
 from hpunet.data.volumes import read_stack, stack_header
 from hpunet.errors import ConfigError, DataError
 
@@ -39,8 +39,9 @@ def open_snemi3d(
     """
     if split not in SPLITS:
         raise ConfigError(f"split: {split!r} is none of {SPLITS}")
-    if patch < 1 or num_random_ids < 1:
-        raise ConfigError(f"patch and num_random_ids must be positive, got {patch} and {num_random_ids}")
+    if patch < 1:
+        raise ConfigError(f"patch: expected 1 or more pixels, got {patch}")
+    check_num_random_ids(num_random_ids, num_fixed_classes=1)
     input_path, labels_path = _find(path, "train-input"), _find(path, "train-labels")
     header, labels_header = stack_header(input_path), stack_header(labels_path)
     check_unpacked(math.prod(header.shape), packed=input_path.stat().st_size, name=str(input_path))

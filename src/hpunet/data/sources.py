@@ -29,6 +29,8 @@ _OPENERS: dict[str, Callable[..., Source]] = {
     "synthetic": open_synthetic,
 }
 SYNTHETIC_PREFIX = "synthetic:"
+_MAX_LOOKED_AT = 1000
+"""Entries of a folder that are tried when it is not of a known layout itself."""
 
 
 def detect_kind(where: str) -> str:
@@ -39,6 +41,19 @@ def detect_kind(where: str) -> str:
     if not path.exists():
         names = ", ".join(SYNTHETIC_PREFIX + name for name in SYNTHETIC)
         raise DataError(f"{where}: no such file or folder (generated sets are called {names})")
+    found = _layout(path)
+    if found is not None:
+        return found
+    inside = [entry for entry in sorted(path.iterdir())[:_MAX_LOOKED_AT] if _layout(entry)] if path.is_dir() else []
+    raise DataError(
+        f"{where}: not a layout we know"
+        + (f" (did you mean {' or '.join(map(str, inside[:3]))}?)" if inside else "")
+        + "; expected a pack, lidc_crops (<split>/images or <split>.tar.gz), SNEMI3D (train-input.*), Cityscapes "
+        "(leftImg8bit/) or your own folder (images/ with masks/, graders/ or instances/)"
+    )
+
+
+def _layout(path: Path) -> str | None:
     if is_pack(path):
         return "pack"
     if (path / "leftImg8bit").is_dir():
@@ -47,12 +62,7 @@ def detect_kind(where: str) -> str:
         return "snemi3d"
     if any((path / split / "images").is_dir() or (path / f"{split}.tar.gz").is_file() for split in SPLITS):
         return "lidc"
-    if is_archive(path) or (path / "images").is_dir():
-        return "folder"
-    raise DataError(
-        f"{where}: not a layout we know; expected a pack, lidc_crops (<split>/images or <split>.tar.gz), SNEMI3D "
-        "(train-input.*), Cityscapes (leftImg8bit/) or your own folder (images/ with masks/, graders/ or instances/)"
-    )
+    return "folder" if is_archive(path) or (path / "images").is_dir() else None
 
 
 def open_data(where: str, *, split: str, options: Mapping[str, Any] | None = None) -> Source:
@@ -124,7 +134,7 @@ def options_of_run(
         packed_kind, made_with = _packed(where)
         if made_with is not None:
             usual = {name: value for name, value in _defaults(packed_kind).items() if name not in changes}
-            _check_same_as_packed(where, {**usual, **_as_arguments(chosen)}, words="the run was trained with {}")
+            _check_same_as_packed(where, {**usual, **_as_arguments(chosen)}, by_run=True)
     return {**chosen, **changes}
 
 
@@ -177,20 +187,30 @@ def _check_options(where: str, arguments: Mapping[str, Any]) -> None:
 
 
 def _check_same_as_packed(
-    where: str, arguments: Mapping[str, Any], *, prefix: str = "", words: str = "{} is asked for"
+    where: str, arguments: Mapping[str, Any], *, prefix: str = "", by_run: bool = False
 ) -> None:
-    """Refuse options that a pack was not made with: its splits and ids would not be those asked for."""
+    """Refuse options that a pack was not made with: its splits and ids would not be those asked for, or a run's."""
     kind, made_with = _packed(where)
     if made_with is None:
         return
-    there = {**_defaults(kind), **_as_arguments(made_with)}
-    for name, value in arguments.items():
-        if name in there and there[name] != value:
-            raise ConfigError(
-                f"{prefix}{name}: {words.format(in_toml(value))}, but the pack {where} was made with "
-                f"{in_toml(there[name])}; pack again (hpunet data pack WHERE OUT {as_set(name, value)}), or take "
-                f"what the pack has ({as_set(prefix + name, there[name])})"
-            )
+    usual = _defaults(kind)
+    there = {**usual, **_as_arguments(made_with)}
+    different = {name: value for name, value in arguments.items() if name in there and there[name] != value}
+    if not different:
+        return
+    words = "the run was trained with {}" if by_run else "{} is asked for"
+    what = [
+        f"{prefix}{name}: {words.format(in_toml(value))}, but the pack {where} was made with {in_toml(there[name])}"
+        for name, value in different.items()
+    ]
+    wanted = {**there, **different}
+    to_pack = [as_set(name, wanted[name]) for name in usual if wanted[name] != usual[name]]
+    to_take = [as_set(prefix + name, there[name]) for name in different]
+    unseen = "if the run has not seen these images, " if by_run else ""
+    raise ConfigError(
+        f"{'; '.join(what)}; pack again ({' '.join(['hpunet data pack WHERE OUT', *to_pack])}), or {unseen}take what "
+        f"the pack has ({' '.join(to_take)})"
+    )
 
 
 def _packed(where: str) -> tuple[str, dict[str, Any] | None]:
