@@ -165,6 +165,7 @@ def test_pack_refuses_damage_by_name(tmp_path: Path) -> None:
         "newer": {"version": 99},
         "escaping": {"files": {"../secret": {"bytes": 1, "sha256": ""}}},
         "no files": {"files": None},
+        "no options": {"options": 3},
     }.items():
         wrong = damaged(name)
         manifest = json.loads((wrong / "pack.json").read_text()) | change
