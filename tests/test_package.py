@@ -92,10 +92,8 @@ ALLOWED = {
         *("models.protocol", "sampling", "scoring"),
     },
     "evaluate": {
-        *("errors", "data.base", "distributed", "evaluation_rows", "evaluation_summary", "pictures"),
-        *("scorer", "scoring", "storage"),
         *("errors", "data.base", "data.files", "data.packs", "distributed", "evaluation_rows"),
-        *("evaluation_summary", "scorer", "scoring", "storage"),
+        *("evaluation_summary", "pictures", "scorer", "scoring", "storage"),
     },
     "compare": {"errors", "evaluation_rows", "evaluation_summary", "report_figures", "report_sheets"},
     "cli_evaluate": {

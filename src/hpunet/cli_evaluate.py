@@ -179,7 +179,6 @@ def _evaluate_run(
             batch_size=how["batch"],
             replace=how["replace"],
             watch=watch,
-            watch=lambda done, total: progress.update(task, completed=done, total=total),
             say=say,
         )
 

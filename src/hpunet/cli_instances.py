@@ -117,9 +117,8 @@ def instances_command(
                 console.print(f"{where}: {number} instances", highlight=False, markup=False)
 
     if data is None:
-        one_after_the_other(named, from_file, command="instances", quiet=quiet)
         left, there = not_there_yet(named, [name for name, _ in named], out=out, replace=replace)
-        one_after_the_other(left, from_file, quiet=quiet, num_there=there)
+        one_after_the_other(left, from_file, command="instances", quiet=quiet, num_there=there)
         return
     source = _open(data, split=split, options=options or [], trained=trained)
     errors: dict[str, float] = {}
@@ -135,11 +134,10 @@ def instances_command(
             console.print(f"{image.name}: {_in_words(errors[image.name])}", highlight=False, markup=False)
 
     try:
-        one_after_the_other(range(len(source)), from_data, command="instances", quiet=quiet)
         numbers, there = not_there_yet(
             range(len(source)), [identity.key for identity in source.identities], out=out, replace=replace
         )
-        one_after_the_other(numbers, from_data, quiet=quiet, num_there=there)
+        one_after_the_other(numbers, from_data, command="instances", quiet=quiet, num_there=there)
     finally:
         _summarise(errors, out=out, quiet=quiet)
 

@@ -132,9 +132,8 @@ def sample_command(
                     console.print(_hypotheses_table(where, hypotheses))
             console.print(str(out / name), highlight=False, markup=False, soft_wrap=True)
 
-    one_after_the_other(named, work, command="sample", quiet=quiet)
     left, there = not_there_yet(named, [name for name, _ in named], out=out, replace=replace)
-    one_after_the_other(left, work, quiet=quiet, num_there=there)
+    one_after_the_other(left, work, command="sample", quiet=quiet, num_there=there)
 
 
 def _hypotheses_table(name: str, hypotheses: Sequence["Hypothesis"]) -> Table:
@@ -218,16 +217,13 @@ def parse_slices(text: str | None) -> tuple[int, int] | None:
     return int(first), int(end)
 
 
-def one_after_the_other(items: Sequence[T], work: Work[T], *, command: str, quiet: bool) -> None:
-    """Do all; an item that fails is named, the rest goes on, and the exit code is 1."""
-    failed = 0
-    lines = LogLines(command, console=notes, quiet=quiet)
-def one_after_the_other(items: Sequence[T], work: Work[T], *, quiet: bool, num_there: int = 0) -> None:
+def one_after_the_other(items: Sequence[T], work: Work[T], *, command: str, quiet: bool, num_there: int = 0) -> None:
     """Do all; an item that fails is named, the rest goes on, and the exit code is 1.
 
     So it is where so many others were not begun, since they have results already.
     """
     failed = num_there
+    lines = LogLines(command, console=notes, quiet=quiet)
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     hidden = quiet or not notes.is_terminal
     with Progress(*columns, console=notes, transient=True, disable=hidden) as progress:
