@@ -212,6 +212,17 @@ def test_resume_refuses_a_checkpoint_that_is_no_run(pack: Path, tmp_path: Path) 
         quietly(tiny_settings(), pack=pack, run=tmp_path, resume=True)
 
 
+def test_resume_takes_a_setting_that_is_newer_than_the_run_at_its_default(pack: Path, tmp_path: Path) -> None:
+    quietly(tiny_settings("optimiser.iterations=7"), pack=pack, run=tmp_path)
+    found = latest_checkpoint(tmp_path / "checkpoints")
+    assert found is not None
+    del found.state["settings"]["objective"]["prior_pull"]
+    save_checkpoint(tmp_path / "checkpoints", step=8, tensors=found.tensors, state=found.state)
+    quietly(tiny_settings(), pack=pack, run=tmp_path, resume=True)
+    with pytest.raises(CheckpointError, match=r"has other settings \(objective.prior_pull\)"):
+        quietly(tiny_settings("objective.prior_pull=2.0"), pack=pack, run=tmp_path, resume=True)
+
+
 def test_resume_may_go_on_for_longer_and_a_finished_run_says_so(pack: Path, tmp_path: Path) -> None:
     quietly(tiny_settings("optimiser.iterations=7"), pack=pack, run=tmp_path / "run")
     said: list[str] = []

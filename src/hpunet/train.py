@@ -29,7 +29,7 @@ from hpunet.build import (
     learning_rate_at,
 )
 from hpunet.checkpoint import latest_checkpoint, prune, save_checkpoint
-from hpunet.config import Settings
+from hpunet.config import Settings, check_settings
 from hpunet.data.loader import TrainingSteps
 from hpunet.data.packs import Pack, is_pack, open_pack
 from hpunet.data.sources import check_options_of_settings, pack_data, settled_options
@@ -407,7 +407,7 @@ def _with_options(settings: Settings, options: dict[str, Any]) -> Settings:
 
 def _check_same_run(state: dict[str, Any], settings: Settings, pack: Pack, *, where: str) -> None:
     """A resume goes on with the same run: what decides the weights must not have changed."""
-    now, then = _deciding(settings.model_dump(mode="json")), _deciding(state["settings"])
+    now, then = _deciding(settings), _deciding(check_settings(state["settings"], where=where))
     changed = [key for key in sorted(now.keys() | then.keys()) if now.get(key) != then.get(key)]
     other_data = state["data"] != pack.fingerprint
     if changed and not (other_data and changed == ["data.options"]):
@@ -416,16 +416,16 @@ def _check_same_run(state: dict[str, Any], settings: Settings, pack: Pack, *, wh
         raise CheckpointError(f"{where}: was made with other data than {pack.path}; use them, or another --out")
 
 
-def _deciding(settings: dict[str, Any]) -> dict[str, Any]:
+def _deciding(settings: Settings) -> dict[str, Any]:
     """The settings that decide the weights after a given number of iterations: "optimiser.batch_size" and so on.
 
-    Kernels only round differently, and older runs have no such setting.
+    Kernels only round differently.
     """
-    flat = {"seed": settings["seed"]}
-    for group, section in settings.items():
+    flat: dict[str, Any] = {"seed": settings.seed}
+    for group, section in settings.model_dump(mode="json").items():
         if isinstance(section, dict) and group != "watch":
             flat |= {f"{group}.{key}": value for key, value in section.items()}
-    flat.pop("optimiser.kernels", None)
+    del flat["optimiser.kernels"]
     evenly_spread = flat["optimiser.boundaries"] is None and len(flat["optimiser.learning_rates"]) > 1
     if not evenly_spread:
         del flat["optimiser.iterations"]
