@@ -35,11 +35,11 @@ from hpunet.metrics import (
     hidden_sample_disagreement,
     rand_error,
 )
-from hpunet.models.hpunet import HPUNet
 from hpunet.scorer import Scorer
 from hpunet.scoring import instances_of, true_instances, with_evaluation_ids
 from hpunet.storage import parse_json
 from hpunet.train import train
+from tiny_run import untrained_model
 
 pytest.importorskip("matplotlib")
 
@@ -53,20 +53,8 @@ def little_work(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def scorer_of(kind: str, *, extrapolate: bool = True, **changes: Any) -> Scorer:
-    torch.manual_seed(1)
-    info = INFO[kind]
-    model = HPUNet(
-        in_channels=info.in_channels,
-        num_classes=info.num_classes,
-        channels=(4, 8, 8),
-        latent_dims=(1, 1),
-        blocks_per_scale=1,
-        cond_channels=1 + info.num_classes if extrapolate else 0,
-    )
-    with torch.no_grad():  # untrained, most classes would never show
-        for parameter in model.parameters():
-            parameter.mul_(2.0)
-    how = {"model": model.eval(), "info": info, "crop": (32, 32), "num_samples": 4, "extrapolate": extrapolate}
+    model = untrained_model(INFO[kind], extrapolate=extrapolate)
+    how = {"model": model, "info": INFO[kind], "crop": (32, 32), "num_samples": 4, "extrapolate": extrapolate}
     return Scorer(**{**how, **changes})
 
 

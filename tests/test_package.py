@@ -74,7 +74,7 @@ ALLOWED = {
     },
     "cli_instances": {
         *("errors", "build", "config", "cli_sample", "data", "instance_files", "instances", "sample_files"),
-        "trained",
+        *("scoring", "trained"),
     },
     "storage": {"errors"},
     "weights": {"errors", "storage"},
@@ -92,8 +92,8 @@ ALLOWED = {
         *("models.protocol", "sampling", "scoring"),
     },
     "evaluate": {
-        *("errors", "data.base", "data.files", "data.packs", "distributed", "evaluation_rows"),
-        *("evaluation_summary", "pictures", "scorer", "scoring", "storage"),
+        *("errors", "data.base", "distributed", "evaluation_rows", "evaluation_summary", "pictures"),
+        *("scorer", "scoring", "storage"),
     },
     "compare": {"errors", "evaluation_rows", "evaluation_summary", "report_figures", "report_sheets"},
     "cli_evaluate": {

@@ -1,4 +1,4 @@
-"""A run so small that a step takes milliseconds: settings, a pack of synthetic lesions, and steps in float64."""
+"""A run so small that a step takes milliseconds: settings, a pack of synthetic lesions, steps in float64, a model."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,8 +11,10 @@ from torch import Tensor, nn
 from hpunet.batch import Batch
 from hpunet.build import build_model, build_objective, build_optimiser, build_recipe
 from hpunet.config import Settings, check_settings, merged, parse_assignments
+from hpunet.data.base import SetInfo
 from hpunet.data.packs import Pack, open_pack, write_pack
 from hpunet.data.sources import open_splits
+from hpunet.models.hpunet import HPUNet
 from hpunet.training_step import Example, Recipe, TrainingStep
 
 OPTIONS = {"num_images": 12, "size": 16}
@@ -32,6 +34,23 @@ BASE: dict[str, Any] = {
 }
 WITHOUT_GECO = ("objective.kind=elbo", "objective.top_k=all")
 PUNET = ("model.kind=punet", "model.latent_dims=[2]", *WITHOUT_GECO)
+
+
+def untrained_model(info: SetInfo, *, extrapolate: bool = False) -> HPUNet:
+    """Small, and always the same."""
+    torch.manual_seed(1)
+    model = HPUNet(
+        in_channels=info.in_channels,
+        num_classes=info.num_classes,
+        channels=(4, 8, 8),
+        latent_dims=(1, 1),
+        blocks_per_scale=1,
+        cond_channels=1 + info.num_classes if extrapolate else 0,
+    )
+    with torch.no_grad():  # untrained, most classes would never show
+        for parameter in model.parameters():
+            parameter.mul_(2.0)
+    return model.eval()
 
 
 def tiny_settings(*changes: str) -> Settings:

@@ -35,12 +35,6 @@ if TYPE_CHECKING:
     from hpunet.trained import TrainedModel
 
 
-Connected = Annotated[
-    bool,
-    typer.Option("--connected", help="Parts of an instance that do not touch are instances of their own."),
-]
-
-
 def instances_command(
     run: Run,
     out: Out,
@@ -59,7 +53,10 @@ def instances_command(
         int | None,
         typer.Option(help="Hamming distance (two a differing sample) in a cluster; by default --samples.", min=0),
     ] = None,
-    connected: Connected = False,
+    connected: Annotated[
+        bool,
+        typer.Option("--connected", help="Parts of an instance that do not touch are instances of their own."),
+    ] = False,
     seed: Seed = 0,
     checkpoint: Checkpoint = "latest",
     tile: Tile = "auto",
@@ -77,15 +74,10 @@ def instances_command(
     with loading(quiet=quiet):
         from hpunet.build import autocast_for
         from hpunet.data.inputs import Input, read_input
-        from hpunet.instance_files import (
-            check_has_instances,
-            rand_error_of,
-            segment_file,
-            true_instances_of,
-            usual_number,
-        )
+        from hpunet.instance_files import check_has_instances, rand_error_of, segment_file, usual_number
         from hpunet.instances import clustering_threshold
         from hpunet.sample_files import HowToSample, slice_numbers, with_tiles
+        from hpunet.scoring import as_batch, true_instances
         from hpunet.trained import load
 
         trained = load(run, checkpoint=checkpoint)
@@ -127,9 +119,9 @@ def instances_command(
         sample = source[index]
         begin(how.num_samples)
         image = Input(sample.identity.key, sample.image[None], header=None)
-        truth = true_instances_of(sample, source.info)
+        (truth,) = true_instances(as_batch(sample), source.info)
         found = segment_file(trained, source=image, slices=[0], truth=truth, advance=advance, **settings)
-        errors[image.name] = rand_error_of(found[image.name], sample=sample, info=source.info)
+        errors[image.name] = rand_error_of(found[image.name], truth=truth, valid=sample.valid)
         if not quiet:
             console.print(f"{image.name}: {_in_words(errors[image.name])}", highlight=False, markup=False)
 

@@ -28,6 +28,8 @@ from hpunet.report_sheets import new_figure
 _CHOSEN, _OF_THE_RUN = ("split", "samples", "seeds", "limit"), ("crop", "extrapolate")
 """What must agree: what an evaluation is asked for, and what training has decided."""
 _NUM_KEYS_SHOWN = 3
+_Rows = Sequence[Sequence[Row]]
+"""Of one model: for each of its runs those of the same images."""
 _CSV_VALUES = ("num_images", "mean", "std", "patient_std")
 _CSV_DIFFERENCES = ("num_images", "mean", "low", "high", "patient_mean", "patient_low", "patient_high")
 
@@ -125,11 +127,7 @@ def _shown(value: Any) -> str:
     return "none" if value is None else "×".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-Rows = Sequence[Sequence[Row]]
-"""Of one model: for each of its runs those of the same images."""
-
-
-def _side_by_side(rows: Sequence[Rows], *, scope: Scope) -> dict[str, Any]:
+def _side_by_side(rows: Sequence[_Rows], *, scope: Scope) -> dict[str, Any]:
     """For each metric the entry of each model, and the difference of each but the first to the first."""
     entries = [pooled([metric_entries(mine, scope=scope) for mine in runs]) for runs in rows]
     result: dict[str, Any] = {}
@@ -144,7 +142,7 @@ def _side_by_side(rows: Sequence[Rows], *, scope: Scope) -> dict[str, Any]:
     return result
 
 
-def _differences(first: Rows, other: Rows, names: Sequence[str]) -> dict[str, Any]:
+def _differences(first: _Rows, other: _Rows, names: Sequence[str]) -> dict[str, Any]:
     defined = [
         number
         for number, rows in enumerate(zip(*first, *other, strict=True))

@@ -9,19 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from hpunet.data.base import SetInfo, Source
-from hpunet.data.files import read_bytes
-from hpunet.data.packs import Pack
-from hpunet.distributed import everyones, rank, world_size
-from hpunet.errors import ConfigError, HPUNetError
+from hpunet.distributed import rank, world_size
+from hpunet.errors import ConfigError
 from hpunet.evaluation_rows import EXAMPLES_FILE, SUMMARY_FILE, Row, RowStore, first_keys, mean_rows
 from hpunet.evaluation_summary import summarise
 from hpunet.pictures import spread
 from hpunet.scorer import Drawn, Item, Scorer, read_item
 from hpunet.scoring import fast_batch_size
-from hpunet.storage import dump_json, parse_json, replace_file
+from hpunet.storage import dump_json, replace_file
 
 NUM_SHOWN, NUM_HARDEST = 12, 12
 """Images whose maps are kept: some spread over the set, and those with the worst score."""
@@ -79,8 +76,7 @@ def evaluate(
         total = sum(map(len, mine))
         watch(0, total)
         done = 0
-        sizes = _known_sizes(source, chosen, folder)
-        for rows in scored(scorer, source, _noting_sizes(read_ahead(source, mine, scorer.info), sizes)):
+        for rows in scored(scorer, source, read_ahead(source, mine, scorer.info)):
             store.append(rows)
             done += len(rows)
             watch(done, total)
@@ -94,7 +90,6 @@ def evaluate(
         "num_seeds": scorer.num_seeds,
         "data_fingerprint": identity["data"],
         "crop": list(scorer.crop),
-        "image_sizes": _range_of(sizes),
         **summarise(rows, scope=scorer.scope),
     }
     summary["duration_s"] = round(time.perf_counter() - start, 3)
@@ -102,34 +97,6 @@ def evaluate(
         replace_file(folder / SUMMARY_FILE, dump_json(summary, name=SUMMARY_FILE))
         _save_examples(scorer, source, rows, folder)
     return summary
-
-
-def _known_sizes(source: Source, chosen: Sequence[int], folder: Path) -> set[tuple[int, int]]:
-    """Heights and widths of images that need not be read: a pack has them, an earlier summary their range."""
-    if isinstance(source, Pack):
-        return {source.sizes[i] for i in chosen}
-    try:
-        earlier = parse_json(read_bytes(folder / SUMMARY_FILE), name=SUMMARY_FILE)
-        return {(int(height), int(width)) for height, width in earlier["image_sizes"].values()}
-    except (HPUNetError, KeyError, TypeError, ValueError, AttributeError):  # none, or an older or damaged one
-        return set()
-
-
-def _noting_sizes(batches: Iterable[list[Item]], sizes: set[tuple[int, int]]) -> Iterator[list[Item]]:
-    for items in batches:
-        sizes.update((item.sample.valid.shape[0], item.sample.valid.shape[1]) for item in items if item.sample)
-        yield items
-
-
-def _range_of(sizes: set[tuple[int, int]]) -> dict[str, list[int]] | None:
-    """Smallest height and width, and largest, of what all processes have seen."""
-    found = np.array(sorted(sizes), dtype=np.float64).reshape(-1, 2)
-    own = [*found.min(axis=0, initial=np.inf), *found.max(axis=0, initial=0)]
-    of_all = everyones(torch.tensor(own, dtype=torch.float64)).view(-1, 4)
-    if not of_all[:, 2:].any():
-        return None
-    low, high = of_all[:, :2].amin(dim=0), of_all[:, 2:].amax(dim=0)
-    return {"smallest": [int(side) for side in low], "largest": [int(side) for side in high]}
 
 
 def chosen_images(source: Source, limit: int | None) -> list[int]:

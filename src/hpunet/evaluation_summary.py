@@ -50,13 +50,9 @@ def counts(found: Mapping[str, Any]) -> str:
 
 
 def scored_part(found: Mapping[str, Any]) -> str:
-    """Which part of its images a summary is of, in words; empty where it is of the whole images."""
-    crop, sizes = found.get("crop"), found.get("image_sizes")
-    if not crop or not sizes or all(side <= cut for side, cut in zip(sizes["largest"], crop, strict=True)):
-        return ""
-    if sizes["smallest"] == sizes["largest"]:
-        return f"the centre {crop[0]}×{crop[1]} of {sizes['largest'][0]}×{sizes['largest'][1]}"
-    return f"the centre {crop[0]}×{crop[1]} of larger images"
+    """Which part of its images a summary is of, in words; empty where runs that are pooled differ in it."""
+    crop = found.get("crop")
+    return f"the centre {crop[0]}×{crop[1]} of each" if crop else ""
 
 
 def why_fewer(found: Mapping[str, Any], name: str) -> str:
@@ -211,7 +207,7 @@ def pooled(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         elif key == "reasons":
             reasons = {name: reason for value in reversed(values) for name, reason in value.items()}
             merged[key] = {name: reason for name, reason in reasons.items() if name in in_all}
-        elif key in ("crop", "image_sizes"):
+        elif key == "crop":
             merged[key] = values[0] if all(value == values[0] for value in values) else None
         elif key == "num_images":
             merged[key] = min(values)

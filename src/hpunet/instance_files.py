@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
 
 import numpy as np
-from jaxtyping import Float32, Int32
+from jaxtyping import Bool, Float32, Int32
 from PIL import Image
 
-from hpunet.data.base import Sample, SetInfo
+from hpunet.data.base import SetInfo
 from hpunet.data.inputs import Input
 from hpunet.errors import ConfigError, DataError
 from hpunet.metrics import rand_error
@@ -125,12 +125,8 @@ def instances_picture(
     return sheet([[found, painted(true_colours, truth)]], columns=["instances found", "true instances"], tile=None)
 
 
-def true_instances_of(sample: Sample, info: SetInfo) -> Int32[np.ndarray, "h w"]:
-    """The first grader's instances, 0 where there is none."""
-    return np.asarray(np.maximum(sample.labels[0] - info.num_fixed_classes + 1, 0), dtype=np.int32)
-
-
-def rand_error_of(instances: Int32[np.ndarray, "h w"], *, sample: Sample, info: SetInfo) -> float:
-    """The Rand error against the first grader's instances; NaN where there are none."""
-    truth = true_instances_of(sample, info)
-    return float(rand_error(prediction=instances[None], truth=truth[None], valid=sample.valid[None])[0])
+def rand_error_of(
+    instances: Int32[np.ndarray, "h w"], *, truth: Int32[np.ndarray, "h w"], valid: Bool[np.ndarray, "h w"]
+) -> float:
+    """The Rand error of one image; NaN where there are no true instances."""
+    return float(rand_error(prediction=instances[None], truth=truth[None], valid=valid[None])[0])

@@ -32,6 +32,7 @@ from hpunet.metrics import (
 from hpunet.models.protocol import SegmentationModel
 from hpunet.sampling import reconstruct, sample
 from hpunet.scoring import (
+    as_batch,
     centre_crop,
     hidden_scores,
     image_scores,
@@ -228,7 +229,7 @@ class Scorer:
         self, samples: Sequence[Sample], keys: Sequence[str]
     ) -> tuple[Batch, Int32[np.ndarray, "b h w"] | None]:
         """Images as evaluation sees them, each at its own centre; and true instances, 0 where there is none."""
-        singles = [centre_crop(_as_batch(found), crop=self.crop) for found in samples]
+        singles = [centre_crop(as_batch(found), crop=self.crop) for found in samples]
         batch = Batch(**{name: torch.cat([getattr(s, name) for s in singles]) for name in vars(singles[0])})
         truth = None
         if self.finds_instances:
@@ -331,10 +332,6 @@ def read_item(source: Source, index: int, info: SetInfo) -> Item:
 def _without_scores(source: Source, item: Item) -> Row:
     patient, key = source.identities[item.number]
     return Row(image=item.number, key=key, patient=patient, error=item.error)
-
-
-def _as_batch(found: Sample) -> Batch:
-    return Batch(**{name: torch.from_numpy(getattr(found, name))[None] for name in Batch.__dataclass_fields__})
 
 
 def weights_sum(model: SegmentationModel) -> str:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hpunet.batch import Batch
 from hpunet.data.augment import NO_AUGMENTATION, apply_warp, draw_warp
-from hpunet.data.base import SetInfo
+from hpunet.data.base import Sample, SetInfo
 from hpunet.data.extrapolation import NUM_UNIFORMS, hide
 from hpunet.data.instance_ids import assign_ids, evaluation_table
 from hpunet.instances import cluster, clustering_threshold, connected_parts, merge_to_background, postprocess
@@ -33,6 +33,11 @@ NUM_TABLE_IDS = 4096
 def fast_batch_size(device: torch.device) -> int:
     """Images that go through the network together, unless said otherwise."""
     return 8 if device.type == "cpu" else 32
+
+
+def as_batch(sample: Sample) -> Batch:
+    """A batch of one image."""
+    return Batch(**{name: torch.from_numpy(getattr(sample, name))[None] for name in Batch.__dataclass_fields__})
 
 
 def centre_crop(batch: Batch, *, crop: tuple[int, int]) -> Batch:
