@@ -5,6 +5,7 @@ the whole batch, so that n processes with a share each follow one process with a
 """
 
 import os
+import time
 from datetime import timedelta
 
 import torch
@@ -15,6 +16,8 @@ from torch import Tensor
 TIMEOUT = timedelta(hours=1)
 """How long processes wait for one that is alive but late, say because it packs the data. A dead one is noticed at
 once over Gloo, and by torchrun."""
+LEAVING_SECONDS = 0.2
+"""How long the threads of a group have for their last work after it was left."""
 
 
 def world_size() -> int:
@@ -40,6 +43,9 @@ def leave_processes() -> None:
     """Part from the other processes."""
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()
+        # A network that was wrapped for several processes keeps the group's threads alive (torch 2.13). One that has
+        # to let go of a tensor while Python ends would end the process by SIGABRT, so they are given a moment.
+        time.sleep(LEAVING_SECONDS)
 
 
 def wait_for_all() -> None:
