@@ -108,7 +108,7 @@ class OptimiserSettings(_Section):
     compile: bool = False
     cuda_graph: bool = False
     kernels: Literal["auto", "fused", "torch"] = "auto"
-    """Fused GPU kernels for the HPU-Net in bf16: wherever they can be used, always (or an error), never."""
+    """Fused GPU kernels, in bf16: wherever they can be used, always (or an error), never."""
     average: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Decay of the averaged weights that evaluation then uses."""
     max_skipped: Positive = 20

@@ -13,12 +13,13 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from hpunet.kernels import convolution, maps
+from hpunet.kernels import bilinear, convolution, maps
 from hpunet.kernels.network import FusedNetwork
 from hpunet.models.hpunet import HPUNet
+from hpunet.models.punet import ProbUNet
 
 HOPPER = GPUTarget("cuda", 90, 32)
-HELPERS = {"_patches", "_positive", "_row", "_add_product"}  # called by kernels
+HELPERS = {"_patches", "_positive", "_row", "_add_product", "_corner"}  # called by kernels
 TYPES = {
     torch.bfloat16: "*bf16",
     torch.float32: "*fp32",
@@ -51,24 +52,29 @@ class Compiler:
 
 
 def kind(value: Any) -> str:
-    return TYPES[value.dtype] if isinstance(value, Tensor) else "i32"
+    return TYPES[value.dtype] if isinstance(value, Tensor) else "fp32" if isinstance(value, float) else "i32"
 
 
 def main() -> None:
     compiler = Compiler()
-    convolution.launch = maps.launch = compiler  # type: ignore[assignment]
+    bilinear.launch = convolution.launch = maps.launch = compiler  # type: ignore[assignment]
     # Narrow layers on large maps, wide ones on small maps down to one pixel.
-    for channels, size, dtype in (
-        ((24, 48), 64, torch.bfloat16),
-        ((96, 192), 2, torch.bfloat16),
-        ((16, 24), 4, torch.float32),
+    few: dict[str, Any] = {"in_channels": 1, "num_classes": 2}
+    one: dict[str, Any] = {**few, "latent_dims": (1,), "blocks_per_scale": 1}
+    for model, size, dtype in (
+        (HPUNet(**one, channels=(24, 48)), 64, torch.bfloat16),
+        (HPUNet(**one, channels=(96, 192)), 2, torch.bfloat16),
+        (HPUNet(**one, channels=(16, 24)), 4, torch.float32),
+        (ProbUNet(**few, channels=(32, 64)), 32, torch.bfloat16),
     ):
-        model = HPUNet(in_channels=1, num_classes=2, channels=channels, latent_dims=(1,), blocks_per_scale=1)
         network = FusedNetwork(model, dtype=dtype)
         output = network(image=torch.rand(2, 1, size, size), labels=torch.zeros(2, size, size, dtype=torch.long))
         (output.logits.sum() + output.kl.sum()).backward()
     kernels = {key.split()[0] for key in compiler.compiled}
-    assert kernels == {name for m in (convolution, maps) for name, v in vars(m).items() if is_kernel(v)} - HELPERS
+    assert (
+        kernels
+        == {name for m in (bilinear, convolution, maps) for name, v in vars(m).items() if is_kernel(v)} - HELPERS
+    )
     bad = Compiler()
     maps_of = [torch.empty(64, 64, dtype=torch.bfloat16)] * 2
     bad(multiplies_and_adds_up, (1,), *maps_of, torch.empty(64, 64), torch.empty(64), rounds=8, num_stages=3)

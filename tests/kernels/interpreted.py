@@ -12,13 +12,15 @@ import torch.nn.functional as F
 from jaxtyping import install_import_hook
 from torch import Tensor
 
-CHECKED = [f"hpunet.{name}" for name in ("kernels.plan", "kernels.weights", "kernels.network", "models", "sampling")]
+MODULES = ("plan", "punet_plan", "layers", "weights", "network")
+CHECKED = ["hpunet.models", "hpunet.sampling", *(f"hpunet.kernels.{name}" for name in MODULES)]
 with install_import_hook(CHECKED, "beartype.beartype"):  # types and shapes, as in the other tests
     from hpunet import sample
-    from hpunet.kernels import plan, weights
+    from hpunet.kernels import running, weights
     from hpunet.kernels.convolution import Correlation, GradientView, KernelView, Tiling, convolve, correlate
     from hpunet.kernels.network import FusedNetwork, FusedSampler
     from hpunet.models.hpunet import HPUNet
+    from hpunet.models.punet import ProbUNet
 
 
 def large_tiles(height: int, width: int, _channels: int, out: int, *, taps: int, dtype: torch.dtype) -> Tiling:
@@ -37,7 +39,7 @@ def large_correlation_tiles(
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 if DEVICE.type == "cpu":
-    weights.convolution_tiling, plan.correlation_tiling = large_tiles, large_correlation_tiles
+    weights.convolution_tiling, running.correlation_tiling = large_tiles, large_correlation_tiles
 SHAPES = [  # groups, batch, height, width, in, out, taps, and how they are cut
     (1, 2, 16, 16, 16, 24, 3, Tiling(py=2, px=4, patches=16, columns=64, chunk=16)),
     (2, 3, 4, 4, 24, 16, 3, Tiling(py=1, px=2, patches=32, columns=32, chunk=32)),  # several images a tile
@@ -45,7 +47,7 @@ SHAPES = [  # groups, batch, height, width, in, out, taps, and how they are cut
     (1, 1, 9, 6, 8, 16, 3, Tiling(py=1, px=2, patches=16, columns=16, chunk=16)),  # odd sizes, one image
     (2, 2, 8, 8, 24, 8, 1, Tiling(py=1, px=1, patches=32, columns=16, chunk=32)),
 ]
-MODELS: list[tuple[dict[str, Any], tuple[int, int]]] = [  # settings, size of the images
+MODELS: list[tuple[dict[str, Any], tuple[int, int]]] = [  # settings of HPU-Nets, size of the images
     ({"channels": (16, 32, 32), "latent_dims": (1,)}, (4, 4)),  # weights used as they are
     ({"channels": (12, 16), "latent_dims": (2,), "cond_channels": 2, "channels_last": False}, (2, 4)),  # and padded
     ({"channels": (8, 8, 16), "latent_dims": (0, 1)}, (4, 4)),  # scales without a latent
@@ -125,9 +127,9 @@ def check_correlate() -> None:
             assert distance(out, mirrored) < 1e-5
 
 
-def check_model(settings: dict[str, Any], size: tuple[int, int]) -> None:
+def check_model(model: HPUNet | ProbUNet, size: tuple[int, int]) -> None:
     """Outputs and all gradients of a model."""
-    model = HPUNet(in_channels=1, num_classes=3, **{"blocks_per_scale": 1, **settings}).double().to(DEVICE)
+    model = model.double().to(DEVICE)
     inputs = {"image": torch.rand(2, 1, *size), "cond": None}
     if model.cond_channels:
         inputs["cond"] = torch.rand(2, model.cond_channels, *size)
@@ -195,6 +197,11 @@ if __name__ == "__main__":
     check_convolve()
     check_correlate()
     for settings, size in MODELS:
-        check_model(settings, size)
+        check_model(HPUNet(in_channels=1, num_classes=3, **{"blocks_per_scale": 1, **settings}), size)
+    for channels, size in (((8, 12), (2, 4)), ((16, 8, 8), (4, 4))):
+        baseline = ProbUNet(in_channels=1, num_classes=3, channels=channels, latent_dim=3)
+        for net, factor in ((baseline.prior, 40), (baseline.posterior, -40)):  # Gaussians that can be told apart
+            torch.nn.init.orthogonal_(net.head.conv.weight, gain=factor)
+        check_model(baseline, size)
     check_sampler()
     print("the kernels agree with plain torch")

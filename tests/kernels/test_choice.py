@@ -21,6 +21,7 @@ from tiny_run import PUNET, tiny_settings, write_tiny_pack
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 MODEL = HPUNet(in_channels=1, num_classes=2, channels=(4, 6), latent_dims=(1,), blocks_per_scale=1)
+BASELINE = ProbUNet(in_channels=1, num_classes=2, channels=(4, 6))
 
 
 @pytest.fixture
@@ -31,8 +32,9 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("hopper")
-def test_nothing_speaks_against_an_hpunet_in_bf16_on_a_recent_gpu() -> None:
-    assert reason_against_fused(MODEL, device=GPU) is None
+@pytest.mark.parametrize("model", [MODEL, BASELINE])
+def test_nothing_speaks_against_a_model_in_bf16_on_a_recent_gpu(model: nn.Module) -> None:
+    assert reason_against_fused(model, device=GPU) is None
 
 
 @pytest.mark.usefixtures("hopper")
@@ -40,10 +42,8 @@ def test_nothing_speaks_against_an_hpunet_in_bf16_on_a_recent_gpu() -> None:
     ("expected", "changes"),
     [
         ("need a CUDA GPU, this is a CPU", {"device": CPU}),
-        (
-            "are for the HPU-Net, this is a ProbUNet",
-            {"model": ProbUNet(in_channels=1, num_classes=2, channels=(4, 6))},
-        ),
+        ("are for the HPU-Net, this is a Linear", {"model": nn.Linear(1, 1)}),
+        ("sample the HPU-Net, this is a ProbUNet", {"model": BASELINE, "sampling": True}),
         ("compute in bf16, optimiser.precision is tf32", {"precision": "tf32"}),
         ("model.activation_checkpointing is on", {"activation_checkpointing": True}),
         ("optimiser.compile is on", {"compiled": True}),

@@ -8,6 +8,7 @@ from torch import nn
 
 from hpunet.errors import ConfigError
 from hpunet.models.hpunet import HPUNet
+from hpunet.models.punet import ProbUNet
 
 CHOICES = ("auto", "fused", "torch")
 LEAST_CAPABILITY = (8, 0)
@@ -20,12 +21,13 @@ def reason_against_fused(
     precision: str = "bf16",
     activation_checkpointing: bool = False,
     compiled: bool = False,
+    sampling: bool = False,
 ) -> str | None:
     """Why fused kernels cannot compute this model here, in a few words; None where they can."""
     if device.type != "cuda":
         return f"fused kernels need a CUDA GPU, this is a {device.type.upper()}"
-    if not isinstance(model, HPUNet):
-        return f"fused kernels are for the HPU-Net, this is a {type(model).__name__}"
+    if not isinstance(model, HPUNet if sampling else (HPUNet, ProbUNet)):
+        return f"fused kernels {'sample' if sampling else 'are for'} the HPU-Net, this is a {type(model).__name__}"
     if find_spec("triton") is None:
         return "fused kernels need Triton, which is not installed"
     capability = torch.cuda.get_device_capability(device)
@@ -45,7 +47,7 @@ def fused_network(model: nn.Module, *, size: tuple[int, int]) -> nn.Module:
     """What is called in training instead of the model, for images of a size, where nothing speaks against it."""
     from hpunet.kernels.network import FusedNetwork
 
-    assert isinstance(model, HPUNet)
+    assert isinstance(model, (HPUNet, ProbUNet))
     return FusedNetwork(model, dtype=torch.bfloat16, size=size)
 
 
@@ -58,7 +60,7 @@ def sampler_for(model: nn.Module, *, kernels: str, device: torch.device) -> Any:
         raise ConfigError(f"kernels: expected {', '.join(CHOICES)}, got {kernels!r}")
     if kernels != "fused":
         return None
-    if reason := reason_against_fused(model, device=device):
+    if reason := reason_against_fused(model, device=device, sampling=True):
         raise ConfigError(f"kernels: {reason}; use auto or torch")
     from hpunet.kernels.network import FusedSampler
 

@@ -20,16 +20,18 @@ BLOCK = 2048
 @triton.jit
 def _lay_out(
     seen, image, labels, out, COUNT, HW,
-    SEEN: tl.constexpr, IMAGE: tl.constexpr, CLASSES: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr,
+    COPIES: tl.constexpr, SEEN: tl.constexpr, IMAGE: tl.constexpr, CLASSES: tl.constexpr, C: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     pixel, c = i // C, i % C
     b, position = pixel // HW, pixel % HW
     there = i < COUNT
-    if tl.program_id(1) == 0:
+    group = tl.program_id(1)
+    out += group * COUNT
+    if group < COPIES:
         value = tl.load(seen + (b * SEEN + c) * HW + position, mask=there & (c < SEEN), other=0.0).to(tl.float32)
     else:
-        out += COUNT
         value = (tl.load(labels + pixel, mask=there & (c < CLASSES), other=-1) == c).to(tl.float32)
         c -= CLASSES
         place = image + (b * IMAGE + c) * HW + position
@@ -44,15 +46,16 @@ def lay_out(
     num_classes: int = 0,
     width: int,
     dtype: torch.dtype,
+    copies: int = 1,
 ) -> Float[Tensor, "g b h w c"]:
-    """Maps of `width` channels: what the prior sees; with a pair also [one-hot labels, image] for the posterior."""
+    """Maps of `width` channels: what the prior sees, so many times; then, of a pair, [one-hot labels, image]."""
     b, channels, h, w = seen.shape
     image, labels = pair or (seen, seen)
-    out = torch.empty(2 if pair else 1, b, h, w, width, device=seen.device, dtype=dtype)
+    out = torch.empty(copies + (pair is not None), b, h, w, width, device=seen.device, dtype=dtype)
     launch(
         _lay_out, (triton.cdiv(out[0].numel(), BLOCK), len(out)),
         seen.contiguous(), image.contiguous(), labels.contiguous(), out, out[0].numel(), h * w,
-        SEEN=channels, IMAGE=image.shape[1], CLASSES=num_classes, C=width, BLOCK=BLOCK,
+        COPIES=copies, SEEN=channels, IMAGE=image.shape[1], CLASSES=num_classes, C=width, BLOCK=BLOCK,
     )  # fmt: skip
     return out
 
@@ -115,7 +118,7 @@ def add_up_pixels(x: Float[Tensor, "g b h w c"], *, out: Float[Tensor, "g c"]) -
 
 @triton.jit
 def _feature_gradient(
-    pooled, joined, out, COUNT, JOINED_COUNT,
+    pooled, joined, gate, out, COUNT, JOINED_COUNT, GATE: tl.constexpr,
     W: tl.constexpr, C: tl.constexpr, JOINED_C: tl.constexpr, OFFSET: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -123,19 +126,29 @@ def _feature_gradient(
     parent = (pixel // (2 * W)) * (W // 2) + pixel % W // 2
     total = tl.load(pooled + parent * C + c, mask=i < COUNT, other=0.0).to(tl.float32) * 0.25
     total += tl.load(joined + pixel * JOINED_C + OFFSET + c, mask=i < JOINED_COUNT, other=0.0).to(tl.float32)
+    if GATE:
+        total = tl.where(tl.load(gate + i, mask=i < COUNT, other=0.0) > 0, total, 0.0)
     tl.store(out + i, total.to(out.dtype.element_ty), mask=i < COUNT)
 
 
 def feature_gradient(
-    pooled: Float[Tensor, "g b h2 w2 c"], joined: Float[Tensor, "j b h w d"] | None, *, offset: int
+    pooled: Float[Tensor, "g b h2 w2 c"],
+    joined: Float[Tensor, "j b h w d"] | None,
+    *,
+    offset: int,
+    gate: Float[Tensor, "g b h w c"] | None = None,
 ) -> Float[Tensor, "g b h w c"]:
-    """The gradient of encoder features, from that of their pooled version and, of the first groups, of the join."""
+    """The gradient of encoder features, from that of their pooled version and, of the first groups, of the join.
+
+    With a gate it is 0 where that is not positive.
+    """
     g, b, h, w, c = pooled.shape
     out = torch.empty(g, b, 2 * h, 2 * w, c, device=pooled.device, dtype=pooled.dtype)
     count = 0 if joined is None else joined.shape[0] * out[0].numel()
     launch(
         _feature_gradient, (triton.cdiv(out.numel(), BLOCK),),
-        pooled, pooled if joined is None else joined, out, out.numel(), count,
+        pooled, pooled if joined is None else joined, out if gate is None else gate, out, out.numel(), count,
+        GATE=gate is not None,
         W=2 * w, C=c, JOINED_C=c if joined is None else joined.shape[4], OFFSET=offset, BLOCK=BLOCK,
     )  # fmt: skip
     return out
@@ -350,7 +363,7 @@ def logits(
 def _logits_gradient(
     x, weight, gradient, out, weight_gradient, bias_gradient, PIXELS,
     HW: tl.constexpr, C: tl.constexpr, REAL: tl.constexpr, K: tl.constexpr, PRECISION: tl.constexpr,
-    ROUNDS: tl.constexpr, BC: tl.constexpr, BK: tl.constexpr, BP: tl.constexpr,
+    GATE: tl.constexpr, ROUNDS: tl.constexpr, BC: tl.constexpr, BK: tl.constexpr, BP: tl.constexpr,
 ):  # fmt: skip
     c, k = tl.arange(0, BC), tl.arange(0, BK)
     known = (k < K)[:, None] & (c < REAL)[None, :]
@@ -366,6 +379,8 @@ def _logits_gradient(
         g = g.to(a.dtype)
         total = tl.dot(tl.trans(g), a, total, input_precision=PRECISION)
         back = tl.dot(g, w, input_precision=PRECISION).to(a.dtype)
+        if GATE:
+            back = tl.where(a > 0, back, 0.0).to(a.dtype)
         tl.store(out + p[:, None] * C + c[None, :], back, mask=(p < PIXELS)[:, None] & (c < C)[None, :])
     tl.atomic_add(weight_gradient + k[:, None] * REAL + c[None, :], total, mask=known, sem="relaxed")
     tl.atomic_add(bias_gradient + k, bias_total, mask=k < K, sem="relaxed")
@@ -378,8 +393,9 @@ def logits_gradient(
     weight: Float[Tensor, "k f"],
     weight_gradient: Float[Tensor, "k f"],
     bias_gradient: Float[Tensor, " k"],
+    gate: bool = False,
 ) -> Float[Tensor, "b h w c"]:
-    """The gradient of x; those of weight and bias are added to what is there."""
+    """The gradient of x (with `gate`, where x is positive); those of weight and bias are added to what is there."""
     b, h, w, c = x.shape
     k, real = weight.shape
     out, pixels = torch.empty_like(x), b * h * w
@@ -387,7 +403,7 @@ def logits_gradient(
     launch(
         _logits_gradient, (triton.cdiv(pixels, 128 * rounds),),
         x, weight, gradient, out, weight_gradient, bias_gradient, pixels, HW=h * w, C=c, REAL=real, K=k,
-        PRECISION="ieee" if x.dtype == torch.float32 else "tf32", ROUNDS=rounds,
+        PRECISION="ieee" if x.dtype == torch.float32 else "tf32", GATE=gate, ROUNDS=rounds,
         BC=max(16, triton.next_power_of_2(c)), BK=max(16, triton.next_power_of_2(k)), BP=128,
     )  # fmt: skip
     return out

@@ -1,4 +1,4 @@
-"""An HPU-Net on fused kernels, called as the plain model is: for training and for sampling.
+"""Models on fused kernels, called as the plain ones are: both for training, the HPU-Net for sampling too.
 
 For training the whole pass is one node of the autograd graph, so all that happens around it (objectives, several
 processes, CUDA graphs) is as with the plain model.
@@ -17,9 +17,11 @@ from hpunet.kernels.adam import Adam
 from hpunet.kernels.launch import compiling_ahead
 from hpunet.kernels.maps import lay_out
 from hpunet.kernels.plan import Plan
+from hpunet.kernels.punet_plan import ProbUNetPlan
 from hpunet.models.gaussian import LOG_SIGMA_RANGE, Gaussian, elementwise_kl
 from hpunet.models.hpunet import HPUNet
 from hpunet.models.protocol import PerScale, StandIn, check_pair
+from hpunet.models.punet import ProbUNet
 
 
 class _Pass(torch.autograd.Function):
@@ -27,7 +29,7 @@ class _Pass(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, plan: Plan, x: Tensor, noise: Tensor, *_parameters: Tensor
+        ctx: Any, plan: Plan | ProbUNetPlan, x: Tensor, noise: Tensor, *_parameters: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         plan.weights.prepare()
         out, raw, latents, ctx.trace = plan.forward(x, noise)
@@ -37,23 +39,23 @@ class _Pass(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, logits_grad: Tensor, raw_grad: Tensor, _latents: Tensor) -> tuple[Tensor | None, ...]:
-        plan: Plan = ctx.plan
+        plan: Any = ctx.plan
         plan.backward(ctx.trace, logits_grad.contiguous(), raw_grad.contiguous())
         ctx.trace = None
         return None, None, None, *plan.weights.collect()
 
 
 class FusedNetwork(nn.Module):
-    """An HPU-Net's training pass on fused kernels, computing in `dtype`; call it like the model.
+    """A model's training pass on fused kernels, computing in `dtype`; call it like the model.
 
     The parameters are the model's own, but moved into one piece of memory: at once for images of `size`, else by the
     first pass. One pass at a time: the gradients of a pass are taken before the next one.
     """
 
-    def __init__(self, model: HPUNet, *, dtype: torch.dtype, size: tuple[int, int] | None = None) -> None:
+    def __init__(self, model: HPUNet | ProbUNet, *, dtype: torch.dtype, size: tuple[int, int] | None = None) -> None:
         super().__init__()
         self.model, self.dtype = model, dtype
-        self._plans: dict[tuple[int, int], Plan] = {}
+        self._plans: dict[tuple[int, int], Plan | ProbUNetPlan] = {}
         self._compiled: set[torch.Size] = set()
         self._size = size
         if size is not None:
@@ -64,10 +66,12 @@ class FusedNetwork(nn.Module):
         assert self._size is not None
         return Adam(groups, weights=self._plan(*self._size).weights, **how)
 
-    def _plan(self, height: int, width: int) -> Plan:
+    def _plan(self, height: int, width: int) -> Plan | ProbUNetPlan:
         if (height, width) not in self._plans:
-            plan = Plan(self.model, height=height, width=width, dtype=self.dtype, training=True)
-            self._plans[height, width] = plan
+            model, how = self.model, {"height": height, "width": width, "dtype": self.dtype}
+            self._plans[height, width] = (
+                Plan(model, **how, training=True) if isinstance(model, HPUNet) else ProbUNetPlan(model, **how)  # type: ignore[arg-type]
+            )
         return self._plans[height, width]
 
     def forward(
@@ -84,7 +88,10 @@ class FusedNetwork(nn.Module):
         seen = model.prior_input(image=image, cond=cond)
         plan = self._plan(h, w)
         plan.check_batch(b)
-        x = lay_out(seen, pair=(image, labels), num_classes=model.num_classes, width=plan.in_width, dtype=self.dtype)
+        x = lay_out(
+            seen, copies=plan.num_prior_inputs, pair=(image, labels), num_classes=model.num_classes,
+            width=plan.in_width, dtype=self.dtype,
+        )  # fmt: skip
         if noise is None or any(n is None for n in noise):
             flat = torch.randn(b, sum(prod(shape) for shape in plan.latent_shapes), device=image.device)
         else:
@@ -95,7 +102,7 @@ class FusedNetwork(nn.Module):
             return _training_output(out, raw, latents, plan.latent_shapes)
 
     @torch.no_grad()
-    def _compile(self, plan: Plan, x: Tensor, noise: Tensor) -> None:
+    def _compile(self, plan: Any, x: Tensor, noise: Tensor) -> None:
         """All kernels of a pass of this size at once, the first time it is seen."""
         if x.device.type != "cuda" or x.shape in self._compiled:
             return

@@ -10,8 +10,7 @@ The same function of the same parameters as `models/hpunet.py`. What is differen
 * Gradients of weights are not waited for: on a GPU they run beside the chain of gradients of maps.
 """
 
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -21,7 +20,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from hpunet.errors import ConfigError
-from hpunet.kernels.convolution import convolve, correlate
+from hpunet.kernels.layers import Layer, channel_order, padded
 from hpunet.kernels.maps import (
     add_up_pixels,
     below_gradient,
@@ -33,8 +32,8 @@ from hpunet.kernels.maps import (
     logits,
     logits_gradient,
 )
-from hpunet.kernels.tilings import correlation_tiling
-from hpunet.kernels.weights import Layer, Weights, channel_order, padded
+from hpunet.kernels.running import Beside, add_weight_gradient, run, run_back
+from hpunet.kernels.weights import Weights
 from hpunet.models.hpunet import HPUNet
 from hpunet.models.protocol import PerScale
 
@@ -43,50 +42,9 @@ Stage = list[Layer]
 
 def run_block(layer: Layer, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """A layer's output, and the two maps inside that its gradient needs."""
-
-    def convolution(name: str, x: Tensor, **around: Any) -> Tensor:
-        taps = 1 if name == "skip" else layer.taps
-        return convolve(
-            x, weight=layer.weights[name], tiling=layer.tilings[name], taps=taps, bias=layer.biases[name], **around
-        )
-
-    h1 = convolution("first", x, relu_input=True, relu_output=True)
-    h2 = convolution("second", h1, relu_output=True)
-    return convolution("third", h2, residual=convolution("skip", x) if layer.has_skip else x), h1, h2
-
-
-class Beside:
-    """Work on a second stream: it may start now, and is waited for at the end, or when it is far behind.
-
-    What it reads is kept until it has run, so that nothing is written over it.
-    """
-
-    BEHIND = 2
-
-    def __init__(self, device: torch.device) -> None:
-        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self.running: list[tuple[torch.cuda.Event, tuple[Tensor, ...]]] = []
-
-    def start(self) -> Any:
-        """A context in which kernels go to the second stream, after all that came before."""
-        if self.stream is None:
-            return nullcontext()
-        self.stream.wait_stream(torch.cuda.current_stream())
-        return torch.cuda.stream(self.stream)
-
-    def keep(self, *tensors: Tensor) -> None:
-        """Until what was started is done."""
-        if self.stream is None:
-            return
-        self.running.append((self.stream.record_event(), tensors))
-        if len(self.running) > self.BEHIND:
-            torch.cuda.current_stream().wait_event(self.running.pop(0)[0])
-
-    def finish(self) -> None:
-        """Wait for all of it."""
-        if self.stream is not None:
-            torch.cuda.current_stream().wait_stream(self.stream)
-            self.running.clear()
+    h1 = run(layer, "first", x, relu_input=True, relu_output=True)
+    h2 = run(layer, "second", h1, relu_output=True)
+    return run(layer, "third", h2, residual=run(layer, "skip", x) if layer.has_skip else x), h1, h2
 
 
 Ran = tuple[Layer, Tensor, Tensor, Tensor]
@@ -116,36 +74,21 @@ def _block_gradient(
 ) -> Tensor | None:  # fmt: skip
     """As `stage_gradient`, but for the gradient of the third bias, the sum of g; `sums` gets that of the result."""
     biases = layer.bias_gradients
-
-    def back(name: str, g: Tensor, **around: Any) -> Tensor:
-        taps, name = 1 if name == "skip" else layer.taps, f"{name}_back"
-        return convolve(g, weight=layer.weights[name], tiling=layer.tilings[name], taps=taps, **around)
-
-    def weight_gradient(name: str, x: Tensor, g: Tensor, *, relu: bool = False) -> None:
-        mirrored, taps = layer.mirrored[name], 1 if name == "skip" else layer.taps
-        rows, columns = (g, x) if mirrored else (x, g)
-        correlate(
-            rows, columns, out=layer.weight_gradients[name], taps=taps,
-            tiling=correlation_tiling(
-                layer.height, layer.width, rows.shape[4], columns.shape[4], taps=taps, relu=relu, dtype=x.dtype
-            ),
-            relu_rows=relu and not mirrored, relu_columns=relu and mirrored,
-        )  # fmt: skip
-
     with beside.start():
-        weight_gradient("third", h2, g)
+        add_weight_gradient(layer, "third", h2, g)
         if layer.has_skip:
-            weight_gradient("skip", x, g)
-    g2 = back("third", g, gate=h2, sums=biases["second"])
+            add_weight_gradient(layer, "skip", x, g)
+    g2 = run_back(layer, "third", g, gate=h2, sums=biases["second"])
     with beside.start():
-        weight_gradient("second", h1, g2)
-    g1 = back("second", g2, gate=h1, sums=biases["first"])
+        add_weight_gradient(layer, "second", h1, g2)
+    g1 = run_back(layer, "second", g2, gate=h1, sums=biases["first"])
     with beside.start():
-        weight_gradient("first", x, g1, relu=True)
+        add_weight_gradient(layer, "first", x, g1, relu=True)
     beside.keep(x, h1, h2, g, g1, g2)
     if not input_gradient:
         return None
-    return back("first", g1, gate=x, residual=back("skip", g) if layer.has_skip else g, sums=sums)
+    residual = run_back(layer, "skip", g) if layer.has_skip else g
+    return run_back(layer, "first", g1, gate=x, residual=residual, sums=sums)
 
 
 @dataclass
@@ -160,8 +103,35 @@ class _Trace:
     raw: Float[Tensor, "2 2 b n"]
 
 
-class Plan:
-    """Layers and weights of a model for images of one size."""
+class BasePlan:
+    """What passes of all models have."""
+
+    weights: Weights
+    latent_shapes: Sequence[tuple[int, int, int]]
+    in_width: int
+    """Channels of the first maps."""
+    num_prior_inputs = 1
+    """Networks that see what the prior does."""
+    size: tuple[int, int]
+    most_images: int
+    """Kernels count in 32 bits."""
+
+    @staticmethod
+    def images_that_can_be_counted(numbers: Iterable[int]) -> int:
+        """From the numbers in maps of one image, of each layer."""
+        return (2**31 - 1) // max(numbers)
+
+    def check_batch(self, images: int) -> None:
+        """Raise a `ConfigError` if so many images are too many at once."""
+        if images > self.most_images:
+            raise ConfigError(
+                f"fused kernels take at most {self.most_images} images of {self.size[0]}x{self.size[1]} at once, got "
+                f"{images}; work in pieces (optimiser.accumulate, chunk_size) or with kernels torch"
+            )
+
+
+class Plan(BasePlan):
+    """Layers and weights of an HPU-Net for images of one size."""
 
     def __init__(self, model: HPUNet, *, height: int, width: int, dtype: torch.dtype, training: bool) -> None:
         self.latent_shapes = model.latent_shapes(height, width)
@@ -184,7 +154,7 @@ class Plan:
             if depth:
                 inputs = [channel_order((0, model.channels[depth - 1]))] * len(nets)
             else:
-                inputs = [_padded_to(channel_order((0, c)), self.in_width) for c in seen]
+                inputs = [padded_to(channel_order((0, c)), self.in_width) for c in seen]
             self.encoder.append(stage([net.encoder[depth] for net in nets], depth, inputs))  # type: ignore[misc]
         self.decoder: list[Stage] = []
         self.latent_offset: list[int] = []
@@ -198,24 +168,16 @@ class Plan:
             self.latent_offset.append(padded(below) + padded(here))
             self.decoder.append(stage([net.decoder[i] for net in groups], scales - 2 - i, inputs))  # type: ignore[misc]
         layers = [layer for stage in (*self.encoder, *self.decoder) for layer in stage]
-        numbers = max(len(layer.blocks) * layer.height * layer.width * max(layer.widths) for layer in layers)
-        self.most_images = (2**31 - 1) // numbers
-        """Kernels count in 32 bits."""
+        self.size = height, width
+        self.most_images = self.images_that_can_be_counted(
+            len(layer.blocks) * layer.height * layer.width * max(layer.widths) for layer in layers
+        )
         self.head_scales = [i for i in range(n) if model.latent_dims[i]]
         convs = [[net.heads[i].conv for net in nets] for i in self.head_scales]
         others = [[model.logits.weight], [model.logits.bias]]
         for pair in convs:
             others += [[conv.weight for conv in pair], [conv.bias for conv in pair]]  # type: ignore[union-attr]
         self.weights = Weights(layers, others=others, dtype=dtype, training=training)  # type: ignore[arg-type]
-
-    def check_batch(self, images: int) -> None:
-        """Raise a `ConfigError` if so many images are too many at once."""
-        if images > self.most_images:
-            size = f"{self.encoder[0][0].height}x{self.encoder[0][0].width}"
-            raise ConfigError(
-                f"fused kernels take at most {self.most_images} images of {size} at once, got {images}; "
-                "work in pieces (optimiser.accumulate, chunk_size) or with kernels torch"
-            )
 
     def projection(self, which: int, *, gradient: bool = False) -> tuple[Tensor, Tensor]:
         """Weight (groups, out, in) and bias of the logits (0) or of the heads of a scale (1 + scale)."""
@@ -240,7 +202,7 @@ class Plan:
         latents = torch.empty(b, noise.shape[1], device=x.device)
         blocks: list[Ran] = []
 
-        def run(stage: Stage, x: Tensor) -> Tensor:
+        def run_stage(stage: Stage, x: Tensor) -> Tensor:
             for layer in stage:
                 out, h1, h2 = run_block(layer, x)
                 blocks.append((layer, x, h1, h2))
@@ -249,7 +211,7 @@ class Plan:
 
         features: list[Tensor] = []
         for depth, stage in enumerate(self.encoder):
-            x = run(stage, halve(x) if depth else x)
+            x = run_stage(stage, halve(x) if depth else x)
             features.append(x)
         seen = []
         for i, stage in enumerate(self.decoder):
@@ -262,7 +224,7 @@ class Plan:
                 heads(x, weight=weight, bias=bias, noise=flat[0], raw=flat[1], latents=flat[2])
                 z = flat[2].unflatten(1, self.latent_shapes[i])
             groups, width = len(stage[0].blocks), stage[0].widths[0]
-            x = run(stage, join(x[:groups], features[-2 - i][:groups], latents=z, width=width))
+            x = run_stage(stage, join(x[:groups], features[-2 - i][:groups], latents=z, width=width))
         weight, bias = self.projection(0)
         out = logits(x[0], weight=weight[0], bias=bias[0])
         return out, raw, latents, _Trace(blocks=blocks, features=seen, last=x, noise=noise, raw=raw)
@@ -308,7 +270,7 @@ class Plan:
         """Add all gradients to those of the weights."""
         beside = Beside(logits_grad.device)
 
-        def run(stage: Stage, g: Any) -> Any:
+        def run_stage(stage: Stage, g: Any) -> Any:
             """The gradient of a stage's input; nobody asks for the network's own, so that is None."""
             blocks = trace.blocks[-len(stage) :]
             del trace.blocks[-len(stage) :]
@@ -322,7 +284,7 @@ class Plan:
         # Gradients of the decoder's inputs, and where in them the encoder's part begins.
         joined: list[tuple[Tensor, int]] = []
         for i, stage in reversed(list(enumerate(self.decoder))):
-            whole = run(stage, g)
+            whole = run_stage(stage, g)
             width = padded(self._channels_below(i))
             joined.append((whole, width))
             g = below_gradient(whole, width=width)
@@ -339,7 +301,7 @@ class Plan:
                 elif g.shape[0] < x.shape[0]:  # nothing comes from the posterior here
                     g = torch.cat([g, torch.zeros_like(x[g.shape[0] :])])
         for depth, stage in reversed(list(enumerate(self.encoder))):
-            g = run(stage, g)
+            g = run_stage(stage, g)
             if depth:
                 whole, offset = joined.pop()
                 g = feature_gradient(g, whole, offset=offset)
@@ -350,5 +312,6 @@ class Plan:
         return stage[-1].out_channels
 
 
-def _padded_to(order: Int[Tensor, " c"], width: int) -> Int[Tensor, " d"]:
+def padded_to(order: Int[Tensor, " c"], width: int) -> Int[Tensor, " d"]:
+    """With places for padding up to a width."""
     return torch.cat([order, order.new_full((width - len(order),), -1)])

@@ -1,4 +1,4 @@
-"""The weights of all residual blocks of a model, as the kernels want them.
+"""The weights of all convolutions of a model, as the kernels want them.
 
 All parameters lie in one line (`Weights.line`); the model's own become views of it. A block's third 3×3 convolution
 and its 1×1 projection have nothing between them, so their product is one convolution; products are taken for all
@@ -11,7 +11,7 @@ own, filled through an index, and give their gradients back through another one.
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from math import prod
 
@@ -21,50 +21,12 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from hpunet.kernels.convolution import GradientView, KernelView, Tiling, move
+from hpunet.kernels.layers import NOWHERE, Convolutions, Layer, Places
 from hpunet.kernels.tilings import convolution_tiling
 from hpunet.models.blocks import ResidualBlock
 
-NOWHERE = -1
-"""In index maps: a number that is padding."""
 ALIGNED = 16
 """Parameters begin at multiples of this in the line, so that kernels read 16 bytes at once."""
-
-
-def padded(channels: int) -> int:
-    """Channels as the kernels have them: a multiple of 8."""
-    return -(-channels // 8) * 8
-
-
-@dataclass(eq=False)
-class Layer:
-    """Residual blocks that run side by side (one a group) on maps of a size, and where their weights are.
-
-    `inputs` says for each block which of its input channels each channel of the map is. Convolutions are called
-    `first`, `second` and `third` (the folded one), and `skip` where the blocks have one; with "_back", the one that
-    gives the gradient of the input. Biases are (groups, out).
-    """
-
-    blocks: Sequence[ResidualBlock]
-    height: int
-    width: int
-    inputs: Sequence[Int[Tensor, " c"]]
-    weights: dict[str, KernelView] = field(default_factory=dict)
-    biases: dict[str, Tensor] = field(default_factory=dict)
-    tilings: dict[str, Tiling] = field(default_factory=dict)
-    weight_gradients: dict[str, GradientView] = field(default_factory=dict)
-    bias_gradients: dict[str, Tensor] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        project = self.blocks[0].project
-        self.half: int = project.in_channels
-        self.out_channels: int = project.out_channels
-        self.widths = len(self.inputs[0]), padded(self.half), padded(self.out_channels)
-        self.has_skip = self.blocks[0].skip is not None
-        self.taps = 3 if self.height * self.width > 1 else 1
-        """Of one pixel a 3×3 convolution sees the centre alone."""
-        first, half, out = self.widths
-        self.mirrored = {"first": half <= first, "second": True, "third": False, "skip": out <= first}
-        """Whether the gradient of weights is taken with input and output exchanged: fewer channels in its rows."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +83,12 @@ class Weights:
     """
 
     def __init__(
-        self, layers: Sequence[Layer], *, others: Sequence[Sequence[nn.Parameter]], dtype: torch.dtype, training: bool
+        self,
+        layers: Sequence[Convolutions],
+        *,
+        others: Sequence[Sequence[nn.Parameter]],
+        dtype: torch.dtype,
+        training: bool,
     ) -> None:
         self.layers, self.dtype, self.training = layers, dtype, training
         self.gradient_dtype = torch.float64 if dtype == torch.float32 else torch.float32
@@ -135,7 +102,8 @@ class Weights:
         """Choose the order of the line: what is multiplied lies side by side for all blocks of a size."""
         groups: dict[tuple[int, int], list[ResidualBlock]] = defaultdict(list)
         for layer in self.layers:
-            groups[layer.half, layer.out_channels] += layer.blocks
+            if isinstance(layer, Layer):
+                groups[layer.half, layer.out_channels] += layer.blocks
         end = 0
 
         def append(*parameters: nn.Parameter) -> slice:
@@ -166,11 +134,8 @@ class Weights:
                 )
             )
         for layer in self.layers:
-            for block in layer.blocks:
-                for conv in (*block.convs[:2], block.skip):
-                    if conv is not None:
-                        append(conv.weight)
-                        append(conv.bias)
+            for parameter in layer.own_parameters():
+                append(parameter)
         spaces = [append(*group) for group in others]
         self.num_numbers = end
         folds = []
@@ -203,22 +168,15 @@ class Weights:
         self.gradient_from, self.gradient_to = real.nonzero()[:, 0].int(), back[real].int()
 
     def _lay_out_layer(
-        self, layer: Layer, places: dict[object, Tensor], *, weights: _Copy, biases: _Copy, gradients: _Copy
+        self, layer: Convolutions, places: Places, *, weights: _Copy, biases: _Copy, gradients: _Copy
     ) -> None:
-        _, half, out = layer.widths
-        inner = channel_order((0, layer.half))
-        seen = slice(None) if layer.taps == 3 else slice(1, 2)
-
-        def convolution(
-            name: str, kernels: list[Tensor], bias: list[Tensor], gradients_of: list[Tensor] | None = None
-        ) -> None:
-            """Kernels (out, in, taps, taps) of each group, and their gradients, as places in the line."""
+        for name, kernels, bias, gradients_of in layer.convolutions(places):
             width = len(kernels[0])
             bias = [F.pad(b, (0, width - len(b)), value=NOWHERE) for b in bias]
             biases.add(bias, partial(_view, layer.biases, name, (len(bias), width)))
             self._lay_out_weight(layer, name, kernels, weights)
             if not self.training:
-                return
+                continue
             gradients.add(bias, partial(_view, layer.bias_gradients, name, (len(bias), width)))
             self._lay_out_weight(layer, f"{name}_back", [k.flip(2, 3).transpose(0, 1) for k in kernels], weights)
             by_tap = [k.permute(2, 3, 1, 0).flatten(0, 1) for k in gradients_of or kernels]  # tap, in, out
@@ -229,24 +187,7 @@ class Weights:
             else:
                 gradients.add(by_tap, partial(_gradient_view, layer, name, by_tap[0].shape))
 
-        def of(i: int, inputs: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-            convs = [block.convs[i] for block in layer.blocks]
-            kernels = [_arranged(places[c.weight], half, order) for c, order in zip(convs, inputs, strict=True)]
-            return [k[..., seen, seen] for k in kernels], [places[conv.bias] for conv in convs]
-
-        convolution("first", *of(0, layer.inputs))
-        convolution("second", *of(1, [inner] * len(layer.blocks)))
-        third, third_gradient = (
-            [_arranged(places[block, name], out, inner)[..., seen, seen] for block in layer.blocks]
-            for name in ("product", "product_gradient")
-        )
-        convolution("third", third, [places[block, "product_bias"] for block in layer.blocks], third_gradient)
-        if layer.has_skip:
-            skips = [block.skip for block in layer.blocks if block.skip is not None]
-            kernels = [_arranged(places[s.weight], out, i) for s, i in zip(skips, layer.inputs, strict=True)]
-            convolution("skip", kernels, [places[skip.bias] for skip in skips])
-
-    def _lay_out_weight(self, layer: Layer, name: str, kernels: list[Tensor], weights: _Copy) -> None:
+    def _lay_out_weight(self, layer: Convolutions, name: str, kernels: list[Tensor], weights: _Copy) -> None:
         """Kernels (out, in, taps, taps): where they are in the line if they can be used there, else in a copy."""
         outputs, inputs, taps, _ = kernels[0].shape
         tiling = convolution_tiling(layer.height, layer.width, inputs, outputs, taps=taps, dtype=self.dtype)
@@ -261,9 +202,8 @@ class Weights:
             tap = inputs * channel  # so that inputs are one run
         layer.weights[name] = KernelView(self.rounded[start:], group, row, tap, channel, to_next, width=outputs)
 
-    def _places(self) -> dict[object, Tensor]:
-        """For every parameter and product, in its own shape, where in the line its numbers are."""
-        places: dict[object, Tensor] = {}
+    def _places(self) -> Places:
+        places: Places = {}
         for p, start in zip(self.parameters, self.starts, strict=True):
             numbers = torch.arange(start, start + p.numel(), device=self.device)
             places[p] = numbers.as_strided(p.shape, p.stride())  # the line has the order of memory
@@ -346,13 +286,13 @@ def _view(owner: dict[str, Tensor], name: str, shape: tuple[int, int], data: Ten
     owner[name] = data[: prod(shape)].view(shape)
 
 
-def _weight_view(layer: Layer, name: str, shape: torch.Size, inputs: int, data: Tensor) -> None:
+def _weight_view(layer: Convolutions, name: str, shape: torch.Size, inputs: int, data: Tensor) -> None:
     rows, run, columns = shape
     size = rows * run * columns
     layer.weights[name] = KernelView(data, size, run * columns, inputs * columns, columns, 1, width=columns)
 
 
-def _gradient_view(layer: Layer, name: str, shape: torch.Size, data: Tensor) -> None:
+def _gradient_view(layer: Convolutions, name: str, shape: torch.Size, data: Tensor) -> None:
     taps, rows, columns = shape
     layer.weight_gradients[name] = GradientView(data, taps * rows * columns, rows * columns, columns, 1)
 
@@ -378,18 +318,6 @@ def _strides(places: Sequence[Int[Tensor, "..."]]) -> tuple[int, ...] | None:
     is_padded = start < 0 or any(int(p.min()) < 0 for p in places)
     aligned = (start % 8, group % ALIGNED) == (0, 0)
     return (start, group, *strides) if regular and not is_padded and aligned else None
-
-
-def channel_order(*parts: tuple[int, int]) -> Int[Tensor, " c"]:
-    """Which input channels a map's channels are, from (first, count) of its parts, each of them padded."""
-    return torch.cat([torch.cat([torch.arange(a, a + n), torch.full((-n % 8,), NOWHERE)]) for a, n in parts])
-
-
-def _arranged(places: Int[Tensor, "o i y x"], out: int, inputs: Int[Tensor, " c"]) -> Int[Tensor, "o2 c y x"]:
-    """With room for so many outputs, and with these inputs."""
-    inputs = inputs.to(places.device)
-    chosen = torch.where((inputs >= 0).view(1, -1, 1, 1), places[:, inputs.clamp(min=0)], NOWHERE)
-    return F.pad(chosen, (0, 0, 0, 0, 0, 0, 0, out - places.shape[0]), value=NOWHERE)
 
 
 def _patch_weights(kernel: Int[Tensor, "o i t t"], tiling: Tiling) -> Int[Tensor, "rows run columns"]:

@@ -95,14 +95,20 @@ class ProbUNet(nn.Module):
         """The parts that sampling needs; the rest is for training and reconstruction."""
         return [self.encoder, self.decoder, self.prior, self.combine, self.logits]
 
+    def prior_input(
+        self, *, image: Float[Tensor, "b c h w"], cond: Float[Tensor, "b e h w"] | None = None
+    ) -> Float[Tensor, "b c h w"]:
+        """The image, checked, as U-Net and prior see it."""
+        if cond is not None:
+            raise ConfigError("cond: the standard Probabilistic U-Net takes no extra conditioning channels")
+        check_image(image, channels=self.in_channels, multiple=self.size_multiple, values=self.check_values)
+        return image
+
     def encode(
         self, *, image: Float[Tensor, "b c h w"], cond: Float[Tensor, "b e h w"] | None = None
     ) -> list[Tensor]:
         """What all hypotheses of an image share: U-Net features at full resolution, prior mean and log σ."""
-        if cond is not None:
-            raise ConfigError("cond: the standard Probabilistic U-Net takes no extra conditioning channels")
-        check_image(image, channels=self.in_channels, multiple=self.size_multiple, values=self.check_values)
-        image = match_memory_format(image, channels_last=self.channels_last)
+        image = match_memory_format(self.prior_input(image=image, cond=cond), channels_last=self.channels_last)
         x, *skips = self.encoder(image)
         for stage, skip in zip(self.decoder, skips, strict=True):
             x = stage(torch.cat([skip, double_bilinear(x)], dim=1))

@@ -1,0 +1,204 @@
+"""The standard Probabilistic U-Net's training pass and its gradients, written out on fused kernels.
+
+The same function of the same parameters as `models/punet.py`. The U-Net's encoder and those of prior and posterior
+have the same shape: they are three groups of every launch. A convolution, its bias and its ReLU are one kernel; going
+back, so are the convolution of a gradient, the ReLU before it and the sum that is its bias's gradient.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from hpunet.kernels.bilinear import below_bilinear, join_bilinear
+from hpunet.kernels.layers import PlainLayer, channel_order, padded
+from hpunet.kernels.maps import add_up_pixels, feature_gradient, halve, logits, logits_gradient
+from hpunet.kernels.plan import BasePlan, padded_to
+from hpunet.kernels.running import Beside, add_weight_gradient, run, run_back
+from hpunet.kernels.weights import Weights
+from hpunet.models.gaussian import LOG_SIGMA_RANGE
+from hpunet.models.punet import ProbUNet
+
+
+class _Ran(NamedTuple):
+    layer: PlainLayer
+    x: Tensor
+    """Its input."""
+
+
+Stage = list[PlainLayer]
+Chain = list[_Ran]
+
+
+def _run_stage(stage: Stage, x: Tensor, chain: Chain) -> Tensor:
+    for layer in stage:
+        chain.append(_Ran(layer, x))
+        x = run(layer, "conv", x, relu_output=True)
+    return x
+
+
+def _chain_gradient(chain: Chain, g: Tensor, *, beside: Beside, input_gradient: bool = True) -> Tensor | None:
+    """The gradient of the input of layers that follow each other, from that before the last one's ReLU.
+
+    Those of their weights are added to what is there. The list is emptied on the way, so that maps are let go of.
+    """
+    with beside.start():
+        add_up_pixels(g, out=chain[-1].layer.bias_gradients["conv"])
+    while chain:
+        layer, x = chain.pop()
+        with beside.start():
+            add_weight_gradient(layer, "conv", x, g)
+        beside.keep(x, g)
+        if chain:
+            g = run_back(layer, "conv", g, gate=x, sums=chain[-1].layer.bias_gradients["conv"])
+        elif input_gradient:
+            return run_back(layer, "conv", g)
+    return None
+
+
+@dataclass
+class _Trace:
+    """What the backward pass needs of the forward pass."""
+
+    encoder: list[Chain]
+    decoder: list[Chain]
+    combine: Chain
+    features: list[Tensor]
+    """Of the encoder's scales, finest first."""
+    outputs: list[Tensor]
+    """Of the decoder's scales, coarsest first; before them the coarsest features."""
+    last: Tensor
+    pooled: Float[Tensor, "2 b f"]
+    noise: Float[Tensor, "b n"]
+    raw: Float[Tensor, "2 2 b n"]
+
+
+class ProbUNetPlan(BasePlan):
+    """Layers and weights of a model for training on images of one size."""
+
+    num_prior_inputs = 2
+    """Networks that see what the prior does: the U-Net and the prior."""
+
+    def __init__(self, model: ProbUNet, *, height: int, width: int, dtype: torch.dtype) -> None:
+        self.latent_shapes = model.latent_shapes(height, width)
+        self.latent_dim = model.latent_dims[0]
+        scales = len(model.channels)
+        sizes = [(height >> depth, width >> depth) for depth in range(scales)]
+        seen = [model.in_channels, model.in_channels, model.num_classes + model.in_channels]
+        self.in_width = padded(max(seen))
+        encoders = [model.encoder, model.prior.encoder, model.posterior.encoder]
+
+        def stage(stages: Sequence[nn.Module], depth: int, inputs: list[Tensor]) -> Stage:
+            """The convolutions of a scale; the first has the given inputs."""
+            layers = []
+            convs = ([m for m in s.children() if isinstance(m, nn.Conv2d)] for s in stages)
+            for together in zip(*convs, strict=True):
+                layers.append(PlainLayer(together, *sizes[depth], inputs))
+                inputs = [channel_order((0, layers[-1].out_channels))] * len(together)
+            return layers
+
+        self.encoder: list[Stage] = []
+        for depth in range(scales):
+            if depth:
+                inputs = [channel_order((0, model.channels[depth - 1]))] * len(encoders)
+            else:
+                inputs = [padded_to(channel_order((0, c)), self.in_width) for c in seen]
+            self.encoder.append(stage([encoder.stages[depth] for encoder in encoders], depth, inputs))
+        self.decoder: list[Stage] = []
+        for i, module in enumerate(model.decoder):
+            below, here = model.channels[-1 - i], model.channels[-2 - i]
+            self.decoder.append(stage([module], scales - 2 - i, [channel_order((0, here), (here, below))]))
+        finest = model.channels[0]
+        self.combine = stage([model.combine], 0, [channel_order((0, finest), (finest, self.latent_dim))])
+        layers = [layer for part in (*self.encoder, *self.decoder, self.combine) for layer in part]
+        self.most_images = self.images_that_can_be_counted(
+            len(layer.convs) * layer.height * layer.width * max(layer.widths) for layer in layers
+        )
+        self.size = height, width
+        heads = [model.prior.head.conv, model.posterior.head.conv]
+        assert all(head is not None for head in heads)
+        others = [[model.logits.weight], [model.logits.bias]]
+        others += [[head.weight for head in heads], [head.bias for head in heads]]  # type: ignore[union-attr]
+        self.weights = Weights(layers, others=others, dtype=dtype, training=True)  # type: ignore[arg-type]
+
+    def forward(
+        self, x: Float[Tensor, "3 b h w c"], noise: Float[Tensor, "b n"]
+    ) -> tuple[Float[Tensor, "b k h w"], Float[Tensor, "2 2 b n"], Float[Tensor, "b n"], _Trace]:
+        """As `Plan.forward`."""
+        encoder: list[Chain] = []
+        decoder: list[Chain] = []
+        combine: Chain = []
+        features: list[Tensor] = []
+        for depth, stage in enumerate(self.encoder):
+            encoder.append([])
+            x = _run_stage(stage, halve(x) if depth else x, encoder[-1])
+            features.append(x)
+        width = self.encoder[-1][-1].out_channels
+        pooled = x[1:, ..., :width].float().mean(dim=(2, 3))
+        _, _, weight, bias = self.weights.other_values
+        both = torch.baddbmm(bias.unsqueeze(1), pooled, weight.flatten(2).transpose(1, 2))
+        raw = both.unflatten(2, (2, self.latent_dim)).transpose(1, 2).contiguous()
+        mean, log_sigma = raw[1]
+        latents = mean + log_sigma.clamp(*LOG_SIGMA_RANGE).exp() * noise
+        outputs = [x[:1]]
+        for i, stage in enumerate(self.decoder):
+            decoder.append([])
+            outputs.append(_run_stage(stage, join_bilinear(features[-2 - i][:1], outputs[-1]), decoder[-1]))
+        finest = outputs[-1]
+        joined = finest.new_zeros(*finest.shape[:4], self.combine[0].widths[0])
+        joined[..., : finest.shape[4]] = finest
+        joined[..., finest.shape[4] :][..., : self.latent_dim] = latents[:, None, None]
+        last = _run_stage(self.combine, joined, combine)
+        weight, bias = self.weights.other_values[:2]
+        out = logits(last[0], weight=weight[0].flatten(1), bias=bias[0])
+        trace = _Trace(encoder, decoder, combine, features, outputs, last, pooled, noise, raw)
+        return out, raw, latents, trace
+
+    def backward(self, trace: _Trace, logits_grad: Tensor, raw_grad: Tensor) -> None:
+        """Add all gradients to those of the weights."""
+        beside = Beside(logits_grad.device)
+        weight, (weight_grad, bias_grad) = self.weights.other_values[0], self.weights.other_gradients[:2]
+        g = logits_gradient(
+            trace.last[0], logits_grad, weight=weight[0].flatten(1), gate=True,
+            weight_gradient=weight_grad[0].flatten(1), bias_gradient=bias_grad[0],
+        ).unsqueeze(0)  # fmt: skip
+        whole = _chain_gradient(trace.combine, g, beside=beside)
+        assert whole is not None
+        finest = trace.outputs.pop()
+        drawn = whole[0, ..., finest.shape[4] :][..., : self.latent_dim].float().sum(dim=(1, 2))
+        g = torch.where(finest > 0, whole[..., : finest.shape[4]], 0)
+        # Gradients of the decoder's inputs; the encoder's part comes first in them.
+        joined: list[Tensor] = []
+        for chain in reversed(trace.decoder):
+            whole = _chain_gradient(chain, g, beside=beside)
+            assert whole is not None
+            joined.append(whole)
+            g = below_bilinear(whole, gate=trace.outputs.pop())
+        g = torch.cat([g, self._global_gradient(trace, drawn, raw_grad)])
+        for depth, chain in reversed(list(enumerate(trace.encoder))):
+            back = _chain_gradient(chain, g, beside=beside, input_gradient=depth > 0)
+            trace.features.pop()
+            if back is not None:
+                g = feature_gradient(back, joined.pop(), offset=0, gate=trace.features[-1])
+        beside.finish()
+
+    def _global_gradient(
+        self, trace: _Trace, drawn: Float[Tensor, "b n"], raw_grad: Float[Tensor, "2 2 b n"]
+    ) -> Float[Tensor, "2 b h w c"]:
+        """The gradient of what prior and posterior take their Gaussians from; `drawn` is that of the latents."""
+        weight, (weight_grad, bias_grad) = self.weights.other_values[2], self.weights.other_gradients[2:]
+        log_sigma = trace.raw[1, 1]
+        is_free = (log_sigma >= LOG_SIGMA_RANGE[0]) & (log_sigma <= LOG_SIGMA_RANGE[1])
+        by_sigma = drawn * log_sigma.clamp(*LOG_SIGMA_RANGE).exp() * trace.noise * is_free
+        both = raw_grad + torch.stack([torch.zeros_like(raw_grad[0]), torch.stack([drawn, by_sigma])])
+        both = both.transpose(1, 2).flatten(2)  # net, image, mean and log σ
+        weight_grad += torch.bmm(both.transpose(1, 2), trace.pooled).view_as(weight_grad)
+        bias_grad += both.sum(dim=1)
+        coarsest = trace.features[-1][1:]
+        _, _, h, w, width = coarsest.shape
+        back = torch.bmm(both, weight.flatten(2)) / (h * w)
+        back = nn.functional.pad(back, (0, width - back.shape[2]))[:, :, None, None]
+        return torch.where(coarsest > 0, back, 0).to(coarsest.dtype)
