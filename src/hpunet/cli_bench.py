@@ -49,13 +49,18 @@ def bench_command(
         def say(words: str) -> None:
             status.update(escape(words))
 
+        if markdown:
+            print(*markdown_header(), sep="\n", flush=True)
         for rows in run_bench(preset, device=device, batch=batch, only=only or [], repeats=repeats, say=say):
             found += rows
-            if json_file:  # after every group, for the impatient
+            if markdown:  # after every group, for the impatient
+                print(*map(markdown_row, rows), sep="\n", flush=True)
+            if json_file:
                 content = dump_json({**header, "rows": [asdict(row) for row in found]}, name=str(json_file))
                 replace_file(json_file, content)
     if markdown:
-        print("\n".join(markdown_lines(found, header)))
+        where = f"`hpunet bench --preset {preset}`; {_where(header)}; medians of {repeats}"
+        print("", where, sep="\n")
     else:
         console.print(_table(found, header))
     for row in found:
@@ -63,11 +68,14 @@ def bench_command(
             notes.print(f"{row.contestant}: {row.why_not}", highlight=False, markup=False, soft_wrap=True)
 
 
-def markdown_lines(rows: Sequence["Row"], header: Mapping[str, Any]) -> list[str]:
-    """A table with a line that says where its numbers are from."""
-    lines = [_COLUMNS, ["---"] * len(_COLUMNS), *(_cells(row) for row in rows)]
-    where = f"`hpunet bench --preset {header['preset']}`; {_where(header)}; medians of {header['repeats']}"
-    return [*(f"| {' | '.join(cells)} |" for cells in lines), "", where]
+def markdown_header() -> list[str]:
+    """The lines above the rows of a table."""
+    return [f"| {' | '.join(cells)} |" for cells in (_COLUMNS, ["---"] * len(_COLUMNS))]
+
+
+def markdown_row(row: "Row") -> str:
+    """A line of it."""
+    return f"| {' | '.join(_cells(row))} |"
 
 
 def _table(rows: Sequence["Row"], header: Mapping[str, Any]) -> Table:
