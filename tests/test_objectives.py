@@ -1,3 +1,4 @@
+import math
 from collections import Counter
 from functools import partial
 from itertools import pairwise
@@ -239,6 +240,22 @@ def test_geco_speed_is_a_factor_on_the_learning_rate_of_its_own_variable() -> No
         paths.append(path)
     assert paths[1] == pytest.approx(paths[0], rel=1e-4)
     assert max(paths[0]) > 2
+
+
+def test_geco_lambda_stops_at_its_bound_and_leaves_it_again() -> None:
+    free, bounded = (GECO(kappa=0.5, decay=0.5, lambda_max=bound).double() for bound in (math.inf, 1.5))
+    paths: list[list[float]] = [[], []]
+    for geco, path in zip((free, bounded), paths, strict=True):
+        optimiser = torch.optim.Adam(geco.parameters(), lr=0.02)
+        for rec in [2.0] * 200 + [0.1] * 100:
+            geco_step(geco, rec, optimiser)
+            path.append(geco.multiplier.item())
+    below = next(number for number, value in enumerate(paths[0]) if value > 1.5)
+    assert paths[1][:below] == paths[0][:below]
+    assert max(paths[0]) > 2
+    assert max(paths[1]) == 1.5
+    assert paths[1][-1] < 1  # though κ was out of reach for so many steps that the other one is far above
+    assert paths[0][-1] > 2
 
 
 def test_geco_gradient_is_the_plain_one_times_lambda() -> None:

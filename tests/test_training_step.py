@@ -171,6 +171,20 @@ def test_clip_norm_scales_the_gradient_and_reports_the_norm_before(pack: Pack) -
         assert torch.equal(same, whole)
 
 
+@pytest.mark.parametrize("clip", [True, False])
+def test_gradients_too_large_for_a_norm_in_float32_are_clipped_or_else_skipped(pack: Pack, clip: bool) -> None:
+    step = tiny_step(tiny_settings(*["optimiser.clip_norm=0.5"][:clip]), pack, double=False)
+    weight = next(step.model.parameters())
+    before = weight.detach().clone()
+    weight.register_hook(lambda gradient: gradient * 1e25)
+    norm = take(step, pack, 0)[1].item()
+    assert norm > 1e20
+    assert math.isfinite(norm) == clip
+    assert torch.equal(weight, before) != clip
+    assert int(step.skipped) == (not clip)
+    assert weight.isfinite().all()
+
+
 def test_one_grader_draws_only_those_that_exist_and_each_as_often() -> None:
     labels = torch.arange(3).view(1, 3, 1, 1).expand(6000, 3, 1, 1)
     graders = torch.tensor([[True, False, True]]).expand(6000, 3)

@@ -76,6 +76,7 @@ def build_objective(settings: ObjectiveSettings, *, num_pieces: int) -> ELBO | G
         decay=settings.decay ** (1 / num_pieces),
         rate=settings.rate,
         speed=settings.speed,
+        lambda_max=math.inf if settings.lambda_max is None else settings.lambda_max,
         prior_pull=settings.prior_pull,
         top_k=top_k,
         stochastic=settings.stochastic,

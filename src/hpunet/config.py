@@ -78,6 +78,8 @@ class ObjectiveSettings(_Section):
     rate: Annotated[float, Field(gt=0)] = 0.01
     speed: Annotated[float, Field(gt=0)] = 1.0
     """GECO: how many times as fast as in the authors' code λ moves."""
+    lambda_max: Annotated[float, Field(gt=0)] | None = None
+    """GECO: what λ may rise to; by default, as in the authors' code, there is no bound."""
     beta: Annotated[float, Field(ge=0)] = 1.0
     """ELBO: weight of the KL."""
     prior_pull: Annotated[float, Field(gt=0)] = 1.0

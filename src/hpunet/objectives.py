@@ -9,7 +9,7 @@ gradients, which is what they exchange, is the gradient of the whole.
 """
 
 from dataclasses import dataclass
-from math import floor
+from math import floor, inf
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from hpunet.batch import TrainingOutput
 from hpunet.distributed import everyones, rank, summed, world_size
 from hpunet.errors import ConfigError, DataError
-from hpunet.models.gaussian import Gaussian, at_least_float32, kl_divergence
+from hpunet.models.gaussian import Gaussian, at_least_float32, keep_in_range, kl_divergence
 
 
 @dataclass(frozen=True)
@@ -205,6 +205,8 @@ class GECO(nn.Module):
         decay: of the moving average, which starts at the first value.
         rate: factor on the gradient of w. Under Adam it has next to no effect.
         speed: w is the trained number times this, so under Adam λ moves so many times as fast; the authors' is 1.
+        lambda_max: what λ may rise to. It rises while the network is young and κ out of reach, at the samples' cost;
+            the authors have no bound.
         prior_pull: how many times as strongly as in the plain KL the prior is moved towards the posterior. 1 is the
             paper's; with more, what λ does to the reconstruction leaves the prior's match less behind.
         top_k: fraction of pixels the reconstruction term keeps, or None.
@@ -221,20 +223,22 @@ class GECO(nn.Module):
         decay: float = 0.99,
         rate: float = 0.01,
         speed: float = 1.0,
+        lambda_max: float = inf,
         prior_pull: float = 1.0,
         top_k: float | None = 0.02,
         stochastic: bool = True,
     ) -> None:
         super().__init__()
-        if not min(kappa, rate, speed, prior_pull) > 0 or not 0 <= decay < 1:
+        if not min(kappa, rate, speed, lambda_max, prior_pull) > 0 or not 0 <= decay < 1:
             raise ConfigError(
-                "expected kappa, rate, speed and prior_pull > 0 and 0 <= decay < 1, got "
-                f"{kappa=}, {rate=}, {speed=}, {prior_pull=}, {decay=}"
+                "expected kappa, rate, speed, lambda_max and prior_pull > 0 and 0 <= decay < 1, got "
+                f"{kappa=}, {rate=}, {speed=}, {lambda_max=}, {prior_pull=}, {decay=}"
             )
         self.kappa = kappa
         self.decay = decay
         self.rate = rate
         self.speed = speed
+        self.lambda_max = lambda_max
         self.prior_pull = prior_pull
         self.reconstruction = Reconstruction(top_k=top_k, stochastic=stochastic)
         one = torch.tensor(1.0)
@@ -245,7 +249,8 @@ class GECO(nn.Module):
     @property
     def multiplier(self) -> Float[Tensor, ""]:
         """λ; its gradient is scaled by −rate, so that descent on the loss is ascent on w."""
-        return _scaled_gradient(F.softplus(self.speed * self.w).square(), -self.rate)
+        multiplier = keep_in_range(F.softplus(self.speed * self.w).square(), low=0.0, high=self.lambda_max)
+        return _scaled_gradient(multiplier, -self.rate)
 
     def moving_average(self, rec: Float[Tensor, ""]) -> Float[Tensor, ""]:
         """The average with this batch's value in it; its gradient with respect to `rec` is 1.

@@ -276,8 +276,8 @@ class Training:
             what += [f"gradient of {n}" for n, p in self.model.named_parameters() if not _is_finite(p.grad)][:1]
             raise DivergenceError(
                 f"{int(self.train_step.skipped_in_a_row)} steps in a row were not finite, the last at iteration "
-                f"{self.step} ({', '.join(what)}); the weights are as before them. Try a lower learning rate, "
-                "optimiser.clip_norm, or precision fp32"
+                f"{self.step} ({', '.join(what)}); the weights are as before them. Try optimiser.clip_norm, "
+                "a bit above the gradient_norm that log.jsonl has of before, or a lower learning rate"
             )
         return values
 

@@ -140,9 +140,11 @@ class TrainingStep:
                 terms_of_pieces.append(self._backward(example, piece, step=step, places=positions[piece]))
         terms = of_the_batch(terms_of_pieces)
         gradients = [p.grad for p in self.parameters if p.grad is not None]
-        norm = torch.stack(torch._foreach_norm(gradients)).norm()
-        if self.clip_norm is not None:
-            torch._foreach_mul_(gradients, (self.clip_norm / (norm + 1e-6)).clamp(max=1))
+        # In float64 also the squares of gradients that no float32 could hold: such a step is clipped, not skipped.
+        norms = torch._foreach_norm(gradients, dtype=torch.float64 if self.clip_norm else None)
+        norm = torch.stack(norms).norm()
+        if self.clip_norm:
+            torch._foreach_mul_(gradients, (self.clip_norm / (norm + 1e-6)).clamp(max=1).float())
         finite = terms.loss.isfinite() & norm.isfinite()
         self.optimiser.found_inf = (~finite).to(torch.float32)  # type: ignore[attr-defined]
         self.optimiser.step()

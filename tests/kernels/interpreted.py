@@ -127,8 +127,8 @@ def check_correlate() -> None:
             assert distance(out, mirrored) < 1e-5
 
 
-def check_model(model: HPUNet | ProbUNet, size: tuple[int, int]) -> None:
-    """Outputs and all gradients of a model."""
+def check_model(model: HPUNet | ProbUNet, size: tuple[int, int], *, sigma_weight: float = 0.0) -> None:
+    """Outputs and all gradients of a model; `sigma_weight` is that of all log σ in what is differentiated."""
     model = model.double().to(DEVICE)
     inputs = {"image": torch.rand(2, 1, *size), "cond": None}
     if model.cond_channels:
@@ -142,7 +142,8 @@ def check_model(model: HPUNet | ProbUNet, size: tuple[int, int]) -> None:
         seen = {name: None if value is None else value.to(**where) for name, value in inputs.items()}
         for _ in range(passes):
             output = network(**seen, labels=labels, noise=[n.to(**where) for n in noise])
-            (output.logits.square().mean() * 10 + output.kl @ torch.arange(1, 1 + len(noise)).to(**where)).backward()
+            loss = output.logits.square().mean() * 10 + output.kl @ torch.arange(1, 1 + len(noise)).to(**where)
+            (loss + sigma_weight * sum(g.log_sigma.sum() for g in (*output.prior, *output.posterior))).backward()
         return output, {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
 
     expected, expected_gradients = gradients(model)
@@ -203,5 +204,14 @@ if __name__ == "__main__":
         for net, factor in ((baseline.prior, 40), (baseline.posterior, -40)):  # Gaussians that can be told apart
             torch.nn.init.orthogonal_(net.head.conv.weight, gain=factor)
         check_model(baseline, size)
+    few: dict[str, Any] = {"in_channels": 1, "num_classes": 3, "channels": (8, 8)}
+    for sigma_weight in (3.0, -3.0):
+        for model in (HPUNet(**few, latent_dims=(1,), blocks_per_scale=1), ProbUNet(**few, latent_dim=2)):
+            with torch.no_grad():
+                for net, log_sigma in ((model.prior, 11.0), (model.posterior, -11.0)):  # out of their range
+                    for name, p in net.named_parameters():
+                        if "head" in name and name.endswith("bias"):
+                            p[len(p) // 2 :] = log_sigma
+            check_model(model, (2, 4), sigma_weight=sigma_weight)
     check_sampler()
     print("the kernels agree with plain torch")

@@ -67,6 +67,28 @@ def test_head_computes_in_float32_under_autocast_and_clamps_log_sigma() -> None:
         assert torch.equal(head(features).log_sigma, torch.full((1, 2, 3, 3), bound))
 
 
+def test_log_sigma_out_of_its_range_finds_back() -> None:
+    """A clamp's gradient is 0 out there: the KL of such Gaussians stayed what it was."""
+    heads = [GaussianHead(4, 1) for _ in range(2)]
+    features = torch.randn(3, 4, 2, 2)
+    optimiser = torch.optim.Adam([p for head in heads for p in head.parameters()], lr=0.1)
+    for head, extreme in zip(heads, (-12.0, 12.0), strict=True):
+        assert head.conv is not None
+        with torch.no_grad():
+            head.conv.bias[1] = extreme
+    for step in range(300):
+        posterior, prior = (head(features) for head in heads)
+        kl = kl_divergence(posterior=posterior, prior=prior).mean()
+        if step == 0:
+            assert kl.item() > 75
+            (out,) = torch.autograd.grad(-prior.log_sigma.sum(), [heads[1].conv.bias], retain_graph=True)
+            assert not out.any()  # what leads further out is still held back
+        optimiser.zero_grad()
+        kl.backward()
+        optimiser.step()
+    assert kl.item() < 1
+
+
 def test_head_without_latent_gives_empty_gaussians() -> None:
     head = GaussianHead(4, 0)
     gaussian = head(torch.randn(2, 4, 3, 3))

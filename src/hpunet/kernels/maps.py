@@ -274,6 +274,7 @@ def _heads_gradient(
             place = image * RAW_STRIDE + z * HW + position
             mean = tl.load(raw_gradient + (2 * group * B) * RAW_STRIDE + place, mask=inside, other=0.0)
             log_sigma = tl.load(raw_gradient + ((2 * group + 1) * B) * RAW_STRIDE + place, mask=inside, other=0.0)
+            value = tl.load(raw + ((2 * group + 1) * B) * RAW_STRIDE + place, mask=inside, other=0.0)
             if group == 1:  # through the latents, which all groups used at twice the size
                 drawn = tl.zeros((BP,), tl.float32)
                 for other in tl.static_range(BELOW_GROUPS):
@@ -284,11 +285,11 @@ def _heads_gradient(
                     drawn += tl.load(corner + 2 * W * JOINED_C, mask=inside, other=0.0).to(tl.float32)
                     drawn += tl.load(corner + (2 * W + 1) * JOINED_C, mask=inside, other=0.0).to(tl.float32)
                 mean += drawn
-                value = tl.load(raw + ((2 * group + 1) * B) * RAW_STRIDE + place, mask=inside, other=0.0)
                 sigma = tl.exp(tl.minimum(tl.maximum(value, LOW), HIGH))
                 noise_here = tl.load(noise + image * NOISE_STRIDE + z * HW + position, mask=inside, other=0.0)
-                is_free = (value >= LOW) & (value <= HIGH)
-                log_sigma += tl.where(is_free, drawn * sigma * noise_here, 0.0)
+                log_sigma += drawn * sigma * noise_here
+            leads_out = ((value < LOW) & (log_sigma > 0)) | ((value > HIGH) & (log_sigma < 0))
+            log_sigma = tl.where(leads_out, 0.0, log_sigma)
             row = (group * 2 * Z + z) * REAL + c
             w_mean = tl.load(weight + row, mask=c < REAL, other=0.0)
             w_sigma = tl.load(weight + row + Z * REAL, mask=c < REAL, other=0.0)
@@ -314,7 +315,10 @@ def heads_gradient(
     weight_gradient: Float[Tensor, "2 zz f"],
     bias_gradient: Float[Tensor, "2 zz"],
 ) -> Float[Tensor, "2 b h w c"]:
-    """The gradient of x: from the heads, from the latents drawn there (via `joined`), and `below` as it is."""
+    """The gradient of x: from the heads, from the latents drawn there (via `joined`), and `below` as it is.
+
+    `raw_gradient` is that of means and of log σ in its range; of the latter goes on what leads back into the range.
+    """
     _, b, h, w, c = x.shape
     out = torch.empty_like(x)
     launch(

@@ -22,6 +22,7 @@ from hpunet.models.gaussian import LOG_SIGMA_RANGE, Gaussian, elementwise_kl
 from hpunet.models.hpunet import HPUNet
 from hpunet.models.protocol import PerScale, StandIn, check_pair
 from hpunet.models.punet import ProbUNet
+from hpunet.objectives import with_value
 
 
 class _Pass(torch.autograd.Function):
@@ -216,7 +217,10 @@ def _training_output(
     out: Tensor, raw: Float[Tensor, "2 2 b n"], latents: Float[Tensor, "b n"], shapes: Sequence[tuple[int, int, int]]
 ) -> TrainingOutput:
     """The KL of all scales at once; then all is cut into scales."""
-    (prior_mean, prior_log_sigma), (mean, log_sigma) = ((net[0], net[1].clamp(*LOG_SIGMA_RANGE)) for net in raw)
+    # The pass has the last word on gradients of log σ outside of its range: it knows all of them.
+    (prior_mean, prior_log_sigma), (mean, log_sigma) = (
+        (net[0], with_value(net[1], net[1].clamp(*LOG_SIGMA_RANGE))) for net in raw
+    )
     kl = elementwise_kl(mean=mean, log_sigma=log_sigma, prior_mean=prior_mean, prior_log_sigma=prior_log_sigma)
     return TrainingOutput(
         logits=out,

@@ -19,7 +19,7 @@ from hpunet.kernels.maps import add_up_pixels, feature_gradient, halve, logits, 
 from hpunet.kernels.plan import BasePlan, padded_to
 from hpunet.kernels.running import Beside, add_weight_gradient, run, run_back
 from hpunet.kernels.weights import Weights
-from hpunet.models.gaussian import LOG_SIGMA_RANGE
+from hpunet.models.gaussian import LOG_SIGMA_RANGE, leading_back
 from hpunet.models.punet import ProbUNet
 
 
@@ -190,11 +190,11 @@ class ProbUNetPlan(BasePlan):
     ) -> Float[Tensor, "2 b h w c"]:
         """The gradient of what prior and posterior take their Gaussians from; `drawn` is that of the latents."""
         weight, (weight_grad, bias_grad) = self.weights.other_values[2], self.weights.other_gradients[2:]
-        log_sigma = trace.raw[1, 1]
-        is_free = (log_sigma >= LOG_SIGMA_RANGE[0]) & (log_sigma <= LOG_SIGMA_RANGE[1])
-        by_sigma = drawn * log_sigma.clamp(*LOG_SIGMA_RANGE).exp() * trace.noise * is_free
-        both = raw_grad + torch.stack([torch.zeros_like(raw_grad[0]), torch.stack([drawn, by_sigma])])
-        both = both.transpose(1, 2).flatten(2)  # net, image, mean and log σ
+        (prior, posterior), log_sigma, (low, high) = raw_grad, trace.raw[:, 1], LOG_SIGMA_RANGE
+        by_sigma = drawn * log_sigma[1].clamp(low, high).exp() * trace.noise
+        mean = torch.stack([prior[0], posterior[0] + drawn])
+        sigma = leading_back(torch.stack([prior[1], posterior[1] + by_sigma]), log_sigma, low=low, high=high)
+        both = torch.stack([mean, sigma], dim=1).transpose(1, 2).flatten(2)  # net, image, mean and log σ
         weight_grad += torch.bmm(both.transpose(1, 2), trace.pooled).view_as(weight_grad)
         bias_grad += both.sum(dim=1)
         coarsest = trace.features[-1][1:]

@@ -5,19 +5,48 @@ network is): `exp(log σ)` in half precision is where other implementations lose
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 LOG_SIGMA_RANGE = (-10.0, 10.0)
-"""log σ is clamped to this range. A trained network stays far inside it; it only bounds what a diverging one
-can do: with σ between 4.5e-5 and 2.2e4 the KL and its gradients stay finite in float32."""
+"""log σ is kept in this range. A trained network stays far inside it; it only bounds what a diverging one can do:
+with σ between 4.5e-5 and 2.2e4 the KL and its gradients stay finite in float32."""
 
 
 def at_least_float32(x: Tensor) -> Tensor:
     """The tensor itself, or its float32 version when it has half precision."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def leading_back(
+    gradient: Float[Tensor, "*shape"], x: Float[Tensor, "*shape"], *, low: float, high: float
+) -> Float[Tensor, "*shape"]:
+    """The gradient of x, but 0 where descending it would lead further out of the range."""
+    return torch.where((x < low) & (gradient > 0) | (x > high) & (gradient < 0), 0, gradient)
+
+
+def keep_in_range(x: Float[Tensor, "*shape"], *, low: float, high: float) -> Float[Tensor, "*shape"]:
+    """x clamped; outside of the range it has the gradient that leads back.
+
+    A clamp alone has none out there: what one large step threw out would stay there for ever.
+    """
+    return _KeepInRange.apply(x, low, high)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _KeepInRange(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, low: float, high: float) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.low, ctx.high = low, high
+        return x.clamp(low, high)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        (x,) = ctx.saved_tensors
+        return leading_back(gradient, x, low=ctx.low, high=ctx.high), None, None
 
 
 @dataclass(frozen=True)
@@ -62,7 +91,8 @@ class GaussianHead(nn.Module):
                 empty = features[:, :0]
                 return Gaussian(mean=empty, log_sigma=empty)
             mean, log_sigma = self.conv(features).chunk(2, dim=1)
-            return Gaussian(mean=mean, log_sigma=log_sigma.clamp(*LOG_SIGMA_RANGE))
+            low, high = LOG_SIGMA_RANGE
+            return Gaussian(mean=mean, log_sigma=keep_in_range(log_sigma, low=low, high=high))
 
 
 def elementwise_kl(
