@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from hpunet.batch import TrainingOutput
 from hpunet.distributed import everyones, rank, summed, world_size
 from hpunet.errors import ConfigError, DataError
-from hpunet.models.gaussian import Gaussian, at_least_float32, keep_in_range, kl_divergence
+from hpunet.models.gaussian import Gaussian, at_least_float32, keep_in_range, kl_divergence, with_value
 
 
 @dataclass(frozen=True)
@@ -88,11 +88,6 @@ def top_k_pixels(
     kept = torch.zeros(scores.numel(), dtype=torch.bool, device=ce.device).index_fill_(0, chosen, True)
     kept = kept.view(-1, *ce.shape)[rank()]
     return kept if valid is None else kept & valid
-
-
-def with_value(gradient_of: Float[Tensor, "*shape"], value: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """Exactly `value` in value, exactly `gradient_of` in gradient (x − x is 0)."""
-    return value.detach() + (gradient_of - gradient_of.detach())
 
 
 def of_everyone(own: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:

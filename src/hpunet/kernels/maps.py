@@ -213,7 +213,7 @@ def _heads(
     for group in tl.static_range(GROUPS):
         features = x + (group * B * HW + p)[:, None] * C + c[None, :]
         a = tl.load(features, mask=inside[:, None] & (c < REAL)[None, :], other=0.0).to(tl.float32)
-        for z in tl.static_range(Z):
+        for z in range(Z):  # not unrolled: the global model has 85
             row = weight + (group * 2 * Z + z) * REAL + c
             mean = tl.sum(a * tl.load(row, mask=c < REAL, other=0.0)[None, :], axis=1)
             mean += tl.load(bias + group * 2 * Z + z)
@@ -270,7 +270,7 @@ def _heads_gradient(
         total = tl.zeros((BP, BC), tl.float32)
         if group < BELOW_GROUPS:
             total += tl.load(below + here, mask=there, other=0.0).to(tl.float32)
-        for z in tl.static_range(Z):
+        for z in range(Z):  # not unrolled: the global model has 85
             place = image * RAW_STRIDE + z * HW + position
             mean = tl.load(raw_gradient + (2 * group * B) * RAW_STRIDE + place, mask=inside, other=0.0)
             log_sigma = tl.load(raw_gradient + ((2 * group + 1) * B) * RAW_STRIDE + place, mask=inside, other=0.0)

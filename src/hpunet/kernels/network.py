@@ -18,11 +18,10 @@ from hpunet.kernels.launch import compiling_ahead
 from hpunet.kernels.maps import lay_out
 from hpunet.kernels.plan import Plan
 from hpunet.kernels.punet_plan import ProbUNetPlan
-from hpunet.models.gaussian import LOG_SIGMA_RANGE, Gaussian, elementwise_kl
+from hpunet.models.gaussian import LOG_SIGMA_RANGE, Gaussian, elementwise_kl, with_value
 from hpunet.models.hpunet import HPUNet
 from hpunet.models.protocol import PerScale, StandIn, check_pair
 from hpunet.models.punet import ProbUNet
-from hpunet.objectives import with_value
 
 
 class _Pass(torch.autograd.Function):

@@ -21,6 +21,11 @@ def at_least_float32(x: Tensor) -> Tensor:
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
+def with_value(gradient_of: Float[Tensor, "*shape"], value: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """Exactly `value` in value, exactly `gradient_of` in gradient (x − x is 0)."""
+    return value.detach() + (gradient_of - gradient_of.detach())
+
+
 def leading_back(
     gradient: Float[Tensor, "*shape"], x: Float[Tensor, "*shape"], *, low: float, high: float
 ) -> Float[Tensor, "*shape"]:
