@@ -34,7 +34,7 @@ demo: .venv/.base
 
 test: .venv/.dev
 	@echo "hpunet: running the test suite on CPU; failures and the slowest tests are listed below"
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 
 test-gpu: .venv/.dev
 	@$(BIN)/python -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "hpunet: no CUDA GPU here, so nothing was tested")'
