@@ -52,7 +52,7 @@ ALLOWED = {
     "crc32c": set(),
     "tf_bundle": {"errors", "crc32c", "storage"},
     "distributed": set(),
-    "objectives": {"errors", "batch", "distributed", "models.gaussian"},
+    "objectives": {"errors", "batch", "distributed", "models.gaussian", "models.gradients"},
     "sampling": {"errors", "batch", "models"},
     "tiling": {"errors", "batch", "models"},
     "hypotheses": {"errors", "metrics"},

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from hpunet.batch import TrainingOutput
 from hpunet.distributed import everyones, rank, summed, world_size
 from hpunet.errors import ConfigError, DataError
-from hpunet.models.gaussian import Gaussian, at_least_float32, keep_in_range, kl_divergence, with_value
+from hpunet.models.gaussian import Gaussian, at_least_float32, kl_divergence
+from hpunet.models.gradients import keep_in_range, scaled_gradient, with_value
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,7 @@ def divergence(output: TrainingOutput, *, prior_pull: float) -> Float[Tensor, " 
     if prior_pull == 1:
         return output.kl
     pulled = [
-        Gaussian(mean=_scaled_gradient(p.mean, prior_pull), log_sigma=_scaled_gradient(p.log_sigma, prior_pull))
+        Gaussian(mean=scaled_gradient(p.mean, prior_pull), log_sigma=scaled_gradient(p.log_sigma, prior_pull))
         for p in output.prior
     ]
     return torch.stack(
@@ -245,7 +246,7 @@ class GECO(nn.Module):
     def multiplier(self) -> Float[Tensor, ""]:
         """λ; its gradient is scaled by −rate, so that descent on the loss is ascent on w."""
         multiplier = keep_in_range(F.softplus(self.speed * self.w).square(), low=0.0, high=self.lambda_max)
-        return _scaled_gradient(multiplier, -self.rate)
+        return scaled_gradient(multiplier, -self.rate)
 
     def moving_average(self, rec: Float[Tensor, ""]) -> Float[Tensor, ""]:
         """The average with this batch's value in it; its gradient with respect to `rec` is 1.
@@ -286,23 +287,6 @@ class GECO(nn.Module):
             multiplier=multiplier.detach(),
             batch_size=batch_size,
         )
-
-
-def _scaled_gradient(x: Tensor, factor: float) -> Tensor:
-    return _ScaleGradient.apply(x, factor)  # type: ignore[no-any-return, no-untyped-call]
-
-
-class _ScaleGradient(torch.autograd.Function):
-    """The identity, whose gradient is multiplied by a constant."""
-
-    @staticmethod
-    def forward(ctx, x: Tensor, factor: float) -> Tensor:  # type: ignore[no-untyped-def]
-        ctx.factor = factor
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[no-untyped-def]
-        return grad * ctx.factor, None
 
 
 def parameter_groups(model: nn.Module, objective: nn.Module, *, penalty: float = 1e-5) -> list[dict[str, object]]:

@@ -18,7 +18,8 @@ from hpunet.kernels.launch import compiling_ahead
 from hpunet.kernels.maps import lay_out
 from hpunet.kernels.plan import Plan
 from hpunet.kernels.punet_plan import ProbUNetPlan
-from hpunet.models.gaussian import LOG_SIGMA_RANGE, Gaussian, elementwise_kl, with_value
+from hpunet.models.gaussian import LOG_SIGMA_RANGE, Gaussian, elementwise_kl
+from hpunet.models.gradients import with_value
 from hpunet.models.hpunet import HPUNet
 from hpunet.models.protocol import PerScale, StandIn, check_pair
 from hpunet.models.punet import ProbUNet

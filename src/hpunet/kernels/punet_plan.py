@@ -19,7 +19,8 @@ from hpunet.kernels.maps import add_up_pixels, feature_gradient, halve, logits, 
 from hpunet.kernels.plan import BasePlan, padded_to
 from hpunet.kernels.running import Beside, add_weight_gradient, run, run_back
 from hpunet.kernels.weights import Weights
-from hpunet.models.gaussian import LOG_SIGMA_RANGE, leading_back
+from hpunet.models.gaussian import LOG_SIGMA_RANGE
+from hpunet.models.gradients import leading_back
 from hpunet.models.punet import ProbUNet
 
 

@@ -5,11 +5,12 @@ network is): `exp(log σ)` in half precision is where other implementations lose
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+
+from hpunet.models.gradients import keep_in_range
 
 LOG_SIGMA_RANGE = (-10.0, 10.0)
 """log σ is kept in this range. A trained network stays far inside it; it only bounds what a diverging one can do:
@@ -19,39 +20,6 @@ with σ between 4.5e-5 and 2.2e4 the KL and its gradients stay finite in float32
 def at_least_float32(x: Tensor) -> Tensor:
     """The tensor itself, or its float32 version when it has half precision."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-
-
-def with_value(gradient_of: Float[Tensor, "*shape"], value: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """Exactly `value` in value, exactly `gradient_of` in gradient (x − x is 0)."""
-    return value.detach() + (gradient_of - gradient_of.detach())
-
-
-def leading_back(
-    gradient: Float[Tensor, "*shape"], x: Float[Tensor, "*shape"], *, low: float, high: float
-) -> Float[Tensor, "*shape"]:
-    """The gradient of x, but 0 where descending it would lead further out of the range."""
-    return torch.where((x < low) & (gradient > 0) | (x > high) & (gradient < 0), 0, gradient)
-
-
-def keep_in_range(x: Float[Tensor, "*shape"], *, low: float, high: float) -> Float[Tensor, "*shape"]:
-    """x clamped; outside of the range it has the gradient that leads back.
-
-    A clamp alone has none out there: what one large step threw out would stay there for ever.
-    """
-    return _KeepInRange.apply(x, low, high)  # type: ignore[no-any-return, no-untyped-call]
-
-
-class _KeepInRange(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, low: float, high: float) -> Tensor:
-        ctx.save_for_backward(x)
-        ctx.low, ctx.high = low, high
-        return x.clamp(low, high)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        (x,) = ctx.saved_tensors
-        return leading_back(gradient, x, low=ctx.low, high=ctx.high), None, None
 
 
 @dataclass(frozen=True)
