@@ -1,0 +1,79 @@
+"""Keep what a published row of docs/results.md was computed from.
+
+    python docs/results/keep.py RUN FOLDER [--preset lidc-hpu] [--evaluation val-16x3]
+
+FOLDER, for instance docs/results/lidc/NAME, gets the evaluation with its rows rounded to five decimals (`hpunet
+compare` reads it like a run), means of the last ten lines that training logged, and command.txt: how to do the run
+again, as settings on top of the preset.
+"""
+
+import argparse
+import csv
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+from hpunet.config import load_settings
+from hpunet.evaluation_rows import IDENTITY_FILE, METRICS, ROWS_FILE, SUMMARY_FILE
+
+OF_NO_EFFECT = ("watch", "model.activation_checkpointing")
+"""Settings that a trained model does not depend on."""
+
+
+def main() -> None:
+    """Read the arguments, write the folder."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--preset", default="lidc-hpu")
+    parser.add_argument("--evaluation", default="val-16x3")
+    args = parser.parse_args()
+    evaluation = args.run / "evaluation" / args.evaluation
+    args.folder.mkdir(parents=True)
+    identity = json.loads((evaluation / IDENTITY_FILE).read_text())
+    (args.folder / IDENTITY_FILE).write_text(json.dumps(identity) + "\n")
+    summary = json.loads((evaluation / SUMMARY_FILE).read_text())
+    kept_summary = {**summary, "runs": [args.folder.name], "data": "LIDC"}
+    (args.folder / SUMMARY_FILE).write_text(json.dumps(kept_summary, indent=1) + "\n")
+    with (evaluation / ROWS_FILE).open(newline="") as found, (args.folder / ROWS_FILE).open("w", newline="") as kept:
+        rows = csv.DictReader(found)
+        writer = csv.DictWriter(kept, rows.fieldnames or [], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({name: _rounded(name, cell) for name, cell in row.items()} for row in rows)
+    (args.folder / "command.txt").write_text(_commands(args.run, args.preset, identity))
+    logged = [json.loads(line) for line in (args.run / "log.jsonl").read_text().splitlines()]
+    last = [line for line in logged if "loss" in line][-10:]
+    means = {
+        name: float(f"{sum(line[name] for line in last) / len(last):.4g}") for name in last[-1] if name != "step"
+    }
+    (args.folder / "training.json").write_text(json.dumps({"steps": [line["step"] for line in last], **means}) + "\n")
+
+
+def _rounded(column: str, cell: str) -> str:
+    return f"{float(cell):.5f}".rstrip("0").rstrip(".") if column in METRICS and cell else cell
+
+
+def _commands(run: Path, preset: str, identity: dict[str, Any]) -> str:
+    used = _flat(json.loads((run / "settings.json").read_text()))
+    given = _flat(load_settings(preset).model_dump(mode="json"))
+    changed = {key: value for key, value in used.items() if given[key] != value}
+    train = ["hpunet", "train", preset, "--data", "LIDC", "--out", "RUN"]
+    for key, value in changed.items():
+        if not key.startswith(OF_NO_EFFECT):
+            train += ["--set", f"{key}={json.dumps(value)}"]
+    evaluate = ["hpunet", "evaluate", "RUN", "--data", "LIDC", "--split", identity["split"]]
+    evaluate += ["--samples", str(identity["samples"]), "--seeds", str(identity["seeds"])]
+    evaluate += ["--kernels", "fused"] if identity.get("kernels") == "fused" else []
+    return "".join(shlex.join(command) + "\n" for command in (train, evaluate))
+
+
+def _flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in settings.items():
+        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {f"{prefix}{key}": value}
+    return found
+
+
+if __name__ == "__main__":
+    main()
