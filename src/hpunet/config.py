@@ -66,6 +66,7 @@ class AugmentationSettings(_Section):
     random_crop: bool = True
     translate: float = 0.0
     gamma: tuple[float, float] = (1.0, 1.0)
+    fade: tuple[int, int] | None = None
 
 
 class ObjectiveSettings(_Section):
@@ -205,6 +206,7 @@ def check_settings(values: Mapping[str, Any], *, where: str) -> Settings:
 _EXAMPLES = {
     "data.crop": "two whole numbers, for instance data.crop=[128,128]",
     "augmentation.scale": "two numbers, for instance augmentation.scale=[0.8,1.25]",
+    "augmentation.fade": "two whole numbers, for instance augmentation.fade=[20000,30000]",
     "augmentation.gamma": "two numbers, for instance augmentation.gamma=[0.7,1.5]",
     "model.channels": "a list of whole numbers, for instance model.channels=[24,48,96]",
     "model.latent_dims": "a list of whole numbers, for instance model.latent_dims=[1,1]",

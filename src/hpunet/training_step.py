@@ -54,15 +54,16 @@ class Recipe:
         def uniform(stream: Stream, count: int) -> Tensor:
             return keyed_uniform(seed=self.seed, step=step, index=positions, stream=stream, count=count)
 
+        chosen = one_grader(batch, uniform(Stream.GRADER, 1)[:, 0])  # first: the others' maps need no warping
         batch = augment(
-            batch,
+            replace(batch, labels=chosen.unsqueeze(1), graders=batch.graders.any(dim=1, keepdim=True)),
             settings=self.augmentation,
             crop_size=self.crop,
             seed=self.seed,
             step=step,
             index=positions,
         )
-        labels = one_grader(batch, uniform(Stream.GRADER, 1)[:, 0])
+        labels = batch.labels[:, 0]
         if self.info.has_instances:
             table = draw_id_table(uniform(Stream.IDS, NUM_TABLE_IDS), self.info.num_random_ids)
             labels = assign_ids(

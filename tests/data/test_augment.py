@@ -14,6 +14,11 @@ from hpunet.errors import ConfigError, DataError
 CPU = torch.device("cpu")
 MANY = 4000
 EVERYTHING = AugmentSettings(translate=0.1, gamma=(0.7, 1.5))
+HALF_AND_FULL = (
+    {"elastic": 0.04, "shear": 0.1, "gamma": (0.81, 1.44), "fade": (100, 300)},
+    {"elastic": 0.02, "shear": 0.05, "gamma": (0.9, 1.2)},
+)
+"""The same halfway through the fading of the first: exponents are halved as logarithms."""
 
 
 def make_batch(b=3, c=1, r=2, h=20, w=16, *, dtype=torch.float32, high=2**31 - 1, valid_share=0.9) -> Batch:
@@ -296,6 +301,25 @@ def test_draw_warp_operation_switched_off_leaves_the_others_alone():
     assert torch.equal(full.affine, plain.affine)
 
 
+@pytest.mark.parametrize("make_step", [int, torch.tensor])
+def test_draw_warp_deformation_fades_while_turning_and_mirroring_stay(make_step):
+    fading = replace(EVERYTHING, fade=(100, 300))
+    rigid = replace(EVERYTHING, elastic=0.0, shear=0.0, scale=(1.0, 1.0), translate=0.0, gamma=(1.0, 1.0))
+    for step in (0, 99, 100):
+        before, full = draw(fading, b=5, step=make_step(step)), draw(EVERYTHING, b=5, step=step)
+        for name in ("affine", "displacement", "gamma"):
+            assert torch.equal(getattr(before, name), getattr(full, name)), (name, step)
+    for step in (300, 10**6):
+        after = draw(fading, b=5, step=make_step(step))
+        torch.testing.assert_close(after.affine, draw(rigid, b=5, step=step).affine, rtol=0, atol=1e-12)
+        assert not after.displacement.any()
+        assert (after.gamma == 1).all()
+    half, full = (draw(only(**changes), b=5, step=200) for changes in HALF_AND_FULL)
+    torch.testing.assert_close(half.affine[:, :, :2], full.affine[:, :, :2])
+    torch.testing.assert_close(half.displacement, full.displacement)
+    torch.testing.assert_close(half.gamma, full.gamma)
+
+
 def test_draw_warp_keeps_the_crop_centre_under_rotation_scale_shear_and_mirroring():
     settings = replace(AugmentSettings(), random_crop=False)
     affine = draw(settings, source=(180, 100), crop=(128, 60), b=50).affine
@@ -346,6 +370,8 @@ def test_apply_warp_rejects_what_does_not_go_together():
         ("translate", math.inf),
         ("gamma", (-1.0, 1.0)),
         ("gamma", (1.0, math.nan)),
+        ("fade", (300, 300)),
+        ("fade", (-1, 300)),
     ],
 )
 def test_augment_settings_reject_impossible_values(name, value):

@@ -60,6 +60,10 @@ class AugmentSettings:
     """A further shift, uniform in ± this fraction of the crop's height and width, for sources without margin."""
     gamma: tuple[float, float] = (1.0, 1.0)
     """Range of the exponent applied to the image, log-uniform; (0.7, 1.5) for street scenes."""
+    fade: tuple[int, int] | None = None
+    """Between these two training steps all that changes shapes, sizes, places or grey values (elastic, shear, scale,
+    translate, gamma) shrinks to nothing, so that training ends on images as they are; turning, mirroring and the
+    random crop stay. By default nothing fades."""
 
     def __post_init__(self) -> None:
         limits = {"elastic": 1.0, "rotation": 180.0, "shear": 1.0, "translate": 1.0}
@@ -70,6 +74,16 @@ class AugmentSettings:
             low, high = getattr(self, name)
             if not 0 < low <= high < math.inf:
                 raise ConfigError(f"augmentation.{name}: expected two numbers, 0 < low <= high, got {low}, {high}")
+        if self.fade is not None and not 0 <= self.fade[0] < self.fade[1]:
+            raise ConfigError(f"augmentation.fade: expected two rising steps, got {self.fade[0]}, {self.fade[1]}")
+
+    def strength(self, step: int | Int[Tensor, ""]) -> float | Float64[Tensor, ""]:
+        """What is left at a step of all that fades: 1 at first, 0 in the end."""
+        if self.fade is None:
+            return 1.0
+        start, end = self.fade
+        left = (end - torch.as_tensor(step)).double() / (end - start)
+        return left.clamp(0, 1)
 
 
 NO_AUGMENTATION = AugmentSettings(
@@ -118,10 +132,11 @@ def draw_warp(
     uniform = keyed_uniform(seed=seed, step=step, index=index, stream=Stream.WARP, count=10).double()
     angle, scale, shear, flip_y, flip_x, corner_y, corner_x, shift_y, shift_x, gamma = uniform.unbind(1)
 
+    strength = settings.strength(step)
     angle = math.radians(settings.rotation) * (2 * angle - 1)
-    shrink = 1 / _log_uniform(settings.scale, scale)
+    shrink = 1 / _log_uniform(settings.scale, scale, strength=strength)
     cos, sin = shrink * angle.cos(), shrink * angle.sin()
-    shear = settings.shear * (2 * shear - 1)
+    shear = strength * settings.shear * (2 * shear - 1)
     mirror_y = torch.where(flip_y < 0.5, -1.0, 1.0) if settings.mirror_up_down else torch.ones_like(flip_y)
     mirror_x = torch.where(flip_x < 0.5, -1.0, 1.0) if settings.mirror_left_right else torch.ones_like(flip_x)
     # Rotation times shear, whose matrix in (y, x) is [[1, 0], [shear, 1]], times mirroring.
@@ -134,13 +149,15 @@ def draw_warp(
         source, crop = source_size[axis], crop_size[axis]
         margin, first = abs(source - crop), min(0, source - crop)
         start = first + ((margin + 1) * corner).floor() if settings.random_crop else first + margin // 2
-        middle = start + (crop - 1) / 2 + settings.translate * crop * (2 * shift - 1)
+        middle = start + (crop - 1) / 2 + strength * settings.translate * crop * (2 * shift - 1)
         rows.append(torch.stack([*row, middle - row[0] * centre_y - row[1] * centre_x], dim=1))
-    return Warp(
-        affine=torch.stack(rows, dim=1),
-        displacement=_draw_displacement(settings.elastic, seed=seed, step=step, index=index, crop_size=crop_size),
-        gamma=_log_uniform(settings.gamma, gamma).float() if settings.gamma != (1, 1) else None,
-    )
+    displacement = exponent = None
+    if settings.elastic:
+        sigma = strength * settings.elastic
+        displacement = _draw_displacement(sigma, seed=seed, step=step, index=index, crop_size=crop_size)
+    if settings.gamma != (1, 1):
+        exponent = _log_uniform(settings.gamma, gamma, strength=strength).float()
+    return Warp(affine=torch.stack(rows, dim=1), displacement=displacement, gamma=exponent)
 
 
 @torch.no_grad()
@@ -191,18 +208,23 @@ def augment(
     return apply_warp(batch, warp, crop_size=crop_size)
 
 
-def _log_uniform(bounds: tuple[float, float], uniform: Float64[Tensor, " b"]) -> Float64[Tensor, " b"]:
-    """From `bounds[0]` to `bounds[1]`, so that a factor is as likely as its inverse."""
+def _log_uniform(
+    bounds: tuple[float, float], uniform: Float64[Tensor, " b"], *, strength: float | Float64[Tensor, ""]
+) -> Float64[Tensor, " b"]:
+    """From `bounds[0]` to `bounds[1]`, so that a factor is as likely as its inverse; nearer to 1 the less strong."""
     low, high = map(math.log, bounds)
-    return (low + (high - low) * uniform).exp()
+    return (strength * low + strength * (high - low) * uniform).exp()
 
 
 def _draw_displacement(
-    sigma: float, *, seed: int, step: int | Int[Tensor, ""], index: Int[Tensor, " b"], crop_size: tuple[int, int]
-) -> Float64[Tensor, "b 2 5 5"] | None:
+    sigma: float | Float64[Tensor, ""],
+    *,
+    seed: int,
+    step: int | Int[Tensor, ""],
+    index: Int[Tensor, " b"],
+    crop_size: tuple[int, int],
+) -> Float64[Tensor, "b 2 5 5"]:
     """Displacements of the control points, in pixels."""
-    if sigma == 0:
-        return None
     count = 2 * CONTROL_POINTS**2
     normal = keyed_normal(seed=seed, step=step, index=index, stream=Stream.ELASTIC, count=count).double()
     normal = normal.view(-1, 2, CONTROL_POINTS, CONTROL_POINTS)
