@@ -127,7 +127,7 @@ ALLOWED = {
     "cli_report": {"config", "cli_progress", "cli_train", "demo", "report", "report_contents", "stopping", "train"},
     "cli_train": {"errors", "config", "distributed", "stopping", "train"},
     "models": {"errors", "batch", "models"},
-    "kernels": {"errors", "batch", "kernels", "models"},
+    "kernels": {"errors", "batch", "kernels", "models", "noise"},
     "data": {"errors", "batch", "noise", "pictures", "data"},
     "metrics": {"errors", "metrics"},
     "instances": {"errors"},

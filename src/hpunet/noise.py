@@ -7,11 +7,14 @@ counter): the same key gives the same number, in any order, on any device.
 The hash absorbs one part of the key after the other, each time through the finaliser of SplitMix64 (Steele, Lea
 and Flood 2014; the constants are Stafford's variant 13), which is a bijection of 64-bit words with full avalanche.
 All is done in wrapping int64 arithmetic on tensors; nothing waits for the device, so draws can be captured in a
-CUDA graph when `step` is a tensor on it.
+CUDA graph when `step` is a tensor on it. That takes some fifty kernels a draw; within `drawing_by` it is one.
 """
 
 import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import IntEnum
+from typing import Any
 
 import torch
 from jaxtyping import Float32, Int, Int64
@@ -71,6 +74,34 @@ def _keyed_words(
     return _absorb(state.unsqueeze(1), torch.arange(count, device=index.device))
 
 
+Draw = Callable[..., Float32[Tensor, "b count"]]
+"""A kernel that draws, `draw` of `kernels/keyed.py`: it is given the key, with `start`, the hash of seed and stream
+as a signed word, in the place of those two, and whether the numbers are to be normal."""
+
+_kernel: Draw | None = None
+
+
+@contextmanager
+def drawing_by(kernel: Draw | None) -> Iterator[None]:
+    """Within this, numbers whose step is a tensor on their device, as in a CUDA graph, are drawn by a kernel."""
+    global _kernel
+    before, _kernel = _kernel, kernel
+    try:
+        yield
+    finally:
+        _kernel = before
+
+
+def _drawn_by_kernel(
+    *, seed: int, step: int | Int[Tensor, ""], index: Int[Tensor, " b"], stream: int, count: int, normal: bool
+) -> Float32[Tensor, "b count"] | None:
+    """None where tensor operations must do it."""
+    if _kernel is None or isinstance(step, int):
+        return None
+    start = int(_absorb(_host_word("seed", seed), _host_word("stream", stream)))
+    return _kernel(start=start, step=step, index=index, count=count, normal=normal)
+
+
 def keyed_uniform(
     *, seed: int, step: int | Int[Tensor, ""], index: Int[Tensor, " b"], stream: int, count: int
 ) -> Float32[Tensor, "b count"]:
@@ -78,7 +109,10 @@ def keyed_uniform(
 
     Row i belongs to `index[i]`, whatever else is in the batch; a larger `count` only adds columns.
     """
-    words = _keyed_words(seed=seed, step=step, index=index, stream=stream, count=count)
+    key: dict[str, Any] = {"seed": seed, "step": step, "index": index, "stream": stream, "count": count}
+    if (drawn := _drawn_by_kernel(**key, normal=False)) is not None:
+        return drawn
+    words = _keyed_words(**key)
     return _shift_right(words, 40).float() * 2.0**-24
 
 
@@ -90,8 +124,11 @@ def keyed_normal(
     Logarithm and sine are taken in float64 and rounded at the end: devices differ in the last bit of those, which
     the rounding hides in all but about one of 10^8 numbers.
     """
+    key: dict[str, Any] = {"seed": seed, "step": step, "index": index, "stream": stream}
+    if (drawn := _drawn_by_kernel(**key, count=count, normal=True)) is not None:
+        return drawn
     pairs = -(-count // 2)
-    uniform = keyed_uniform(seed=seed, step=step, index=index, stream=stream, count=2 * pairs).double()
+    uniform = keyed_uniform(**key, count=2 * pairs).double()
     radius = (-2 * torch.log1p(-uniform[:, 0::2])).sqrt()
     angle = (2 * math.pi) * uniform[:, 1::2]
     normal = torch.stack([radius * angle.cos(), radius * angle.sin()], dim=2)

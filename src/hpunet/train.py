@@ -35,7 +35,7 @@ from hpunet.data.packs import Pack, is_pack, open_pack
 from hpunet.data.sources import check_options_of_settings, pack_data, settled_options
 from hpunet.distributed import everyones, rank, wait_for_all, world_size
 from hpunet.errors import CheckpointError, ConfigError, DivergenceError
-from hpunet.kernels.choice import fused_network, reason_against_fused
+from hpunet.kernels.choice import fused_draw, fused_network, reason_against_fused
 from hpunet.logs import Logger, open_loggers
 from hpunet.objectives import Terms
 from hpunet.run_state import (
@@ -114,6 +114,7 @@ class Training:
             clip_norm=settings.optimiser.clip_norm,
             average=settings.optimiser.average,
             network=network,
+            draw=fused_draw() if self.why_not_fused is None else None,
         )
         share = settings.optimiser.batch_size // world_size()
         if share % settings.optimiser.accumulate:

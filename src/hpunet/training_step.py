@@ -21,7 +21,7 @@ from hpunet.data.augment import AugmentSettings, augment
 from hpunet.data.base import SetInfo
 from hpunet.data.extrapolation import NUM_UNIFORMS, hide
 from hpunet.data.instance_ids import assign_ids, draw_id_table
-from hpunet.noise import Stream, keyed_normal, keyed_uniform
+from hpunet.noise import Draw, Stream, drawing_by, keyed_normal, keyed_uniform
 from hpunet.objectives import Terms
 
 NUM_TABLE_IDS = 512
@@ -111,10 +111,13 @@ class TrainingStep:
         clip_norm: float | None = None,
         average: float | None = None,
         network: Any = None,
+        draw: Draw | None = None,
     ) -> None:
         self.model, self.objective, self.optimiser, self.recipe = model, objective, optimiser, recipe
         self.network = network or model
         """What is called: the model itself, compiled, or wrapped for several processes."""
+        self.draw = draw
+        """What draws random numbers on a GPU, if not tensor operations."""
         self.num_pieces, self.autocast, self.clip_norm, self.decay = num_pieces, autocast, clip_norm, average
         self.parameters = [p for group in optimiser.param_groups for p in group["params"]]
         device = self.parameters[0].device
@@ -126,6 +129,12 @@ class TrainingStep:
         self, batch: Batch, *, step: int | Int[Tensor, ""], positions: Int[Tensor, " b"]
     ) -> tuple[Terms, Float[Tensor, ""]]:
         """Train on a batch; returns its terms and the norm of the gradient, before any clipping."""
+        with drawing_by(self.draw):
+            return self._train(batch, step=step, positions=positions)
+
+    def _train(
+        self, batch: Batch, *, step: int | Int[Tensor, ""], positions: Int[Tensor, " b"]
+    ) -> tuple[Terms, Float[Tensor, ""]]:
         example = self.recipe(batch, step=step, positions=positions)
         self.optimiser.zero_grad(set_to_none=True)
         objective_before = [buffer.clone() for buffer in self.objective.buffers()]

@@ -13,13 +13,13 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from hpunet.kernels import bilinear, convolution, maps
+from hpunet.kernels import bilinear, convolution, keyed, maps
 from hpunet.kernels.network import FusedNetwork
 from hpunet.models.hpunet import HPUNet
 from hpunet.models.punet import ProbUNet
 
 HOPPER = GPUTarget("cuda", 90, 32)
-HELPERS = {"_patches", "_positive", "_row", "_add_product", "_corner"}  # called by kernels
+HELPERS = {"_patches", "_positive", "_row", "_add_product", "_corner", "_absorb", "_uniform"}  # called by kernels
 TYPES = {
     torch.bfloat16: "*bf16",
     torch.float32: "*fp32",
@@ -52,12 +52,14 @@ class Compiler:
 
 
 def kind(value: Any) -> str:
-    return TYPES[value.dtype] if isinstance(value, Tensor) else "fp32" if isinstance(value, float) else "i32"
+    if isinstance(value, Tensor):
+        return TYPES[value.dtype]
+    return "fp32" if isinstance(value, float) else "i32" if abs(value) < 2**31 else "i64"
 
 
 def main() -> None:
     compiler = Compiler()
-    bilinear.launch = convolution.launch = maps.launch = compiler  # type: ignore[assignment]
+    bilinear.launch = convolution.launch = keyed.launch = maps.launch = compiler  # type: ignore[assignment]
     # Narrow layers on large maps, wide ones on small maps down to one pixel.
     few: dict[str, Any] = {"in_channels": 1, "num_classes": 2}
     one: dict[str, Any] = {**few, "latent_dims": (1,), "blocks_per_scale": 1}
@@ -70,11 +72,11 @@ def main() -> None:
         network = FusedNetwork(model, dtype=dtype)
         output = network(image=torch.rand(2, 1, size, size), labels=torch.zeros(2, size, size, dtype=torch.long))
         (output.logits.sum() + output.kl.sum()).backward()
+    for normal in (False, True):
+        keyed.draw(start=-(2**40), step=torch.tensor(1), index=torch.arange(2), count=3, normal=normal)
     kernels = {key.split()[0] for key in compiler.compiled}
-    assert (
-        kernels
-        == {name for m in (bilinear, convolution, maps) for name, v in vars(m).items() if is_kernel(v)} - HELPERS
-    )
+    modules = (bilinear, convolution, keyed, maps)
+    assert kernels == {name for m in modules for name, v in vars(m).items() if is_kernel(v)} - HELPERS
     bad = Compiler()
     maps_of = [torch.empty(64, 64, dtype=torch.bfloat16)] * 2
     bad(multiplies_and_adds_up, (1,), *maps_of, torch.empty(64, 64), torch.empty(64), rounds=8, num_stages=3)

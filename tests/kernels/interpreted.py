@@ -15,8 +15,8 @@ from torch import Tensor
 MODULES = ("plan", "punet_plan", "layers", "weights", "network")
 CHECKED = ["hpunet.models", "hpunet.sampling", *(f"hpunet.kernels.{name}" for name in MODULES)]
 with install_import_hook(CHECKED, "beartype.beartype"):  # types and shapes, as in the other tests
-    from hpunet import sample
-    from hpunet.kernels import running, weights
+    from hpunet import noise, sample
+    from hpunet.kernels import keyed, running, weights
     from hpunet.kernels.convolution import Correlation, GradientView, KernelView, Tiling, convolve, correlate
     from hpunet.kernels.network import FusedNetwork, FusedSampler
     from hpunet.models.hpunet import HPUNet
@@ -192,7 +192,28 @@ def check_sampler() -> None:
             assert distance(one, other) < 1e-5
 
 
+def check_draws() -> None:
+    """Same bits as tensor operations; normal numbers but for the last bit of a GPU's logarithm or sine."""
+    index = torch.tensor([0, 1, 7, 2**33, 2**62])
+    for seed, step, stream, count in ((0, 0, 5, 9), (2**63 - 1, 2**40, 3, 50), (7, 12345, 6, 1500), (3, 1, 0, 1)):
+        key: dict[str, Any] = {"seed": seed, "stream": stream, "count": count}
+        there: dict[str, Any] = {"step": torch.tensor(step, device=DEVICE), "index": index.to(DEVICE)}
+        used: list[bool] = []
+
+        def kernel(*, normal: bool, used: list[bool] = used, **others: Any) -> Tensor:
+            used.append(normal)
+            return keyed.draw(**others, normal=normal)
+
+        with noise.drawing_by(kernel):
+            uniform, normal = (draw(**key, **there).cpu() for draw in (noise.keyed_uniform, noise.keyed_normal))
+        assert used == [False, True]
+        assert torch.equal(uniform, noise.keyed_uniform(**key, step=step, index=index))
+        expected = noise.keyed_normal(**key, step=step, index=index)
+        torch.testing.assert_close(normal, expected, rtol=2e-7, atol=1e-12)
+
+
 if __name__ == "__main__":
+    check_draws()
     torch.manual_seed(0)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     check_convolve()

@@ -9,6 +9,7 @@ from torch import nn
 from hpunet.errors import ConfigError
 from hpunet.models.hpunet import HPUNet
 from hpunet.models.punet import ProbUNet
+from hpunet.noise import Draw
 
 CHOICES = ("auto", "fused", "torch")
 LEAST_CAPABILITY = (8, 0)
@@ -49,6 +50,13 @@ def fused_network(model: nn.Module, *, size: tuple[int, int]) -> nn.Module:
 
     assert isinstance(model, (HPUNet, ProbUNet))
     return FusedNetwork(model, dtype=torch.bfloat16, size=size)
+
+
+def fused_draw() -> Draw:
+    """What draws a training step's random numbers where nothing speaks against fused kernels."""
+    from hpunet.kernels.keyed import draw
+
+    return draw
 
 
 def sampler_for(model: nn.Module, *, kernels: str, device: torch.device) -> Any:
