@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 
 from hpunet.batch import Batch
+from hpunet.data.augment import AugmentSettings, augment
 from hpunet.data.packs import Pack
+from hpunet.data.synthetic import INFO
 from hpunet.noise import Stream, keyed_normal, keyed_uniform
 from hpunet.objectives import Terms
-from hpunet.training_step import TrainingStep, gumbel_from_uniform, one_grader
+from hpunet.training_step import Recipe, TrainingStep, gumbel_from_uniform, one_grader
 from tiny_run import WITHOUT_GECO, open_tiny, tiny_batch, tiny_settings, tiny_step, write_tiny_pack
 
 POSITIONS = torch.arange(4)
@@ -196,6 +198,28 @@ def test_one_grader_draws_only_those_that_exist_and_each_as_often() -> None:
     )
     chosen = one_grader(batch, torch.arange(6000) / 6000)[:, 0, 0]
     assert torch.bincount(chosen, minlength=3).tolist() == [3000, 0, 3000]
+
+
+def test_recipe_warps_the_chosen_grader_alone_as_it_would_all_of_them() -> None:
+    random = torch.Generator().manual_seed(0)
+    graders = torch.rand(16, 4, generator=random) < 0.6
+    graders[:, 3] |= ~graders.any(dim=1)
+    valid = torch.rand(16, 40, 40, generator=random) < 0.95
+    shown = graders[:, :, None, None] & valid[:, None]
+    batch = Batch(
+        image=torch.rand(16, 1, 40, 40, generator=random),
+        labels=torch.randint(0, 2, (16, 4, 40, 40), generator=random) * shown,
+        valid=valid,
+        graders=graders,
+    )
+    recipe = Recipe(info=INFO["lesions"], crop=(32, 32), augmentation=AugmentSettings(), extrapolate=False, seed=3)
+    index = torch.arange(16)
+    warped = augment(batch, settings=recipe.augmentation, crop_size=recipe.crop, seed=3, step=5, index=index)
+    uniform = keyed_uniform(seed=3, step=5, index=index, stream=Stream.GRADER, count=1)[:, 0]
+    example = recipe(batch, step=5, positions=index)
+    assert torch.equal(example.labels, one_grader(warped, uniform))
+    assert torch.equal(example.valid, warped.valid)
+    assert torch.equal(example.image, warped.image)
 
 
 def test_gumbel_from_uniform_is_finite_at_both_ends_and_standard() -> None:

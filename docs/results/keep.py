@@ -17,9 +17,6 @@ from typing import Any
 from hpunet.config import load_settings
 from hpunet.evaluation_rows import IDENTITY_FILE, METRICS, ROWS_FILE, SUMMARY_FILE
 
-OF_NO_EFFECT = ("watch", "model.activation_checkpointing")
-"""Settings that a trained model does not depend on."""
-
 
 def main() -> None:
     """Read the arguments, write the folder."""
@@ -60,7 +57,7 @@ def _commands(run: Path, preset: str, identity: dict[str, Any]) -> str:
     changed = {key: value for key, value in used.items() if given[key] != value}
     train = ["hpunet", "train", preset, "--data", "LIDC", "--out", "RUN"]
     for key, value in changed.items():
-        if not key.startswith(OF_NO_EFFECT):
+        if not key.startswith("watch."):  # what a trained model does not depend on
             train += ["--set", f"{key}={json.dumps(value)}"]
     evaluate = ["hpunet", "evaluate", "RUN", "--data", "LIDC", "--split", identity["split"]]
     evaluate += ["--samples", str(identity["samples"]), "--seeds", str(identity["seeds"])]

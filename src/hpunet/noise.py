@@ -64,12 +64,18 @@ def _host_word(name: str, value: int) -> Int64[Tensor, ""]:
     return torch.tensor(value, dtype=torch.int64, device="cpu")
 
 
+def _start(*, seed: int, stream: int) -> Int64[Tensor, ""]:
+    """The hash of what a stream's draws have in common."""
+    return _absorb(_host_word("seed", seed), _host_word("stream", stream))
+
+
 def _keyed_words(
     *, seed: int, step: int | Int[Tensor, ""], index: Int[Tensor, " b"], stream: int, count: int
 ) -> Int64[Tensor, "b count"]:
     """64 random bits for every (index, counter)."""
-    state = _absorb(_host_word("seed", seed), _host_word("stream", stream))
-    state = _absorb(state, _host_word("step", step) if isinstance(step, int) else step.long())
+    state = _absorb(
+        _start(seed=seed, stream=stream), _host_word("step", step) if isinstance(step, int) else step.long()
+    )
     state = _absorb(state, index.long())
     return _absorb(state.unsqueeze(1), torch.arange(count, device=index.device))
 
@@ -98,8 +104,7 @@ def _drawn_by_kernel(
     """None where tensor operations must do it."""
     if _kernel is None or isinstance(step, int):
         return None
-    start = int(_absorb(_host_word("seed", seed), _host_word("stream", stream)))
-    return _kernel(start=start, step=step, index=index, count=count, normal=normal)
+    return _kernel(start=int(_start(seed=seed, stream=stream)), step=step, index=index, count=count, normal=normal)
 
 
 def keyed_uniform(
