@@ -1,8 +1,10 @@
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 
 import pytest
 
-from hpunet.config import check_settings, load_settings, parse_assignments
+from hpunet.config import EXAMPLES, check_settings, load_settings, parse_assignments
 from hpunet.errors import ConfigError
 
 
@@ -59,6 +61,15 @@ def test_settings_that_cannot_be_are_named(assignment: str, message: str) -> Non
     assert str(caught.value).startswith("demo: ")
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("example", EXAMPLES.values(), ids=EXAMPLES.keys())
+def test_settings_given_as_examples_by_messages_can_be(example: str) -> None:
+    key, value = example.rpartition(" ")[2].split("=")
+    rates = "optimiser.learning_rates=[3e-4,1e-4,1e-5]"  # as many as the example of boundaries needs
+    settings = load_settings("lidc-hpu", [rates] * (key == "optimiser.boundaries") + [f"{key}={value}"])
+    found = reduce(getitem, key.split("."), settings.model_dump(mode="json"))
+    assert found == parse_assignments([f"found={value}"])["found"]
 
 
 def test_settings_missing_ones_are_named(tmp_path: Path) -> None:

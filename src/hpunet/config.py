@@ -11,12 +11,13 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from hpunet.errors import ConfigError
 
 Positive = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
+_FROM_LIST = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)  # TOML has lists only
 
 
 class _Section(BaseModel):
@@ -44,7 +45,7 @@ class ModelSettings(_Section):
 class DataSettings(_Section):
     """What is trained on. Where it lies is said by --data."""
 
-    crop: tuple[Positive, Positive]
+    crop: Annotated[tuple[Positive, Positive], _FROM_LIST]
     """Height and width that the network sees."""
     options: dict[str, Any] = {}
     """Options of the data's kind, as for `hpunet data`."""
@@ -62,11 +63,11 @@ class AugmentationSettings(_Section):
     mirror_up_down: bool = True
     mirror_left_right: bool = True
     shear: float = 0.1
-    scale: tuple[float, float] = (0.8, 1.25)
+    scale: Annotated[tuple[float, float], _FROM_LIST] = (0.8, 1.25)
     random_crop: bool = True
     translate: float = 0.0
-    gamma: tuple[float, float] = (1.0, 1.0)
-    fade: tuple[int, int] | None = None
+    gamma: Annotated[tuple[float, float], _FROM_LIST] = (1.0, 1.0)
+    fade: Annotated[tuple[int, int] | None, _FROM_LIST] = None
 
 
 class ObjectiveSettings(_Section):
@@ -197,13 +198,13 @@ def load_settings(name_or_path: str, assignments: Iterable[str] = ()) -> Setting
 def check_settings(values: Mapping[str, Any], *, where: str) -> Settings:
     """Plain data as settings, or a `ConfigError` that names the key, what was found and what is allowed."""
     try:
-        return Settings.model_validate(_tuples(values))
+        return Settings.model_validate(values)
     except ValidationError as error:
         problems = _in_words(error.errors())
         raise ConfigError(f"{where}: " + "; ".join(problem[:300] for problem in problems)) from None
 
 
-_EXAMPLES = {
+EXAMPLES = {
     "data.crop": "two whole numbers, for instance data.crop=[128,128]",
     "augmentation.scale": "two numbers, for instance augmentation.scale=[0.8,1.25]",
     "augmentation.fade": "two whole numbers, for instance augmentation.fade=[20000,30000]",
@@ -250,7 +251,7 @@ def _in_words(problems: Iterable[Mapping[str, Any]]) -> list[str]:
             got[key] = problem["input"]
         else:
             whole = ".".join(part for part in place if isinstance(part, str))
-            wanted[whole] = [_EXAMPLES.get(whole, problem["msg"])]
+            wanted[whole] = [EXAMPLES.get(whole, problem["msg"])]
             got[whole] = problem["input"]
     return said + [f"{key}: expected {' or '.join(words)} (got {_shown(got[key])})" for key, words in wanted.items()]
 
@@ -318,16 +319,3 @@ def _known_keys(place: tuple[int | str, ...]) -> list[str]:
         assert issubclass(found, BaseModel)
         section = found
     return list(section.model_fields)
-
-
-_TUPLES = {("data", "crop"), ("augmentation", "scale"), ("augmentation", "gamma")}
-
-
-def _tuples(values: Mapping[str, Any]) -> dict[str, Any]:
-    """TOML has lists only; the settings that are pairs become tuples, whole numbers become floats where meant."""
-    result = merged(values, {})
-    for group, key in _TUPLES:
-        section = result.get(group)
-        if isinstance(section, Mapping) and isinstance(section.get(key), list):
-            result[group] = {**section, key: tuple(section[key])}
-    return result
