@@ -52,6 +52,7 @@ def test_assignments_do_not_overwrite_a_value_by_a_group() -> None:
         ("objective.top_k=most", "objective.top_k: expected a number or 'all' (got 'most')"),
         ("objective.top_k=1.5", "objective.top_k: expected 1.0 at most or 'all' (got 1.5)"),
         ("watch.best=loss", "watch.best: expected 'ged2', 'hm_iou' or 'iou_rec' (got 'loss')"),
+        ("objective.kl_warm_up=[9,9,9,9,9]", "objective.kl_warm_up: has more entries than model.latent_dims"),
         ("seed=-1", "seed: expected 0 or more (got -1)"),
     ],
 )
@@ -70,6 +71,11 @@ def test_settings_given_as_examples_by_messages_can_be(example: str) -> None:
     settings = load_settings("lidc-hpu", [rates] * (key == "optimiser.boundaries") + [f"{key}={value}"])
     found = reduce(getitem, key.split("."), settings.model_dump(mode="json"))
     assert found == parse_assignments([f"found={value}"])["found"]
+
+
+def test_settings_kl_warm_up_needs_geco() -> None:
+    with pytest.raises(ConfigError, match=r"objective\.kl_warm_up: only with objective\.kind=geco"):
+        load_settings("lidc-elbo", ["objective.kl_warm_up=[5]"])
 
 
 def test_settings_missing_ones_are_named(tmp_path: Path) -> None:

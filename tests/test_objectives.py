@@ -283,6 +283,21 @@ def test_geco_gradient_is_the_plain_one_times_lambda() -> None:
     assert geco.w.grad.item() == pytest.approx(-0.01 * constraint * float(slope), rel=1e-5)
 
 
+def test_geco_kl_of_a_scale_that_warms_up_counts_little_by_little() -> None:
+    logits, labels, _ = random_batch()
+    plain, warming = (GECO(kappa=0.05, top_k=None, kl_warm_up=ends).double() for ends in ((), (4, 0, 2)))
+    for update, counts in enumerate(([1 / 4, 1, 1 / 2, 1], [1 / 2, 1, 1, 1], [3 / 4, 1, 1, 1], [1] * 4, [1] * 4), 1):
+        kl = torch.tensor([1.0, 2.0, 4.0, 8.0], dtype=torch.float64, requires_grad=True)
+        output = output_of(logits, kl)
+        found, full = (geco(output, labels=labels) for geco in (warming, plain))
+        (slopes,) = torch.autograd.grad(found.loss, kl)
+        assert warming.num_updates == update
+        assert slopes.tolist() == counts
+        difference = sum((1 - count) * value for count, value in zip(counts, kl.tolist(), strict=True))
+        assert float((full.loss - found.loss).detach()) == pytest.approx(difference)
+        assert found.kl.tolist() == kl.tolist()  # what is logged is the whole KL
+
+
 def test_geco_average_is_remembered_in_training_only() -> None:
     logits, labels, _ = random_batch()
     geco = GECO(kappa=0.05)

@@ -43,8 +43,14 @@ def kind_of(preset: str) -> str:
     return preset.split("-")[0]
 
 
-def test_presets_are_those_of_the_paper_and_the_demonstration() -> None:
-    assert set(preset_names()) == {*PAPER, "demo", "demo-punet"}
+def test_presets_are_those_of_the_paper_the_better_recipe_and_the_demonstration() -> None:
+    assert set(preset_names()) == {*PAPER, "lidc-hpu-plus", "demo", "demo-punet"}
+
+
+def test_preset_with_the_better_recipe_trains_the_papers_network() -> None:
+    paper, plus = load_settings("lidc-hpu"), load_settings("lidc-hpu-plus")
+    assert (plus.model, plus.data) == (paper.model, paper.data)
+    assert plus.objective.top_k == paper.objective.top_k
 
 
 @pytest.mark.parametrize("preset", PAPER)
@@ -131,7 +137,7 @@ TINY = [
 ]
 
 
-@pytest.mark.parametrize("preset", PAPER)
+@pytest.mark.parametrize("preset", [*PAPER, "lidc-hpu-plus"])
 def test_preset_trains_on_data_of_its_kind(preset: str, data_of_each_kind: dict[str, Path], tmp_path: Path) -> None:
     kind = kind_of(preset)
     num_scales = 3 if preset.endswith("punet") else 6

@@ -67,7 +67,7 @@ def check_network(settings: Settings) -> None:
 
 
 def build_objective(settings: ObjectiveSettings, *, num_pieces: int) -> ELBO | GECO:
-    """The objective. A batch in pieces moves GECO's average piece by piece, at the same speed altogether."""
+    """The objective. A batch in pieces moves GECO on piece by piece, at the same speed altogether."""
     top_k = None if settings.top_k == "all" else settings.top_k
     if settings.kind == "elbo":
         return ELBO(beta=settings.beta, prior_pull=settings.prior_pull, top_k=top_k, stochastic=settings.stochastic)
@@ -78,6 +78,7 @@ def build_objective(settings: ObjectiveSettings, *, num_pieces: int) -> ELBO | G
         speed=settings.speed,
         lambda_max=math.inf if settings.lambda_max is None else settings.lambda_max,
         prior_pull=settings.prior_pull,
+        kl_warm_up=[num_pieces * end for end in settings.kl_warm_up],
         top_k=top_k,
         stochastic=settings.stochastic,
     )

@@ -86,6 +86,8 @@ class ObjectiveSettings(_Section):
     """ELBO: weight of the KL."""
     prior_pull: Annotated[float, Field(gt=0)] = 1.0
     """How many times as strongly as in the plain KL the prior is moved towards the posterior."""
+    kl_warm_up: list[Annotated[int, Field(ge=0)]] = []
+    """GECO: iterations over which a scale's KL comes to count in full, coarsest scale first."""
     top_k: Fraction | Literal["all"] = 0.02
     """Share of the pixels that count, the hardest ones; "all" for every valid pixel."""
     stochastic: bool = True
@@ -155,6 +157,14 @@ class Settings(_Section):
     optimiser: OptimiserSettings
     watch: WatchSettings = WatchSettings()
 
+    @model_validator(mode="after")
+    def _check(self) -> "Settings":
+        if len(self.objective.kl_warm_up) > len(self.model.latent_dims):
+            raise ValueError("objective.kl_warm_up: has more entries than model.latent_dims")
+        if self.objective.kl_warm_up and self.objective.kind == "elbo":
+            raise ValueError("objective.kl_warm_up: only with objective.kind=geco")
+        return self
+
 
 def preset_names() -> list[str]:
     """The presets that come with the package."""
@@ -209,6 +219,7 @@ EXAMPLES = {
     "augmentation.scale": "two numbers, for instance augmentation.scale=[0.8,1.25]",
     "augmentation.fade": "two whole numbers, for instance augmentation.fade=[20000,30000]",
     "augmentation.gamma": "two numbers, for instance augmentation.gamma=[0.7,1.5]",
+    "objective.kl_warm_up": "a list of whole numbers, for instance objective.kl_warm_up=[2000,1000]",
     "model.channels": "a list of whole numbers, for instance model.channels=[24,48,96]",
     "model.latent_dims": "a list of whole numbers, for instance model.latent_dims=[1,1]",
     "optimiser.learning_rates": "a list of numbers, for instance optimiser.learning_rates=[1e-4,1e-5]",

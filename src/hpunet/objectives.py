@@ -8,6 +8,7 @@ a loss that went wrong in one; in gradient it returns its share times their numb
 gradients, which is what they exchange, is the gradient of the whole.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import floor, inf
 
@@ -205,6 +206,9 @@ class GECO(nn.Module):
             the authors have no bound.
         prior_pull: how many times as strongly as in the plain KL the prior is moved towards the posterior. 1 is the
             paper's; with more, what λ does to the reconstruction leaves the prior's match less behind.
+        kl_warm_up: for each scale, coarsest first, the number of updates over which its KL comes to count in full,
+            starting from nothing; scales not named count in full from the start, as in the paper. A coarse scale
+            that costs nothing at first is taken up by the posterior before finer ones have learnt its part.
         top_k: fraction of pixels the reconstruction term keeps, or None.
         stochastic: whether the top-k is drawn (Gumbel) or strict.
     """
@@ -221,6 +225,7 @@ class GECO(nn.Module):
         speed: float = 1.0,
         lambda_max: float = inf,
         prior_pull: float = 1.0,
+        kl_warm_up: Sequence[int] = (),
         top_k: float | None = 0.02,
         stochastic: bool = True,
     ) -> None:
@@ -236,6 +241,7 @@ class GECO(nn.Module):
         self.speed = speed
         self.lambda_max = lambda_max
         self.prior_pull = prior_pull
+        self.kl_warm_up = list(kl_warm_up)
         self.reconstruction = Reconstruction(top_k=top_k, stochastic=stochastic)
         one = torch.tensor(1.0)
         self.w = nn.Parameter(one.expm1().log() / speed)  # softplus⁻¹(1), so that λ starts at 1
@@ -262,6 +268,14 @@ class GECO(nn.Module):
                 self.num_updates.add_(finite)
         return with_value(rec, updated.to(rec.dtype))
 
+    def counted(self, kl: Float[Tensor, " scales"]) -> Float[Tensor, ""]:
+        """Σ KL, less of the scales that are warming up."""
+        total = kl.sum()
+        for part, end in zip(kl, self.kl_warm_up, strict=False):
+            if end:
+                total = total - part * (1 - self.num_updates / end).clamp(min=0)
+        return total
+
     def forward(
         self,
         output: TrainingOutput,
@@ -279,7 +293,7 @@ class GECO(nn.Module):
         constraint = self.moving_average(rec) - self.kappa * num_kept.to(rec.dtype) / batch_size
         multiplier, kl = self.multiplier, of_everyone(divergence(output, prior_pull=self.prior_pull))
         return Terms(
-            loss=multiplier * constraint + kl.sum(),
+            loss=multiplier * constraint + self.counted(kl),
             rec=rec.detach(),
             kl=kl.detach(),
             num_kept=num_kept,
