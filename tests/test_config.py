@@ -70,7 +70,18 @@ def test_settings_given_as_examples_by_messages_can_be(example: str) -> None:
     rates = "optimiser.learning_rates=[3e-4,1e-4,1e-5]"  # as many as the example of boundaries needs
     settings = load_settings("lidc-hpu", [rates] * (key == "optimiser.boundaries") + [f"{key}={value}"])
     found = reduce(getitem, key.split("."), settings.model_dump(mode="json"))
-    assert found == parse_assignments([f"found={value}"])["found"]
+    given = parse_assignments([f"given={value}"])["given"]
+    named = key in ("optimiser.boundaries", "augmentation.fade", "objective.kl_warm_up")
+    assert found == ([240_000 * share for share in given] if named else given)
+
+
+def test_settings_shares_of_the_iterations_follow_their_number() -> None:
+    settings = load_settings("lidc-hpu-plus", ["optimiser.iterations=1000", "objective.kl_warm_up=[0.25,30,0]"])
+    assert settings.optimiser.boundaries == [600, 867]
+    assert settings.augmentation.fade == (500, 733)
+    assert settings.objective.kl_warm_up == [250, 30, 0]
+    with pytest.raises(ConfigError, match=r"boundaries.0: expected a whole number \(got 1.5\)"):
+        load_settings("lidc-hpu-plus", ["optimiser.boundaries=[1.5,600]"])
 
 
 def test_settings_kl_warm_up_needs_geco() -> None:

@@ -87,7 +87,7 @@ class ObjectiveSettings(_Section):
     prior_pull: Annotated[float, Field(gt=0)] = 1.0
     """How many times as strongly as in the plain KL the prior is moved towards the posterior."""
     kl_warm_up: list[Annotated[int, Field(ge=0)]] = []
-    """GECO: iterations over which a scale's KL comes to count in full, coarsest scale first."""
+    """GECO: iterations (or shares of all) over which a scale's KL comes to count in full, coarsest scale first."""
     top_k: Fraction | Literal["all"] = 0.02
     """Share of the pixels that count, the hardest ones; "all" for every valid pixel."""
     stochastic: bool = True
@@ -102,7 +102,7 @@ class OptimiserSettings(_Section):
     learning_rates: Annotated[list[Annotated[float, Field(gt=0)]], Field(min_length=1)]
     """One after the other, each for an equal share of the iterations, or from `boundaries` on."""
     boundaries: list[Positive] | None = None
-    """Iterations at which the next learning rate starts, one fewer than learning rates."""
+    """Iterations (or shares of all) at which the next learning rate starts, one fewer than learning rates."""
     penalty: Annotated[float, Field(ge=0)] = 1e-5
     """Weight of Σ w² in the loss."""
     clip_norm: Annotated[float, Field(gt=0)] | None = None
@@ -208,22 +208,37 @@ def load_settings(name_or_path: str, assignments: Iterable[str] = ()) -> Setting
 def check_settings(values: Mapping[str, Any], *, where: str) -> Settings:
     """Plain data as settings, or a `ConfigError` that names the key, what was found and what is allowed."""
     try:
-        return Settings.model_validate(values)
+        return Settings.model_validate(_without_shares(values))
     except ValidationError as error:
         problems = _in_words(error.errors())
         raise ConfigError(f"{where}: " + "; ".join(problem[:300] for problem in problems)) from None
 
 
+def _without_shares(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Where iterations are named, numbers between 0 and 1 are shares of all: 0.6 of 30,000 becomes 18,000."""
+    optimiser = values.get("optimiser")
+    iterations = optimiser.get("iterations") if isinstance(optimiser, Mapping) else None
+    if not isinstance(iterations, int):
+        return dict(values)
+    whole: dict[str, Any] = {}
+    for group, key in (("optimiser", "boundaries"), ("augmentation", "fade"), ("objective", "kl_warm_up")):
+        section = values.get(group)
+        given = section.get(key) if isinstance(section, Mapping) else None
+        if isinstance(given, list):
+            whole[group] = {key: [round(n * iterations) if isinstance(n, float) and 0 < n < 1 else n for n in given]}
+    return merged(values, whole)
+
+
 EXAMPLES = {
     "data.crop": "two whole numbers, for instance data.crop=[128,128]",
     "augmentation.scale": "two numbers, for instance augmentation.scale=[0.8,1.25]",
-    "augmentation.fade": "two whole numbers, for instance augmentation.fade=[20000,30000]",
+    "augmentation.fade": "two iterations or shares of all, for instance augmentation.fade=[0.5,0.75]",
     "augmentation.gamma": "two numbers, for instance augmentation.gamma=[0.7,1.5]",
-    "objective.kl_warm_up": "a list of whole numbers, for instance objective.kl_warm_up=[2000,1000]",
+    "objective.kl_warm_up": "a list of iterations or shares of all, for instance objective.kl_warm_up=[0.1,0]",
     "model.channels": "a list of whole numbers, for instance model.channels=[24,48,96]",
     "model.latent_dims": "a list of whole numbers, for instance model.latent_dims=[1,1]",
     "optimiser.learning_rates": "a list of numbers, for instance optimiser.learning_rates=[1e-4,1e-5]",
-    "optimiser.boundaries": "a list of whole numbers, for instance optimiser.boundaries=[10000,20000]",
+    "optimiser.boundaries": "a list of iterations or shares of all, for instance optimiser.boundaries=[0.6,0.9]",
     "data.options": "options by name, for instance data.options.size=128",
 }
 _WORDS = {
