@@ -174,7 +174,11 @@ REFUSED = {
     "another batch size": (("optimiser.batch_size=2",), r"has other settings \(optimiser.batch_size\)"),
     "another model": (("model.channels=[4, 8]",), r"has other settings \(model.channels\)"),
     "another seed": (("seed=1",), r"has other settings \(seed\)"),
-    "other plateaus": (("optimiser.iterations=20",), r"has other settings \(optimiser.iterations\)"),
+    "other plateaus": (
+        ("optimiser.iterations=20",),
+        r"has other settings \(optimiser.boundaries, optimiser.learning_rates\)",
+    ),
+    "faded otherwise": (("augmentation.fade=[1, 2]",), r"has other settings \(augmentation.fade\)"),
 }
 
 
@@ -221,6 +225,16 @@ def test_resume_takes_a_setting_that_is_newer_than_the_run_at_its_default(pack: 
     quietly(tiny_settings(), pack=pack, run=tmp_path, resume=True)
     with pytest.raises(CheckpointError, match=r"has other settings \(objective.prior_pull\)"):
         quietly(tiny_settings("objective.prior_pull=2.0"), pack=pack, run=tmp_path, resume=True)
+
+
+def test_resume_may_end_otherwise_than_was_planned(pack: Path, tmp_path: Path) -> None:
+    begun = tiny_settings("optimiser.iterations=6", "optimiser.learning_rates=[1e-3]")
+    quietly(begun, pack=pack, run=tmp_path / "run")
+    ending = ("optimiser.learning_rates=[1e-3, 1e-4]", "optimiser.boundaries=[8]", "augmentation.fade=[6, 9]")
+    quietly(tiny_settings(*ending), pack=pack, run=tmp_path / "run", resume=True)
+    quietly(tiny_settings(*ending), pack=pack, run=tmp_path / "whole")
+    assert log_of(tmp_path / "run", "loss") == log_of(tmp_path / "whole", "loss")
+    assert read_log(tmp_path / "run" / LOG_FILE)[-1]["step"] == 12
 
 
 def test_resume_may_go_on_for_longer_and_a_finished_run_says_so(pack: Path, tmp_path: Path) -> None:

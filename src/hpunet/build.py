@@ -115,9 +115,13 @@ def build_recipe(settings: Settings, *, info: SetInfo) -> Recipe:
 
 def learning_rate_at(settings: OptimiserSettings, step: int) -> float:
     """The learning rate of a step: piecewise constant."""
-    rates = settings.learning_rates
-    boundaries = settings.boundaries or [settings.iterations * i // len(rates) for i in range(1, len(rates))]
-    return rates[sum(step >= boundary for boundary in boundaries)]
+    return settings.learning_rates[sum(step >= boundary for boundary in learning_rate_boundaries(settings))]
+
+
+def learning_rate_boundaries(settings: OptimiserSettings) -> list[int]:
+    """The steps at which the next learning rate starts; by default all have an equal share."""
+    num_rates = len(settings.learning_rates)
+    return settings.boundaries or [settings.iterations * i // num_rates for i in range(1, num_rates)]
 
 
 def autocast_for(precision: str, device: torch.device) -> Callable[[], AbstractContextManager[object]]:

@@ -27,6 +27,7 @@ from hpunet.build import (
     build_recipe,
     check_network,
     learning_rate_at,
+    learning_rate_boundaries,
 )
 from hpunet.checkpoint import latest_checkpoint, prune, save_checkpoint
 from hpunet.config import Settings, check_settings
@@ -177,7 +178,7 @@ class Training:
         where = str(found.path)
         if missing := STATE_KEYS - found.state.keys():
             raise CheckpointError(f"{where}: not a training run's checkpoint ({', '.join(sorted(missing))} missing)")
-        _check_same_run(found.state, self.settings, self.pack, where=where)
+        _check_same_run(found.state, self.settings, self.pack, step=found.step, where=where)
         live = self.state_tensors()
         for group in ("model", "objective", "averaged"):
             saved = found.tensors.get(group, {})
@@ -406,9 +407,9 @@ def _with_options(settings: Settings, options: dict[str, Any]) -> Settings:
     return settings.model_copy(update={"data": settings.data.model_copy(update={"options": options})})
 
 
-def _check_same_run(state: dict[str, Any], settings: Settings, pack: Pack, *, where: str) -> None:
-    """A resume goes on with the same run: what decides the weights must not have changed."""
-    now, then = _deciding(settings), _deciding(check_settings(state["settings"], where=where))
+def _check_same_run(state: dict[str, Any], settings: Settings, pack: Pack, *, step: int, where: str) -> None:
+    """A resume goes on with the same run: what decided its weights so far must not have changed."""
+    now, then = (_deciding(each, step=step) for each in (settings, check_settings(state["settings"], where=where)))
     changed = [key for key in sorted(now.keys() | then.keys()) if now.get(key) != then.get(key)]
     other_data = state["data"] != pack.fingerprint
     if changed and not (other_data and changed == ["data.options"]):
@@ -417,19 +418,23 @@ def _check_same_run(state: dict[str, Any], settings: Settings, pack: Pack, *, wh
         raise CheckpointError(f"{where}: was made with other data than {pack.path}; use them, or another --out")
 
 
-def _deciding(settings: Settings) -> dict[str, Any]:
-    """The settings that decide the weights after a given number of iterations: "optimiser.batch_size" and so on.
+def _deciding(settings: Settings, *, step: int) -> dict[str, Any]:
+    """The settings that decide the weights after `step` iterations: "optimiser.batch_size" and so on.
 
-    Kernels only round differently.
+    Learning rates and fading that come later do not, nor does how many iterations follow. Kernels only round
+    differently.
     """
     flat: dict[str, Any] = {"seed": settings.seed}
     for group, section in settings.model_dump(mode="json").items():
         if isinstance(section, dict) and group != "watch":
             flat |= {f"{group}.{key}": value for key, value in section.items()}
-    del flat["optimiser.kernels"]
-    evenly_spread = flat["optimiser.boundaries"] is None and len(flat["optimiser.learning_rates"]) > 1
-    if not evenly_spread:
-        del flat["optimiser.iterations"]
+    del flat["optimiser.kernels"], flat["optimiser.iterations"]
+    past = [boundary for boundary in learning_rate_boundaries(settings.optimiser) if boundary < step]
+    flat["optimiser.boundaries"] = past
+    flat["optimiser.learning_rates"] = settings.optimiser.learning_rates[: len(past) + 1]
+    fade = settings.augmentation.fade
+    if fade is not None and fade[0] + 1 >= step:  # at its first step nothing has faded yet
+        flat["augmentation.fade"] = None
     return flat
 
 
