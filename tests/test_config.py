@@ -84,6 +84,15 @@ def test_settings_shares_of_the_iterations_follow_their_number() -> None:
         load_settings("lidc-hpu-plus", ["optimiser.boundaries=[1.5,600]"])
 
 
+def test_settings_shares_of_very_few_iterations_still_rise() -> None:
+    settings = load_settings("lidc-hpu-plus", ["optimiser.iterations=1"])
+    assert settings.optimiser.boundaries == [1, 2]
+    assert settings.augmentation.fade == (1, 2)
+    assert settings.objective.kl_warm_up == [0]
+    with pytest.raises(ConfigError, match=r"boundaries: expected rising numbers"):
+        load_settings("lidc-hpu-plus", ["optimiser.boundaries=[0.9,0.6]"])
+
+
 def test_settings_kl_warm_up_needs_geco() -> None:
     with pytest.raises(ConfigError, match=r"objective\.kl_warm_up: only with objective\.kind=geco"):
         load_settings("lidc-elbo", ["objective.kl_warm_up=[5]"])

@@ -225,8 +225,24 @@ def _without_shares(values: Mapping[str, Any]) -> dict[str, Any]:
         section = values.get(group)
         given = section.get(key) if isinstance(section, Mapping) else None
         if isinstance(given, list):
-            whole[group] = {key: [round(n * iterations) if isinstance(n, float) and 0 < n < 1 else n for n in given]}
+            whole[group] = {key: _whole(given, iterations, rising=key != "kl_warm_up")}
     return merged(values, whole)
+
+
+def _whole(given: list[Any], iterations: int, *, rising: bool) -> list[Any]:
+    """Shares of all iterations as iterations; ones that rise still do where iterations are few."""
+    whole: list[Any] = []
+    share_before, step_before = 0.0, 0
+    for n in given:
+        if not (isinstance(n, float) and 0 < n < 1):
+            whole.append(n)
+            continue
+        step = round(n * iterations)
+        if rising and n > share_before:
+            step = max(step, step_before + 1)
+        share_before, step_before = n, step
+        whole.append(step)
+    return whole
 
 
 EXAMPLES = {
