@@ -211,17 +211,17 @@ def keys_of(where: Path, *, split: str, options: dict[str, object] | None = None
 def test_pack_refuses_options_that_it_was_not_made_with(nuclei: Path, tmp_path: Path) -> None:
     plain, every = tmp_path / "plain", tmp_path / "every"
     pack_data(str(nuclei), plain, options={})
-    pack_data(str(nuclei), every, options={"val_every": 10, "num_random_ids": 5})
+    pack_data(str(nuclei), every, options={"val_every": 10, "num_random_ids": 15})
     assert keys_of(every, split="val") == ["n00", "n10"]
     for options in (
         {},
         {"val_every": 10},
-        {"num_random_ids": 5, "seed": 0},
+        {"num_random_ids": 15, "seed": 0},
         {"classes": ["background", "foreground"]},
     ):
         assert keys_of(every, split="val", options=options) == ["n00", "n10"]
         check_options_of_settings(str(every), options)
-    for options in ({"num_random_ids": 15}, {"window": "none"}, {"val_every": "none"}):
+    for options in ({"num_random_ids": 5}, {"window": "none"}, {"val_every": "none"}):
         check_options_of_settings(str(plain), options)
     with pytest.raises(ConfigError) as caught:
         check_options_of_settings(str(plain), {"val_every": 10})
@@ -230,14 +230,14 @@ def test_pack_refuses_options_that_it_was_not_made_with(nuclei: Path, tmp_path: 
         "pack WHERE OUT --set val_every=10), or take what the pack has (--set data.options.val_every=none)"
     )
     with pytest.raises(
-        ConfigError, match=r"^num_random_ids: 15 is asked for, .* was made with 5; .*num_random_ids=5\)"
+        ConfigError, match=r"^num_random_ids: 5 is asked for, .* was made with 15; .*num_random_ids=15\)"
     ):
-        open_splits(str(every), options={"num_random_ids": 15})
+        open_splits(str(every), options={"num_random_ids": 5})
     with pytest.raises(ConfigError) as caught:
-        check_options_of_settings(str(every), {"val_every": 5, "num_random_ids": 5, "window": [0.0, 4.0]})
+        check_options_of_settings(str(every), {"val_every": 5, "num_random_ids": 15, "window": [0.0, 4.0]})
     assert "val_every: 5 is asked for" in str(caught.value)
     assert "data.options.window: [0.0,4.0] is asked for" in str(caught.value)
-    assert "WHERE OUT --set num_random_ids=5 --set window=[0.0,4.0] --set val_every=5), or" in str(caught.value)
+    assert "WHERE OUT --set num_random_ids=15 --set window=[0.0,4.0] --set val_every=5), or" in str(caught.value)
     assert "(--set data.options.val_every=10 --set data.options.window=none)" in str(caught.value)
     with pytest.raises(ConfigError, match=r"data.options.patch: set by the preset.* snemi3d data; .*kind folder and"):
         check_options_of_settings(str(every), {"patch": 64})
@@ -282,7 +282,7 @@ def test_options_of_a_run_go_to_other_data_as_far_as_they_have_them(nuclei: Path
 
 
 def test_settled_options_are_those_of_the_pack_that_are_not_usual(nuclei: Path, tmp_path: Path) -> None:
-    pack_data(str(nuclei), tmp_path / "pack", options={"val_every": 10, "num_random_ids": 15})
+    pack_data(str(nuclei), tmp_path / "pack", options={"val_every": 10, "num_random_ids": 5})
     assert settled_options(str(tmp_path / "pack"), {}) == {"val_every": 10}
     assert settled_options(str(tmp_path / "pack"), {"seed": 0}) == {"val_every": 10, "seed": 0}
     assert settled_options(str(nuclei), {"seed": 1}) == {"seed": 1}

@@ -59,7 +59,7 @@ def open_folder(
     *,
     split: str,
     classes: Sequence[str] = ("background", "foreground"),
-    num_random_ids: int = 15,
+    num_random_ids: int = 5,
     window: tuple[float, float] | None = None,
     val_every: int | None = None,
     seed: int = 0,
