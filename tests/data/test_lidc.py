@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from hpunet.data.base import Source, refuse_shared_patients
-from hpunet.data.lidc import open_lidc_crops, subset_b
+from hpunet.data.lidc import open_lidc_crops
 from hpunet.errors import ConfigError, DataError
 
 SHARED = Path(os.environ.get("HPUNET_SHARED", Path(__file__).parents[3] / "shared")) / "data" / "lidc_crops"
@@ -195,12 +195,6 @@ def test_refuse_shared_patients_looks_at_all_pairs(tmp_path):
     refuse_shared_patients(sources[:2])
     with pytest.raises(DataError, match="patient P1 is in both train and test"):
         refuse_shared_patients(sources)
-
-
-def test_subset_b_needs_a_mark_of_every_grader(tmp_path):
-    files = small_set() | {"images/P2/z-1_c0.png": grey()}
-    files |= {f"gt/P2/z-1_c0_l{grader}.png": grading((1, 1)) if grader else grading() for grader in range(4)}
-    assert subset_b(open_lidc_crops(write_folder(tmp_path, files), split="val")) == [1]
 
 
 @pytest.mark.parametrize("write", [write_folder, write_archive])

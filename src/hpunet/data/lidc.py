@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hpunet.data.base import SPLITS, Identity, NoSuchSplitError, Sample, SetInfo, Source, make_sample
+from hpunet.data.base import SPLITS, Identity, NoSuchSplitError, Sample, SetInfo, make_sample
 from hpunet.data.bounds import ImageSize
 from hpunet.data.file_tree import FileTree
 from hpunet.data.files import decode_png
@@ -139,15 +139,6 @@ def open_lidc_crops(path: Path, *, split: str, size: int | None = None) -> LidcC
             found = {entry.name for entry in (path / other / "images").iterdir()}
             _refuse(patients & found, first=split, second=other, where=str(path))
     return source
-
-
-def subset_b(source: Source) -> list[int]:
-    """Indices of the samples that every grader marked (App. C, "subset B"); looks at every sample once."""
-
-    def marked_by_all(sample: Sample) -> bool:
-        return bool(sample.graders.all() and sample.labels.any(axis=(1, 2)).all())
-
-    return [index for index in range(len(source)) if marked_by_all(source[index])]
 
 
 def _refuse(shared: set[str], *, first: str, second: str, where: str) -> None:

@@ -24,7 +24,7 @@ class Summary:
     grader_marked: list[float]
     """For each grader: share of the images graded in which something else than background is marked."""
     num_marked_by_all: int
-    """Images that all graders marked: subset B of LIDC."""
+    """Images that every grader marked, of those that there are: subset B of LIDC."""
     class_shares: dict[str, float]
     """Mean over existing graders; all instances together are one class."""
     instances_per_image: tuple[float, int]
@@ -48,7 +48,7 @@ def summarise(source: Source, samples: Iterable[Sample]) -> Summary:
         has_mark = sample.labels.any(axis=(1, 2)) & sample.graders
         present += sample.graders
         marked += has_mark
-        marked_by_all += bool(has_mark.all())
+        marked_by_all += bool((has_mark | ~sample.graders).all())
         values = sample.labels[:, sample.valid][sample.graders]
         pixels += np.bincount(np.minimum(values, num_fixed).ravel(), minlength=num_fixed + 1)
         if info.has_instances:
