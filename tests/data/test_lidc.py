@@ -13,7 +13,9 @@ from PIL import Image
 
 from hpunet.data.base import Source, refuse_shared_patients
 from hpunet.data.lidc import open_lidc_crops
+from hpunet.data.summary import summarise
 from hpunet.errors import ConfigError, DataError
+from hpunet.metrics import subset_b
 
 SHARED = Path(os.environ.get("HPUNET_SHARED", Path(__file__).parents[3] / "shared")) / "data" / "lidc_crops"
 
@@ -195,6 +197,16 @@ def test_refuse_shared_patients_looks_at_all_pairs(tmp_path):
     refuse_shared_patients(sources[:2])
     with pytest.raises(DataError, match="patient P1 is in both train and test"):
         refuse_shared_patients(sources)
+
+
+def test_summary_counts_subset_b_among_the_graders_there_are(tmp_path):
+    files = small_set() | {"images/P2/z-1_c0.png": grey()}
+    files |= {f"gt/P2/z-1_c0_l{grader}.png": grading((1, 1)) for grader in (0, 1, 3)}
+    source = open_lidc_crops(write_folder(tmp_path, files), split="val")
+    samples = [source[index] for index in range(3)]
+    labels, graders = (np.stack([getattr(sample, name) for sample in samples]) for name in ("labels", "graders"))
+    assert summarise(source, samples).num_marked_by_all == 2
+    assert subset_b(labels=labels, num_classes=2, graders=graders).sum() == 2
 
 
 @pytest.mark.parametrize("write", [write_folder, write_archive])
