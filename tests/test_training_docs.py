@@ -31,7 +31,7 @@ def test_training_page_lists_every_setting_and_no_other() -> None:
 def test_training_page_assigns_settings_that_exist() -> None:
     assignments = [a for a in re.findall(r"--set (\S+)|`(\w+\.\w+=\S+)`", TEXT) for a in a if "." in a]
     assert assignments
-    load_settings("lidc-hpu", assignments)
+    load_settings("lidc-hpu-plus", assignments)
 
 
 def test_training_page_logger_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
