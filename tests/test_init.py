@@ -129,7 +129,8 @@ def test_suggestions_for_the_papers_data_are_the_papers_networks() -> None:
         if preset != "cityscapes-hpu":
             assert suggested.optimiser.batch_size == papers.optimiser.batch_size
         if preset == "lidc-hpu":
-            assert suggested.optimiser.iterations == papers.optimiser.iterations
+            ours = {"learning_rates", "boundaries", "clip_norm", "average"}
+            assert suggested.optimiser.model_dump(exclude=ours) == papers.optimiser.model_dump(exclude=ours)
             assert suggested.optimiser.learning_rates[0] == pytest.approx(3 * papers.optimiser.learning_rates[0])
     for seen, preset in [
         (look(describe(num_graders=4), (180, 180), num_train=8882), "lidc-punet"),

@@ -3,6 +3,8 @@
 import re
 import shlex
 from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
 
 import pytest
 
@@ -18,16 +20,20 @@ def test_rows_are_kept() -> None:
     assert KEPT
 
 
-@pytest.mark.parametrize("folder", KEPT, ids=lambda folder: folder.name)
-def test_results_page_says_what_the_kept_rows_say(folder: Path) -> None:
+def scores_of(folder: Path) -> list[dict[str, Any]]:
+    """GED², matched IoU and IoU_rec of all images, GED² and matched IoU of subset B."""
     identity, rows = read_evaluation(folder)
     scope = Scope(
         num_samples=identity["samples"], has_instances=False, has_average_precision=False, extrapolates=False
     )
     summary = summarise(rows, scope=scope)
     parts = (summary, summary, summary, summary["subset_b"], summary["subset_b"])
-    entries = [part[name] for part, name in zip(parts, ("ged2", "hm_iou", "iou_rec", "ged2", "hm_iou"), strict=True)]
-    numbers = [f"{entry['mean']:.3f} ± {entry['patient_std']:.3f}" for entry in entries]
+    return [part[name] for part, name in zip(parts, ("ged2", "hm_iou", "iou_rec", "ged2", "hm_iou"), strict=True)]
+
+
+@pytest.mark.parametrize("folder", KEPT, ids=lambda folder: folder.name)
+def test_results_page_says_what_the_kept_rows_say(folder: Path) -> None:
+    numbers = [f"{entry['mean']:.3f} ± {entry['patient_std']:.3f}" for entry in scores_of(folder)]
     (line,) = re.findall(
         rf"^\| `{re.escape(folder.name)}` \|.*", (DOCS / "results.md").read_text(), flags=re.MULTILINE
     )
@@ -40,3 +46,33 @@ def test_commands_of_kept_rows_can_be_run(folder: Path) -> None:
     assert train[:2] == ["hpunet", "train"]
     assert evaluate[:3] == ["hpunet", "evaluate", "RUN"]
     assert load_settings(train[2], [train[i + 1] for i, word in enumerate(train) if word == "--set"])
+
+
+SEEDS = {
+    "HPU-Net": ("30k-hpu-plus-seed-0", "30k-hpu-plus-seed-1", "30k-hpu-plus-seed-2"),
+    "Probabilistic U-Net": (
+        "30k-punet-three-rates",
+        "30k-punet-three-rates-seed-1",
+        "30k-punet-three-rates-seed-2",
+    ),
+    "its better two": ("30k-punet-three-rates", "30k-punet-three-rates-seed-2"),
+    "HPU-Net without top-k": ("30k-no-topk",),
+    "latents at 8×8 alone": ("30k-local",),
+    "85 latents at 1×1 alone": ("30k-global",),
+}
+
+
+@pytest.mark.parametrize("model", SEEDS)
+def test_results_page_and_readme_give_the_means_of_trainings(model: str) -> None:
+    trained = [scores_of(DOCS / "results" / "lidc" / name) for name in SEEDS[model]]
+    numbers = []
+    for values in zip(*([entry["mean"] for entry in each] for each in trained), strict=True):
+        spread = f" ± {stdev(values):.3f}" if len(values) > 2 else ""
+        numbers.append(f"{mean(values):.3f}{spread}")
+    line, *_ = re.findall(rf"^\| {re.escape(model)}(?: \(.*?| )\|.*", (DOCS / "results.md").read_text(), re.MULTILINE)
+    cells = [cell.strip() for cell in line.split("|")]
+    assert cells[3:8] == numbers
+    in_readme = re.findall(rf"^\| {re.escape(model)}, .*", (DOCS.parent / "README.md").read_text(), re.MULTILINE)
+    for line in in_readme:
+        assert [cell.strip() for cell in line.split("|")][2:6] == [*numbers[:3], numbers[4]]
+    assert len(in_readme) == (len(trained) > 2)

@@ -328,7 +328,7 @@ def _optimiser(look: Look, model: ModelKind, *, crop: tuple[int, int], batch_siz
         Setting("cuda_graph", look.has_one_size, why_graph),
     ]
     if model == "hpu":
-        clip = 1000.0 * max(1, math.ceil(crop[0] * crop[1] / 128**2))
+        clip = 1000.0 * math.ceil(crop[0] * crop[1] / 128**2)
         why_clip = (
             "Gradients are scaled down to this norm, 1000 for each 128×128 pixels: a rare huge one can end a run."
         )

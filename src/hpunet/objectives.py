@@ -271,9 +271,9 @@ class GECO(nn.Module):
     def counted(self, kl: Float[Tensor, " scales"]) -> Float[Tensor, ""]:
         """Σ KL, less of the scales that are warming up."""
         total = kl.sum()
-        for part, end in zip(kl, self.kl_warm_up, strict=False):
+        for scale, end in enumerate(self.kl_warm_up):
             if end:
-                total = total - part * (1 - self.num_updates / end).clamp(min=0)
+                total = total - kl[scale] * (1 - self.num_updates / end).clamp(min=0)
         return total
 
     def forward(
