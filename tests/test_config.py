@@ -53,6 +53,8 @@ def test_assignments_do_not_overwrite_a_value_by_a_group() -> None:
         ("objective.top_k=1.5", "objective.top_k: expected 1.0 at most or 'all' (got 1.5)"),
         ("watch.best=loss", "watch.best: expected 'ged2', 'hm_iou' or 'iou_rec' (got 'loss')"),
         ("objective.kl_warm_up=[9,9,9,9,9]", "objective.kl_warm_up: has more entries than model.latent_dims"),
+        ("objective.energy=-1", "objective.energy: expected 0.0 or more (got -1)"),
+        ("objective.energy_samples=1", "objective.energy_samples: expected 2 or more (got 1)"),
         ("seed=-1", "seed: expected 0 or more (got -1)"),
     ],
 )
@@ -76,10 +78,12 @@ def test_settings_given_as_examples_by_messages_can_be(example: str) -> None:
 
 
 def test_settings_shares_of_the_iterations_follow_their_number() -> None:
-    settings = load_settings("lidc-hpu-plus", ["optimiser.iterations=1000", "objective.kl_warm_up=[0.25,30,0]"])
+    changes = ["objective.kl_warm_up=[0.25,30,0]", "objective.energy_from=0.4"]
+    settings = load_settings("lidc-hpu-plus", ["optimiser.iterations=1000", *changes])
     assert settings.optimiser.boundaries == [600, 867]
     assert settings.augmentation.fade == (500, 733)
     assert settings.objective.kl_warm_up == [250, 30, 0]
+    assert settings.objective.energy_from == 400
     with pytest.raises(ConfigError, match=r"boundaries.0: expected a whole number \(got 1.5\)"):
         load_settings("lidc-hpu-plus", ["optimiser.boundaries=[1.5,600]"])
 

@@ -16,6 +16,7 @@ from hpunet import ELBO, GECO, ConfigError, HPUNet
 from hpunet.batch import TrainingOutput
 from hpunet.models.gaussian import Gaussian, kl_divergence
 from hpunet.objectives import (
+    EnergyDistance,
     Reconstruction,
     gumbel_noise,
     masked_cross_entropy,
@@ -341,3 +342,63 @@ def test_objectives_name_what_is_wrong() -> None:
         GECO(kappa=1.0, decay=1.0)
     with pytest.raises(ConfigError, match="beta"):
         ELBO(beta=-1.0)
+
+
+def energy_by_loops(logits: Tensor, gradings: Tensor, graders: Tensor, valid: Tensor, classes: list[int]) -> float:
+    """The slow twin: pair by pair, pixel by pixel, from the definition."""
+    probs = (logits.exp() / logits.exp().sum(dim=2, keepdim=True)).numpy()
+    b, s, _, h, w = probs.shape
+
+    def distance(one: np.ndarray, other: np.ndarray, image: int) -> float:
+        common = either = 1.0
+        for y, x in np.ndindex(h, w):
+            if valid[image, y, x]:
+                common += min(one[y, x], other[y, x])
+                either += max(one[y, x], other[y, x])
+        return 1 - common / either
+
+    images = []
+    for i in range(b):
+        there = [r for r in range(graders.shape[1]) if graders[i, r]]
+        for c in classes:
+            maps = [(gradings[i, r] == c).double().numpy() for r in there]
+            cross = [distance(probs[i, n, c], map_, i) for n in range(s) for map_ in maps]
+            apart = [distance(probs[i, n, c], probs[i, m, c], i) for n in range(s) for m in range(n)]
+            images.append(2 * np.mean(cross) - np.mean(apart))
+    return float(np.mean(images))
+
+
+def test_energy_distance_equals_the_definition() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(3, 4, 3, 5, 6, generator=generator, dtype=torch.float64, requires_grad=True)
+    gradings = torch.randint(3, (3, 2, 5, 6), generator=generator)
+    graders = torch.tensor([[True, True], [True, False], [False, True]])
+    valid = torch.rand(3, 5, 6, generator=generator) > 0.3
+    found = EnergyDistance(classes=[1, 2])(sample_logits=logits, gradings=gradings, graders=graders, valid=valid)
+    expected = energy_by_loops(logits.detach(), gradings, graders, valid, [1, 2])
+    assert found.item() == pytest.approx(expected, rel=1e-12)
+    found.backward()
+    assert logits.grad is not None
+    assert torch.equal(logits.grad.abs().sum(dim=(1, 2)) > 0, valid)
+
+
+def test_energy_distance_is_least_for_samples_as_various_as_the_graders() -> None:
+    """Of two graders one marks a square, the other one nothing: better one sample of each than two of a kind."""
+    square = torch.zeros(8, 8, dtype=torch.long)
+    square[2:6, 2:6] = 1
+    empty = torch.zeros_like(square)
+    grey = torch.full((8, 8), 0.5)
+
+    def energy(*maps: Tensor) -> float:
+        probs = torch.stack([m.double() for m in maps]).clamp(1e-9, 1 - 1e-9)
+        logits = torch.stack([(1 - probs).log(), probs.log()], dim=1).unsqueeze(0)
+        gradings, graders = torch.stack([square, empty]).unsqueeze(0), torch.ones(1, 2, dtype=torch.bool)
+        valid = torch.ones(1, 8, 8, dtype=torch.bool)
+        found = EnergyDistance(classes=[1])(sample_logits=logits, gradings=gradings, graders=graders, valid=valid)
+        return float(found)
+
+    apart = 1 - 1 / 17  # 16 pixels, and the one that is added
+    assert energy(square, empty) == pytest.approx(0, abs=1e-6)
+    assert energy(square, square) == pytest.approx(apart, abs=1e-6)
+    assert energy(empty, empty) == pytest.approx(apart, abs=1e-6)
+    assert energy(square * grey, square * grey) > 0.5

@@ -230,11 +230,26 @@ def test_resume_takes_a_setting_that_is_newer_than_the_run_at_its_default(pack: 
 def test_resume_may_end_otherwise_than_was_planned(pack: Path, tmp_path: Path) -> None:
     begun = tiny_settings("optimiser.iterations=6", "optimiser.learning_rates=[1e-3]")
     quietly(begun, pack=pack, run=tmp_path / "run")
-    ending = ("optimiser.learning_rates=[1e-3, 1e-4]", "optimiser.boundaries=[8]", "augmentation.fade=[6, 9]")
+    ending = (
+        "optimiser.learning_rates=[1e-3, 1e-4]",
+        "optimiser.boundaries=[8]",
+        "augmentation.fade=[6, 9]",
+        "objective.energy=5.0",
+        "objective.energy_from=7",
+    )
     quietly(tiny_settings(*ending), pack=pack, run=tmp_path / "run", resume=True)
     quietly(tiny_settings(*ending), pack=pack, run=tmp_path / "whole")
     assert log_of(tmp_path / "run", "loss") == log_of(tmp_path / "whole", "loss")
-    assert read_log(tmp_path / "run" / LOG_FILE)[-1]["step"] == 12
+    lines = [line for line in read_log(tmp_path / "run" / LOG_FILE) if "loss" in line]
+    assert [line["step"] for line in lines if "energy" in line] == [8, 9, 10, 11, 12]
+    with pytest.raises(CheckpointError, match=r"has other settings \(objective.energy, objective.energy_from, "):
+        quietly(tiny_settings(*ending[:3]), pack=pack, run=tmp_path / "run", resume=True)
+
+
+def test_train_refuses_the_energy_distance_of_instances(tmp_path: Path) -> None:
+    options = ("data.options.num_images=4", "data.options.size=16", "objective.energy=1.0")
+    with pytest.raises(ConfigError, match=r"^objective\.energy: compares maps of classes, these data have instances"):
+        train(tiny_settings(*options), data="synthetic:neurites", run=tmp_path, device=CPU)
 
 
 def test_resume_may_go_on_for_longer_and_a_finished_run_says_so(pack: Path, tmp_path: Path) -> None:
@@ -320,7 +335,15 @@ def test_best_is_never_nan(pack: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("changes", [(), WITHOUT_GECO, ("optimiser.average=0.9", "optimiser.accumulate=2")])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        (),
+        WITHOUT_GECO,
+        ("optimiser.average=0.9", "optimiser.accumulate=2"),
+        ("objective.energy=5.0", "objective.energy_from=2"),
+    ],
+)
 def test_graph_steps_equal_eager_steps(changes: tuple[str, ...], pack: Path, tmp_path: Path) -> None:
     states, losses = [], []
     for graph in ("false", "true"):

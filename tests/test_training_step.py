@@ -131,10 +131,12 @@ def test_step_that_is_not_finite_leaves_every_bit_as_it_was(where: str, changes:
     assert same_bits(after, state_of(untouched))  # as if the two steps had never been
 
 
-def test_pieces_equal_the_whole_batch(pack: Pack) -> None:
+@pytest.mark.parametrize("energy", [0.0, 5.0])
+def test_pieces_equal_the_whole_batch(pack: Pack, energy: float) -> None:
     states, terms = [], []
     for pieces in (1, 4):
-        step = tiny_step(tiny_settings(*WITHOUT_GECO, f"optimiser.accumulate={pieces}"), pack, double=True)
+        changes = (f"objective.energy={energy}", f"optimiser.accumulate={pieces}")
+        step = tiny_step(tiny_settings(*WITHOUT_GECO, *changes), pack, double=True)
         for number in range(3):
             newest, norm = take(step, pack, number)
         states.append(state_of(step))
@@ -147,6 +149,39 @@ def test_pieces_equal_the_whole_batch(pack: Pack) -> None:
     assert pieces_.kl.tolist() == pytest.approx(whole.kl.tolist(), rel=1e-12)
     assert int(pieces_.num_kept) == int(whole.num_kept)
     assert norm.item() == pytest.approx(whole_norm.item(), rel=1e-12)
+
+
+def test_energy_is_added_to_the_loss_with_all_graders_and_the_priors_own_draws(pack: Pack) -> None:
+    plain, with_energy = (
+        tiny_step(tiny_settings(*changes), pack, double=True)
+        for changes in ((), ("objective.energy=7.0", "objective.energy_samples=3"))
+    )
+    batch = tiny_batch(pack, [0, 1, 2, 3])
+    example = with_energy.recipe(batch, step=0, positions=POSITIONS, all_gradings=True)
+    assert torch.equal(example.labels, plain.recipe(batch, step=0, positions=POSITIONS).labels)
+    assert example.gradings is not None
+    assert example.gradings.shape[1] == 4
+    model, shapes = with_energy.model, with_energy.model.latent_shapes(16, 16)
+    count = sum(math.prod(shape) for shape in shapes)
+    drawn = keyed_normal(seed=with_energy.recipe.seed, step=0, index=POSITIONS, stream=Stream.PRIOR, count=3 * count)
+    noise = drawn.view(4, 3, count).split([math.prod(shape) for shape in shapes], dim=2)
+    features = model.encode(image=example.image)
+    samples = [
+        model.decode(features, noise=[n[:, i].reshape(4, *s) for n, s in zip(noise, shapes, strict=True)])[0]
+        for i in range(3)
+    ]
+    energy = with_energy.energy_distance(
+        sample_logits=torch.stack(samples, dim=1),
+        gradings=example.gradings,
+        graders=example.graders,
+        valid=example.valid,
+    )
+    without, _ = take(plain, pack, 0)
+    terms, _ = take(with_energy, pack, 0)
+    assert terms.energy is not None
+    assert terms.energy.item() == pytest.approx(energy.item(), rel=1e-12)
+    assert terms.loss.item() == pytest.approx(without.loss.item() + 7 * energy.item(), rel=1e-12)
+    assert terms.rec.item() == pytest.approx(without.rec.item(), rel=1e-12)
 
 
 def test_averaged_weights_follow_their_formula(pack: Pack) -> None:

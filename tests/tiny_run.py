@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from hpunet.batch import Batch
 from hpunet.build import build_model, build_objective, build_optimiser, build_recipe
@@ -64,8 +64,8 @@ def write_tiny_pack(path: Path) -> Path:
 class DoubleRecipe(Recipe):
     """Examples in float64."""
 
-    def __call__(self, batch: Batch, *, step: int | Tensor, positions: Tensor) -> Example:
-        example = super().__call__(batch, step=step, positions=positions)
+    def __call__(self, batch: Batch, **how: Any) -> Example:
+        example = super().__call__(batch, **how)
         return replace(example, image=example.image.double())
 
 
@@ -86,6 +86,8 @@ def tiny_step(settings: Settings, pack: Pack, *, double: bool, wrap: Any = None)
         num_pieces=settings.optimiser.accumulate,
         clip_norm=settings.optimiser.clip_norm,
         average=settings.optimiser.average,
+        energy=settings.objective.energy,
+        energy_samples=settings.objective.energy_samples,
         network=wrap(model) if wrap else None,
     )
     step.create_moments()

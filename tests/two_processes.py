@@ -26,6 +26,7 @@ CASES = {
     "geco, strict top-k": ("objective.stochastic=false", "optimiser.average=0.9", "optimiser.clip_norm=5.0"),
     "punet": PUNET,
     "elbo in pieces": (*WITHOUT_GECO, "optimiser.accumulate=2"),
+    "energy in pieces": (*WITHOUT_GECO, "objective.energy=5.0", "optimiser.accumulate=2"),
     "poisoned": (),
 }
 NUM_STEPS = 20

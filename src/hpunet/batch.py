@@ -41,7 +41,8 @@ class TrainingOutput:
     """What a model returns for a training batch: everything from one posterior draw and one prior pass.
 
     `prior` and `posterior` hold the Gaussians of each latent scale, coarsest first; `kl` is the divergence of
-    each scale, summed over its positions and channels and averaged over the batch (App. A).
+    each scale, summed over its positions and channels and averaged over the batch (App. A). Where they were asked
+    for, `sample_logits` are hypotheses from the prior, with gradients.
     """
 
     logits: Float[Tensor, "b k h w"]
@@ -49,6 +50,7 @@ class TrainingOutput:
     prior: Sequence[Gaussian]
     posterior: Sequence[Gaussian]
     kl: Float[Tensor, " scales"]
+    sample_logits: Float[Tensor, "b s k h w"] | None = None
 
 
 def _values_can_be_read(tensor: Tensor) -> bool:

@@ -104,6 +104,8 @@ def build_optimiser(
 
 def build_recipe(settings: Settings, *, info: SetInfo) -> Recipe:
     """How batches become examples."""
+    if settings.objective.energy and info.has_instances:
+        raise ConfigError("objective.energy: compares maps of classes, these data have instances with random ids")
     return Recipe(
         info=info,
         crop=settings.data.crop,

@@ -88,6 +88,12 @@ class ObjectiveSettings(_Section):
     """How many times as strongly as in the plain KL the prior is moved towards the posterior."""
     kl_warm_up: list[Annotated[int, Field(ge=0)]] = []
     """GECO: iterations (or shares of all) over which a scale's KL comes to count in full, coarsest scale first."""
+    energy: Annotated[float, Field(ge=0)] = 0.0
+    """Weight of the energy distance of samples and all graders' maps, added to the loss; none in the paper."""
+    energy_samples: Annotated[int, Field(ge=2)] = 4
+    """Samples an image that it is taken of."""
+    energy_from: Annotated[int, Field(ge=0)] = 0
+    """Iteration (or share of all) at which it begins; samples are costly, and of little use while all is new."""
     top_k: Fraction | Literal["all"] = 0.02
     """Share of the pixels that count, the hardest ones; "all" for every valid pixel."""
     stochastic: bool = True
@@ -214,6 +220,14 @@ def check_settings(values: Mapping[str, Any], *, where: str) -> Settings:
         raise ConfigError(f"{where}: " + "; ".join(problem[:300] for problem in problems)) from None
 
 
+_ITERATIONS = (
+    ("optimiser", "boundaries"),
+    ("augmentation", "fade"),
+    ("objective", "kl_warm_up"),
+    ("objective", "energy_from"),
+)
+
+
 def _without_shares(values: Mapping[str, Any]) -> dict[str, Any]:
     """Where iterations are named, numbers between 0 and 1 are shares of all: 0.6 of 30,000 becomes 18,000."""
     optimiser = values.get("optimiser")
@@ -221,11 +235,15 @@ def _without_shares(values: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(iterations, int):
         return dict(values)
     whole: dict[str, Any] = {}
-    for group, key in (("optimiser", "boundaries"), ("augmentation", "fade"), ("objective", "kl_warm_up")):
+    for group, key in _ITERATIONS:
         section = values.get(group)
         given = section.get(key) if isinstance(section, Mapping) else None
         if isinstance(given, list):
-            whole[group] = {key: _whole(given, iterations, rising=key != "kl_warm_up")}
+            found: Any = _whole(given, iterations, rising=key != "kl_warm_up")
+        else:
+            found = _whole([given], iterations, rising=False)[0]
+        if given is not None:
+            whole = merged(whole, {group: {key: found}})
     return merged(values, whole)
 
 

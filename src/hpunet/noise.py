@@ -33,6 +33,7 @@ class Stream(IntEnum):
     HIDE = 4
     POSTERIOR = 5
     GUMBEL = 6
+    PRIOR = 7
 
 
 def _signed(word: int) -> int:

@@ -39,6 +39,8 @@ class Terms:
     """GECO: moving average of rec minus what κ allows; negative when the reconstruction is good enough."""
     multiplier: Float[Tensor, ""] | None = None
     """GECO: λ."""
+    energy: Float[Tensor, ""] | None = None
+    """Energy distance of the prior's hypotheses and the graders' maps, but for what only graders have a part in."""
 
     @property
     def rec_per_pixel(self) -> Float[Tensor, ""]:
@@ -301,6 +303,52 @@ class GECO(nn.Module):
             multiplier=multiplier.detach(),
             batch_size=batch_size,
         )
+
+
+class EnergyDistance(nn.Module):
+    """2·E d(sample, grader) − E d(sample, other sample): what of GED² depends on the samples, made differentiable.
+
+    d is 1 − Σ min(p, q) / Σ max(p, q) of two maps of probabilities: 1 − IoU where these are 0 and 1. Nothing is
+    won by a grey map between two that are black and white. A pixel is added to both sums, so that two empty maps are
+    alike and a nearly empty one is nearly so. The expectation is least for samples that are distributed as the
+    graders' maps are: samples are drawn to graders, and away from each other.
+
+    Args:
+        classes: those whose maps are compared; d is the mean over them.
+    """
+
+    def __init__(self, *, classes: Sequence[int]) -> None:
+        super().__init__()
+        self.classes = list(classes)
+
+    def forward(
+        self,
+        *,
+        sample_logits: Float[Tensor, "b s k h w"],
+        gradings: Int[Tensor, "b r h w"],
+        graders: Bool[Tensor, "b r"],
+        valid: Bool[Tensor, "b h w"],
+    ) -> Float[Tensor, ""]:
+        """The mean over images of the whole batch in value, of this process's in gradient."""
+        with torch.autocast(sample_logits.device.type, enabled=False):
+            probs = at_least_float32(sample_logits).softmax(dim=2)
+        first, second = torch.triu_indices(probs.shape[1], probs.shape[1], offset=1, device=probs.device)
+        shares = graders / graders.sum(dim=1, keepdim=True)
+        total = probs.new_zeros(len(probs))
+        for c in self.classes:
+            samples = torch.where(valid.unsqueeze(1), probs[:, :, c], 0.0)
+            marked = ((gradings == c) & valid.unsqueeze(1)).to(probs.dtype)
+            to_graders = soft_distance(samples.unsqueeze(2), marked.unsqueeze(1)).mean(dim=1)
+            apart = soft_distance(samples[:, first], samples[:, second]).mean(dim=1)
+            total = total + 2 * (to_graders * shares).sum(dim=1) - apart
+        return of_everyone(total.mean() / len(self.classes))
+
+
+def soft_distance(a: Float[Tensor, "*n h w"], b: Float[Tensor, "*m h w"]) -> Float[Tensor, "*nm"]:
+    """1 − Σ min(a, b) / Σ max(a, b), with a pixel added to both sums; what comes before pixels is broadcast."""
+    common = torch.minimum(a, b).sum(dim=(-2, -1))
+    either = torch.maximum(a, b).sum(dim=(-2, -1))
+    return 1 - (common + 1) / (either + 1)
 
 
 def parameter_groups(model: nn.Module, objective: nn.Module, *, penalty: float = 1e-5) -> list[dict[str, object]]:

@@ -114,6 +114,8 @@ class Training:
             autocast=self.autocast,
             clip_norm=settings.optimiser.clip_norm,
             average=settings.optimiser.average,
+            energy=settings.objective.energy,
+            energy_samples=settings.objective.energy_samples,
             network=network,
             draw=fused_draw() if self.why_not_fused is None else None,
         )
@@ -205,10 +207,15 @@ class Training:
 
     def run_steps(self) -> Iterator[tuple[Terms, Tensor]]:
         """Train from the current step to the last: terms and gradient norm of each step."""
-        end = self.settings.optimiser.iterations
+        objective, end = self.settings.objective, self.settings.optimiser.iterations
+        for last in (min(objective.energy_from, end), end):  # without the energy distance, then with it
+            self.train_step.uses_energy = objective.energy > 0 and last > objective.energy_from
+            if self.step < last:
+                yield from self._steps_to(last)
+
+    def _steps_to(self, end: int) -> Iterator[tuple[Terms, Tensor]]:
         if self.settings.optimiser.cuda_graph and self.can_be_captured():
-            if self.step < end:
-                yield from self._graph_steps(end)
+            yield from self._graph_steps(end)
             return
         for batch in self.steps.iterate(self.step, end, num_workers=self.settings.data.num_workers):
             on_device = Batch(**{name: value.to(self.device) for name, value in vars(batch).items()})
@@ -271,6 +278,8 @@ class Training:
             "gradient_norm": float(norm),
             "skipped": float(self.train_step.skipped),
         }
+        if terms.energy is not None:
+            values["energy"] = float(terms.energy)
         if terms.multiplier is not None and terms.constraint is not None:
             values |= {"lambda": float(terms.multiplier), "constraint": float(terms.constraint)}
         if int(self.train_step.skipped_in_a_row) >= self.settings.optimiser.max_skipped:
@@ -397,6 +406,7 @@ def _why_not_fused(settings: Settings, *, model: nn.Module, device: torch.device
         precision=settings.optimiser.precision,
         activation_checkpointing=settings.model.activation_checkpointing,
         compiled=settings.optimiser.compile,
+        prior_draws=settings.objective.energy > 0,
     )
     if wish == "fused" and reason is not None:
         raise ConfigError(f"optimiser.kernels: {reason}; use auto or torch")
@@ -421,8 +431,8 @@ def _check_same_run(state: dict[str, Any], settings: Settings, pack: Pack, *, st
 def _deciding(settings: Settings, *, step: int) -> dict[str, Any]:
     """The settings that decide the weights after `step` iterations: "optimiser.batch_size" and so on.
 
-    Learning rates and fading that come later do not, nor does how many iterations follow. Kernels only round
-    differently.
+    Learning rates, fading and energy distance that come later do not, nor does how many iterations follow. Kernels
+    only round differently.
     """
     flat: dict[str, Any] = {"seed": settings.seed}
     for group, section in settings.model_dump(mode="json").items():
@@ -435,6 +445,8 @@ def _deciding(settings: Settings, *, step: int) -> dict[str, Any]:
     fade = settings.augmentation.fade
     if fade is not None and fade[0] + 1 >= step:  # at its first step nothing has faded yet
         flat["augmentation.fade"] = None
+    if settings.objective.energy == 0 or settings.objective.energy_from >= step:
+        flat |= {"objective.energy": 0.0, "objective.energy_samples": None, "objective.energy_from": None}
     return flat
 
 

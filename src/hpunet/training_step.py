@@ -22,7 +22,7 @@ from hpunet.data.base import SetInfo
 from hpunet.data.extrapolation import NUM_UNIFORMS, hide
 from hpunet.data.instance_ids import assign_ids, draw_id_table
 from hpunet.noise import Draw, Stream, drawing_by, keyed_normal, keyed_uniform
-from hpunet.objectives import Terms
+from hpunet.objectives import EnergyDistance, Terms
 
 NUM_TABLE_IDS = 512
 """Instances of an image that get an id of their own draw; further ones share."""
@@ -36,6 +36,9 @@ class Example:
     labels: Int[Tensor, "b h w"]
     valid: Bool[Tensor, "b h w"]
     cond: Float[Tensor, "b e h w"] | None
+    gradings: Int[Tensor, "b r h w"] | None = None
+    """All graders' maps, and which of them exist; only if they were asked for."""
+    graders: Bool[Tensor, "b r"] | None = None
 
 
 @dataclass(frozen=True)
@@ -48,22 +51,36 @@ class Recipe:
     extrapolate: bool
     seed: int
 
-    def __call__(self, batch: Batch, *, step: int | Int[Tensor, ""], positions: Int[Tensor, " b"]) -> Example:
-        """The examples of a batch at a step; `positions` are the images' places in the whole batch."""
+    def __call__(
+        self,
+        batch: Batch,
+        *,
+        step: int | Int[Tensor, ""],
+        positions: Int[Tensor, " b"],
+        all_gradings: bool = False,
+    ) -> Example:
+        """The examples of a batch at a step; `positions` are the images' places in the whole batch.
+
+        With `all_gradings` they have the maps of all graders besides the chosen one's.
+        """
 
         def uniform(stream: Stream, count: int) -> Tensor:
             return keyed_uniform(seed=self.seed, step=step, index=positions, stream=stream, count=count)
 
-        chosen = one_grader(batch, uniform(Stream.GRADER, 1)[:, 0])  # first: the others' maps need no warping
+        choice = uniform(Stream.GRADER, 1)[:, 0]
+        if not all_gradings:  # chosen first, so that the others' maps need no warping
+            chosen = one_grader(batch, choice).unsqueeze(1)
+            batch = replace(batch, labels=chosen, graders=batch.graders.any(dim=1, keepdim=True))
         batch = augment(
-            replace(batch, labels=chosen.unsqueeze(1), graders=batch.graders.any(dim=1, keepdim=True)),
+            batch,
             settings=self.augmentation,
             crop_size=self.crop,
             seed=self.seed,
             step=step,
             index=positions,
         )
-        labels = batch.labels[:, 0]
+        labels = one_grader(batch, choice) if all_gradings else batch.labels[:, 0]
+        every = {"gradings": batch.labels, "graders": batch.graders} if all_gradings else {}
         if self.info.has_instances:
             table = draw_id_table(uniform(Stream.IDS, NUM_TABLE_IDS), self.info.num_random_ids)
             labels = assign_ids(
@@ -73,14 +90,14 @@ class Recipe:
                 table=table,
             ).squeeze(1)
         if not self.extrapolate:
-            return Example(image=batch.image, labels=labels, valid=batch.valid, cond=None)
+            return Example(image=batch.image, labels=labels, valid=batch.valid, cond=None, **every)
         hidden = hide(
             image=batch.image,
             labels=labels,
             uniform=uniform(Stream.HIDE, NUM_UNIFORMS),
             num_classes=self.info.num_classes,
         )
-        return Example(image=hidden.image, labels=labels, valid=batch.valid, cond=hidden.cond)
+        return Example(image=hidden.image, labels=labels, valid=batch.valid, cond=hidden.cond, **every)
 
 
 def one_grader(batch: Batch, uniform: Float[Tensor, " b"]) -> Int[Tensor, "b h w"]:
@@ -110,6 +127,8 @@ class TrainingStep:
         autocast: Callable[[], AbstractContextManager[object]] = nullcontext,
         clip_norm: float | None = None,
         average: float | None = None,
+        energy: float = 0.0,
+        energy_samples: int = 4,
         network: Any = None,
         draw: Draw | None = None,
     ) -> None:
@@ -119,6 +138,10 @@ class TrainingStep:
         self.draw = draw
         """What draws random numbers on a GPU, if not tensor operations."""
         self.num_pieces, self.autocast, self.clip_norm, self.decay = num_pieces, autocast, clip_norm, average
+        self.energy, self.energy_samples = energy, energy_samples
+        self.uses_energy = energy > 0
+        """Whether steps draw samples from the prior for it; it may begin later."""
+        self.energy_distance = EnergyDistance(classes=recipe.info.stochastic_classes)
         self.parameters = [p for group in optimiser.param_groups for p in group["params"]]
         device = self.parameters[0].device
         self.averaged = [p.detach().clone() for p in model.parameters()] if average else []
@@ -135,7 +158,7 @@ class TrainingStep:
     def _train(
         self, batch: Batch, *, step: int | Int[Tensor, ""], positions: Int[Tensor, " b"]
     ) -> tuple[Terms, Float[Tensor, ""]]:
-        example = self.recipe(batch, step=step, positions=positions)
+        example = self.recipe(batch, step=step, positions=positions, all_gradings=self.uses_energy)
         self.optimiser.zero_grad(set_to_none=True)
         objective_before = [buffer.clone() for buffer in self.objective.buffers()]
         pieces = [
@@ -189,29 +212,50 @@ class TrainingStep:
                 image=example.image[piece],
                 labels=labels,
                 cond=None if example.cond is None else example.cond[piece],
-                noise=self._posterior_noise(key, h, w),
+                noise=self._noise(key, h, w),
+                **({"prior_noise": self._prior_noise(key, h, w)} if self.uses_energy else {}),
             )
         terms: Terms = self.objective(
             output, labels=labels, valid=example.valid[piece], gumbel=gumbel_from_uniform(uniform).view(-1, h, w)
         )
+        if self.uses_energy:
+            assert example.gradings is not None
+            assert example.graders is not None
+            energy = self.energy_distance(
+                sample_logits=output.sample_logits,
+                gradings=example.gradings[piece],
+                graders=example.graders[piece],
+                valid=example.valid[piece],
+            )
+            terms = replace(terms, loss=terms.loss + self.energy * energy, energy=energy.detach())
         (terms.loss / self.num_pieces).backward()
         return terms
 
-    def _posterior_noise(self, key: dict[str, Any], h: int, w: int) -> list[Tensor]:
+    def _noise(self, key: dict[str, Any], h: int, w: int) -> list[Tensor]:
+        """The posterior's."""
         shapes = self.model.latent_shapes(h, w)
         sizes = [prod(shape) for shape in shapes]
         drawn = keyed_normal(**key, stream=Stream.POSTERIOR, count=sum(sizes))
         return [part.unflatten(1, shape) for part, shape in zip(drawn.split(sizes, dim=1), shapes, strict=True)]
 
+    def _prior_noise(self, key: dict[str, Any], h: int, w: int) -> list[Tensor]:
+        """(b, s, z, h_i, w_i) for each scale."""
+        shapes = self.model.latent_shapes(h, w)
+        sizes, s = [prod(shape) for shape in shapes], self.energy_samples
+        drawn = keyed_normal(**key, stream=Stream.PRIOR, count=s * sum(sizes)).unflatten(1, (s, sum(sizes)))
+        return [part.unflatten(2, shape) for part, shape in zip(drawn.split(sizes, dim=2), shapes, strict=True)]
+
 
 def of_the_batch(pieces: Sequence[Terms]) -> Terms:
     """The terms of a batch from those of its equal pieces; GECO's constraint and λ are those of the last one."""
+    energies = [terms.energy for terms in pieces if terms.energy is not None]
     return replace(
         pieces[-1],
         loss=torch.stack([terms.loss.detach() for terms in pieces]).mean(),
         rec=torch.stack([terms.rec for terms in pieces]).mean(),
         kl=torch.stack([terms.kl for terms in pieces]).mean(dim=0),
         num_kept=torch.stack([terms.num_kept for terms in pieces]).sum(),
+        energy=None if not energies else torch.stack(energies).mean(),
         batch_size=sum(terms.batch_size for terms in pieces),
     )
 

@@ -70,8 +70,13 @@ def main() -> None:
         (ProbUNet(**few, channels=(32, 64)), 32, torch.bfloat16),
     ):
         network = FusedNetwork(model, dtype=dtype)
-        output = network(image=torch.rand(2, 1, size, size), labels=torch.zeros(2, size, size, dtype=torch.long))
-        (output.logits.sum() + output.kl.sum()).backward()
+        drawn = {}
+        if isinstance(model, HPUNet):
+            drawn["prior_noise"] = [torch.randn(2, 3, *shape) for shape in model.latent_shapes(size, size)]
+        image, labels = torch.rand(2, 1, size, size), torch.zeros(2, size, size, dtype=torch.long)
+        output = network(image=image, labels=labels, **drawn)
+        loss = output.logits.sum() + output.kl.sum()
+        (loss if output.sample_logits is None else loss + output.sample_logits.sum()).backward()
     for normal in (False, True):
         keyed.draw(start=-(2**40), step=torch.tensor(1), index=torch.arange(2), count=3, normal=normal)
     kernels = {key.split()[0] for key in compiler.compiled}

@@ -135,14 +135,21 @@ def check_model(model: HPUNet | ProbUNet, size: tuple[int, int], *, sigma_weight
         inputs["cond"] = torch.rand(2, model.cond_channels, *size)
     labels = torch.randint(3, (2, *size), device=DEVICE)
     noise = [torch.randn(2, *shape) for shape in model.latent_shapes(*size)]
+    own: list[Tensor] = []
+    if isinstance(model, HPUNet):  # hypotheses of the prior besides
+        generator = torch.Generator().manual_seed(1)
+        own = [torch.randn(2, 3, *shape, generator=generator) for shape in model.latent_shapes(*size)]
 
     def gradients(network: Any, *, passes: int = 1) -> tuple[Any, dict[str, Tensor]]:
         where: dict[str, Any] = {"dtype": next(model.parameters()).dtype, "device": DEVICE}
         model.zero_grad(set_to_none=True)
         seen = {name: None if value is None else value.to(**where) for name, value in inputs.items()}
         for _ in range(passes):
-            output = network(**seen, labels=labels, noise=[n.to(**where) for n in noise])
+            drawn = {"prior_noise": [n.to(**where) for n in own]} if own else {}
+            output = network(**seen, labels=labels, noise=[n.to(**where) for n in noise], **drawn)
             loss = output.logits.square().mean() * 10 + output.kl @ torch.arange(1, 1 + len(noise)).to(**where)
+            if own:
+                loss = loss + output.sample_logits.tanh().mean(dim=(0, 2, 3, 4)) @ torch.arange(1, 4).to(**where)
             (loss + sigma_weight * sum(g.log_sigma.sum() for g in (*output.prior, *output.posterior))).backward()
         return output, {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
 
@@ -154,6 +161,8 @@ def check_model(model: HPUNet | ProbUNet, size: tuple[int, int], *, sigma_weight
         found, found_gradients = gradients(fused, passes=passes)
         assert distance(found.logits, expected.logits) < 1e-6
         assert distance(found.kl, expected.kl) < 1e-5
+        if own:
+            assert distance(found.sample_logits, expected.sample_logits) < 1e-6
         for one, other in zip(found.latents, expected.latents, strict=True):
             assert one.shape == other.shape
             assert other.numel() == 0 or distance(one, other) < 1e-6

@@ -44,6 +44,7 @@ def test_nothing_speaks_against_a_model_in_bf16_on_a_recent_gpu(model: nn.Module
         ("need a CUDA GPU, this is a CPU", {"device": CPU}),
         ("are for the HPU-Net, this is a Linear", {"model": nn.Linear(1, 1)}),
         ("sample the HPU-Net, this is a ProbUNet", {"model": BASELINE, "sampling": True}),
+        ("have objective.energy for the HPU-Net, this is a ProbUNet", {"model": BASELINE, "prior_draws": True}),
         ("compute in bf16, optimiser.precision is tf32", {"precision": "tf32"}),
         ("model.activation_checkpointing is on", {"activation_checkpointing": True}),
         ("optimiser.compile is on", {"compiled": True}),
@@ -116,13 +117,14 @@ def test_training_runs_on_fused_kernels_and_a_resume_may_change_them(
     asked: dict[str, Any] = {}
     monkeypatch.setattr("hpunet.train.reason_against_fused", lambda _model, **how: asked.update(how))
     monkeypatch.setitem(sys.modules, "hpunet.kernels.network", SimpleNamespace(FusedNetwork=Fused))  # type: ignore[arg-type]
-    changes = ("optimiser.precision=bf16", "optimiser.iterations=2")
+    changes = ("optimiser.precision=bf16", "optimiser.iterations=2", "objective.energy=1.0")
     training = Training(tiny_settings(*changes), pack_path=pack, run=tmp_path, device=CPU)
     network = training.train_step.network
     assert isinstance(network, Fused)
     assert network.model is training.model
     assert (network.dtype, network.size) == (torch.bfloat16, training.settings.data.crop)
-    assert asked == {"device": CPU, "precision": "bf16", "activation_checkpointing": False, "compiled": False}
+    expected = {"device": CPU, "precision": "bf16", "activation_checkpointing": False, "compiled": False}
+    assert asked == {**expected, "prior_draws": True}
     for _ in training.run_steps():
         training.step += 1
     assert network.calls == 2

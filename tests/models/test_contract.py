@@ -74,6 +74,20 @@ def test_kl_and_logits_come_from_the_same_draw(model: nn.Module) -> None:
         torch.testing.assert_close(mine.log_sigma, theirs.log_sigma)
 
 
+def test_the_priors_own_hypotheses_are_those_of_sampling_with_their_noise(model: nn.Module) -> None:
+    image, labels = batch_for(model)
+    noise = [torch.randn(2, 3, *shape) for shape in model.latent_shapes(32, 64)]
+    output = model(image=image, labels=labels, prior_noise=noise)
+    features = model.encode(image=image)
+    for i in range(3):
+        logits, _, _ = model.decode(features, noise=[scale[:, i] for scale in noise])
+        torch.testing.assert_close(output.sample_logits[:, i], logits)
+    output.sample_logits.logsumexp(dim=2).sum().backward()
+    touched = [name for name, p in model.named_parameters() if p.grad is not None and p.grad.abs().sum() > 0]
+    assert not any(name.startswith("posterior") for name in touched)
+    assert any(name.startswith("prior") for name in touched)
+
+
 def test_reconstruction_loss_alone_reaches_every_posterior_parameter(model: nn.Module) -> None:
     image, labels = batch_for(model)
     model(image=image, labels=labels).logits.logsumexp(dim=1).sum().backward()

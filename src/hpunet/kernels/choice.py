@@ -23,12 +23,14 @@ def reason_against_fused(
     activation_checkpointing: bool = False,
     compiled: bool = False,
     sampling: bool = False,
+    prior_draws: bool = False,
 ) -> str | None:
     """Why fused kernels cannot compute this model here, in a few words; None where they can."""
     if device.type != "cuda":
         return f"fused kernels need a CUDA GPU, this is a {device.type.upper()}"
-    if not isinstance(model, HPUNet if sampling else (HPUNet, ProbUNet)):
-        return f"fused kernels {'sample' if sampling else 'are for'} the HPU-Net, this is a {type(model).__name__}"
+    if not isinstance(model, HPUNet if sampling or prior_draws else (HPUNet, ProbUNet)):
+        what = "sample" if sampling else "have objective.energy for" if prior_draws else "are for"
+        return f"fused kernels {what} the HPU-Net, this is a {type(model).__name__}"
     if find_spec("triton") is None:
         return "fused kernels need Triton, which is not installed"
     capability = torch.cuda.get_device_capability(device)

@@ -254,7 +254,7 @@ def heads(
 @triton.jit
 def _heads_gradient(
     x, weight, noise, raw, raw_gradient, joined, below, out, weight_gradient, bias_gradient, B,
-    RAW_STRIDE, NOISE_STRIDE, BELOW_GROUPS: tl.constexpr,
+    RAW_STRIDE, NOISE_STRIDE, GROUPS: tl.constexpr, BELOW_GROUPS: tl.constexpr,
     W: tl.constexpr, HW: tl.constexpr, C: tl.constexpr, REAL: tl.constexpr, Z: tl.constexpr,
     JOINED_C: tl.constexpr, OFFSET: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr,
     BC: tl.constexpr, BP: tl.constexpr,
@@ -263,7 +263,7 @@ def _heads_gradient(
     c = tl.arange(0, BC)
     inside = p < B * HW
     image, position = p // HW, p % HW
-    for group in tl.static_range(2):
+    for group in tl.static_range(GROUPS):
         here = (group * B * HW + p)[:, None] * C + c[None, :]
         there = inside[:, None] & (c < C)[None, :]
         a = tl.load(x + here, mask=there, other=0.0).to(tl.float32)
@@ -275,7 +275,7 @@ def _heads_gradient(
             mean = tl.load(raw_gradient + (2 * group * B) * RAW_STRIDE + place, mask=inside, other=0.0)
             log_sigma = tl.load(raw_gradient + ((2 * group + 1) * B) * RAW_STRIDE + place, mask=inside, other=0.0)
             value = tl.load(raw + ((2 * group + 1) * B) * RAW_STRIDE + place, mask=inside, other=0.0)
-            if group == 1:  # through the latents, which all groups used at twice the size
+            if group == GROUPS - 1:  # through the latents, which all groups used at twice the size
                 drawn = tl.zeros((BP,), tl.float32)
                 for other in tl.static_range(BELOW_GROUPS):
                     y, column = (other * B + image) * (2 * HW // W) + position // W * 2, position % W * 2
@@ -303,19 +303,19 @@ def _heads_gradient(
 
 
 def heads_gradient(
-    x: Float[Tensor, "2 b h w c"],
+    x: Float[Tensor, "g b h w c"],
     *,
-    weight: Float[Tensor, "2 zz f"],
+    weight: Float[Tensor, "g zz f"],
     noise: Float[Tensor, "b n"],
-    raw: Float[Tensor, "2 2 b n"],
-    raw_gradient: Float[Tensor, "2 2 b n"],
-    joined: Float[Tensor, "g b h2 w2 d"],
+    raw: Float[Tensor, "g 2 b n"],
+    raw_gradient: Float[Tensor, "g 2 b n"],
+    joined: Float[Tensor, "j b h2 w2 d"],
     offset: int,
-    below: Float[Tensor, "g b h w c"],
-    weight_gradient: Float[Tensor, "2 zz f"],
-    bias_gradient: Float[Tensor, "2 zz"],
-) -> Float[Tensor, "2 b h w c"]:
-    """The gradient of x: from the heads, from the latents drawn there (via `joined`), and `below` as it is.
+    below: Float[Tensor, "j b h w c"],
+    weight_gradient: Float[Tensor, "g zz f"],
+    bias_gradient: Float[Tensor, "g zz"],
+) -> Float[Tensor, "g b h w c"]:
+    """The gradient of x: from the heads, from the latents that the last group drew (via `joined`), and `below`.
 
     `raw_gradient` is that of means and of log σ in its range; of the latter goes on what leads back into the range.
     """
@@ -324,7 +324,7 @@ def heads_gradient(
     launch(
         _heads_gradient, (triton.cdiv(b * h * w, 16),),
         x, weight, noise, raw, raw_gradient, joined, below, out, weight_gradient, bias_gradient, b,
-        raw.stride(2), noise.stride(0), BELOW_GROUPS=below.shape[0],
+        raw.stride(2), noise.stride(0), GROUPS=x.shape[0], BELOW_GROUPS=below.shape[0],
         W=w, HW=h * w, C=c, REAL=weight.shape[2], Z=weight.shape[1] // 2, JOINED_C=joined.shape[4], OFFSET=offset,
         LOW=LOG_SIGMA_RANGE[0], HIGH=LOG_SIGMA_RANGE[1], BC=triton.next_power_of_2(c), BP=16,
     )  # fmt: skip

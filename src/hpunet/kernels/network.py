@@ -5,6 +5,7 @@ processes, CUDA graphs) is as with the plain model.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -30,20 +31,24 @@ class _Pass(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, plan: Plan | ProbUNetPlan, x: Tensor, noise: Tensor, *_parameters: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+        ctx: Any, plan: Any, x: Tensor, noise: Tensor, prior_noise: Tensor | None, *_parameters: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         plan.weights.prepare()
-        out, raw, latents, ctx.trace = plan.forward(x, noise)
+        more = () if prior_noise is None else (prior_noise,)
+        out, raw, latents, drawn, ctx.trace = plan.forward(x, noise, *more)
         ctx.plan = plan
         ctx.mark_non_differentiable(latents)
-        return out, raw, latents
+        return out, raw, latents, drawn
 
     @staticmethod
-    def backward(ctx: Any, logits_grad: Tensor, raw_grad: Tensor, _latents: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(
+        ctx: Any, logits_grad: Tensor, raw_grad: Tensor, _latents: Tensor, drawn_grad: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
         plan: Any = ctx.plan
-        plan.backward(ctx.trace, logits_grad.contiguous(), raw_grad.contiguous())
+        more = () if drawn_grad is None else (drawn_grad.contiguous(),)
+        plan.backward(ctx.trace, logits_grad.contiguous(), raw_grad.contiguous(), *more)
         ctx.trace = None
-        return None, None, None, *plan.weights.collect()
+        return None, None, None, None, *plan.weights.collect()
 
 
 class FusedNetwork(nn.Module):
@@ -57,7 +62,7 @@ class FusedNetwork(nn.Module):
         super().__init__()
         self.model, self.dtype = model, dtype
         self._plans: dict[tuple[int, int], Plan | ProbUNetPlan] = {}
-        self._compiled: set[torch.Size] = set()
+        self._compiled: set[object] = set()
         self._size = size
         if size is not None:
             self._plan(*size).weights.take_in_parameters()
@@ -82,13 +87,15 @@ class FusedNetwork(nn.Module):
         labels: Int[Tensor, "b h w"],
         cond: Float[Tensor, "b e h w"] | None = None,
         noise: PerScale | None = None,
+        prior_noise: Sequence[Tensor] | None = None,
     ) -> TrainingOutput:
         """As `HPUNet.forward`."""
         model, (b, _, h, w) = self.model, image.shape
         check_pair(model, image=image, labels=labels)
         seen = model.prior_input(image=image, cond=cond)
         plan = self._plan(h, w)
-        plan.check_batch(b)
+        own = None if prior_noise is None else torch.cat([n.flatten(2) for n in prior_noise], dim=2).float()
+        plan.check_batch(b if own is None else b * max(1, own.shape[1]))
         x = lay_out(
             seen, copies=plan.num_prior_inputs, pair=(image, labels), num_classes=model.num_classes,
             width=plan.in_width, dtype=self.dtype,
@@ -98,20 +105,24 @@ class FusedNetwork(nn.Module):
         else:
             flat = torch.cat([n.flatten(1) for n in noise if n is not None], dim=1).float()
         with torch.autocast(image.device.type, enabled=False):
-            self._compile(plan, x, flat)
-            out, raw, latents = _Pass.apply(plan, x, flat, *plan.weights.parameters)  # type: ignore[no-untyped-call]
-            return _training_output(out, raw, latents, plan.latent_shapes)
+            self._compile(plan, x, flat, own)
+            out, raw, latents, drawn = _Pass.apply(plan, x, flat, own, *plan.weights.parameters)  # type: ignore[no-untyped-call]
+            output = _training_output(out, raw, latents, plan.latent_shapes)
+            return output if drawn is None else replace(output, sample_logits=drawn.unflatten(0, (b, -1)))
 
     @torch.no_grad()
-    def _compile(self, plan: Any, x: Tensor, noise: Tensor) -> None:
+    def _compile(self, plan: Any, x: Tensor, noise: Tensor, prior_noise: Tensor | None) -> None:
         """All kernels of a pass of this size at once, the first time it is seen."""
-        if x.device.type != "cuda" or x.shape in self._compiled:
+        key = (x.shape, None if prior_noise is None else prior_noise.shape)
+        if x.device.type != "cuda" or key in self._compiled:
             return
-        self._compiled.add(x.shape)
+        self._compiled.add(key)
         with compiling_ahead():
             plan.weights.prepare()
-            out, raw, _, trace = plan.forward(x, noise)
-            plan.backward(trace, torch.zeros_like(out), torch.zeros_like(raw))
+            own = () if prior_noise is None else (prior_noise,)
+            out, raw, _, drawn, trace = plan.forward(x, noise, *own)
+            more = () if drawn is None else (torch.zeros_like(drawn),)
+            plan.backward(trace, torch.zeros_like(out), torch.zeros_like(raw), *more)
             plan.weights.collect()
 
 

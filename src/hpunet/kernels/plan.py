@@ -92,15 +92,26 @@ def _block_gradient(
 
 
 @dataclass
-class _Trace:
-    """What the backward pass needs of the forward pass."""
+class _Decoded:
+    """What the gradients of a decoder's pass need of it."""
 
     blocks: list[Ran]
     features: list[Tensor]
     """What the heads saw."""
     last: Tensor
     noise: Float[Tensor, "b n"]
-    raw: Float[Tensor, "2 2 b n"]
+    raw: Float[Tensor, "g 2 b n"]
+
+
+@dataclass
+class _Trace:
+    """What the backward pass needs of the forward pass."""
+
+    blocks: list[Ran]
+    """Of the encoders."""
+    decoded: _Decoded
+    samples: _Decoded | None = None
+    """Of the prior's own draws."""
 
 
 class BasePlan:
@@ -191,28 +202,43 @@ class Plan(BasePlan):
         return flat[..., sum(sizes[:i]) : sum(sizes[: i + 1])]
 
     def forward(
-        self, x: Float[Tensor, "2 b h w c"], noise: Float[Tensor, "b n"]
-    ) -> tuple[Float[Tensor, "b k h w"], Float[Tensor, "2 2 b n"], Float[Tensor, "b n"], _Trace]:
+        self,
+        x: Float[Tensor, "2 b h w c"],
+        noise: Float[Tensor, "b n"],
+        prior_noise: Float[Tensor, "b s n"] | None = None,
+    ) -> tuple[
+        Float[Tensor, "b k h w"],
+        Float[Tensor, "2 2 b n"],
+        Float[Tensor, "b n"],
+        Float[Tensor, "t k h w"] | None,
+        _Trace,
+    ]:
         """Logits, means and log σ (not clamped) of all heads as (net, mean or log σ, image, position), latents.
 
-        The posterior draws the latents with `noise`; both decoders get them.
+        The posterior draws the latents with `noise`; both decoders get them. With `prior_noise` the prior draws
+        hypotheses by itself: their logits, those of an image one after the other.
         """
-        b = x.shape[1]
-        raw = torch.empty(2, 2, b, noise.shape[1], device=x.device)
-        latents = torch.empty(b, noise.shape[1], device=x.device)
         blocks: list[Ran] = []
-
-        def run_stage(stage: Stage, x: Tensor) -> Tensor:
-            for layer in stage:
-                out, h1, h2 = run_block(layer, x)
-                blocks.append((layer, x, h1, h2))
-                x = out
-            return x
-
         features: list[Tensor] = []
         for depth, stage in enumerate(self.encoder):
-            x = run_stage(stage, halve(x) if depth else x)
+            x = _run_stage(stage, halve(x) if depth else x, blocks)
             features.append(x)
+        out, latents, decoded = self._decode(features[::-1], noise)
+        trace = _Trace(blocks, decoded)
+        drawn = None
+        if prior_noise is not None:
+            own = [f[:1].repeat_interleave(prior_noise.shape[1], dim=1) for f in reversed(features)]
+            drawn, _, trace.samples = self._decode(own, prior_noise.flatten(0, 1))
+        return out, decoded.raw, latents, drawn, trace
+
+    def _decode(
+        self, features: Sequence[Float[Tensor, "g b _ _ _"]], noise: Float[Tensor, "b n"]
+    ) -> tuple[Float[Tensor, "b k h w"], Float[Tensor, "b n"], _Decoded]:
+        """Logits and latents: of both networks, or of the prior alone. The last of them draws."""
+        x = features[0]
+        raw = torch.empty(x.shape[0], 2, *noise.shape, device=x.device)
+        latents = torch.empty_like(noise)
+        blocks: list[Ran] = []
         seen = []
         for i, stage in enumerate(self.decoder):
             z = None
@@ -221,13 +247,14 @@ class Plan(BasePlan):
             if i in self.head_scales:
                 weight, bias = self.projection(1 + i)
                 flat = [self.scale(t, i) for t in (noise, raw, latents)]
-                heads(x, weight=weight, bias=bias, noise=flat[0], raw=flat[1], latents=flat[2])
+                of_these = {"weight": weight[: len(x)], "bias": bias[: len(x)]}
+                heads(x, **of_these, noise=flat[0], raw=flat[1], latents=flat[2])
                 z = flat[2].unflatten(1, self.latent_shapes[i])
-            groups, width = len(stage[0].blocks), stage[0].widths[0]
-            x = run_stage(stage, join(x[:groups], features[-2 - i][:groups], latents=z, width=width))
+            groups, width = min(len(x), len(stage[0].blocks)), stage[0].widths[0]
+            x = _run_stage(stage, join(x[:groups], features[i + 1][:groups], latents=z, width=width), blocks)
         weight, bias = self.projection(0)
         out = logits(x[0], weight=weight[0], bias=bias[0])
-        return out, raw, latents, _Trace(blocks=blocks, features=seen, last=x, noise=noise, raw=raw)
+        return out, latents, _Decoded(blocks=blocks, features=seen, last=x, noise=noise, raw=raw)
 
     def encode(self, x: Float[Tensor, "1 b h w c"]) -> list[Tensor]:
         """The prior's encoder features, coarsest first."""
@@ -266,50 +293,91 @@ class Plan(BasePlan):
         weight, bias = self.projection(0)
         return logits(x[0], weight=weight[0], bias=bias[0]), latents, raw
 
-    def backward(self, trace: _Trace, logits_grad: Tensor, raw_grad: Tensor) -> None:
+    def backward(
+        self, trace: _Trace, logits_grad: Tensor, raw_grad: Tensor, samples_grad: Tensor | None = None
+    ) -> None:
         """Add all gradients to those of the weights."""
         beside = Beside(logits_grad.device)
-
-        def run_stage(stage: Stage, g: Any) -> Any:
-            """The gradient of a stage's input; nobody asks for the network's own, so that is None."""
-            blocks = trace.blocks[-len(stage) :]
-            del trace.blocks[-len(stage) :]
-            return stage_gradient(blocks, g, beside=beside, input_gradient=bool(trace.blocks))
-
-        weight, _ = self.projection(0)
-        weight_grad, bias_grad = self.projection(0, gradient=True)
-        g = logits_gradient(
-            trace.last[0], logits_grad, weight=weight[0], weight_gradient=weight_grad[0], bias_gradient=bias_grad[0]
-        ).unsqueeze(0)
-        # Gradients of the decoder's inputs, and where in them the encoder's part begins.
-        joined: list[tuple[Tensor, int]] = []
-        for i, stage in reversed(list(enumerate(self.decoder))):
-            whole = run_stage(stage, g)
-            width = padded(self._channels_below(i))
-            joined.append((whole, width))
-            g = below_gradient(whole, width=width)
-            if i < len(self.latent_shapes):
-                x = trace.features[i]
-                if i in self.head_scales:
-                    weight, _ = self.projection(1 + i)
-                    weight_grad, bias_grad = self.projection(1 + i, gradient=True)
-                    noise, raw, raw_part = (self.scale(t, i) for t in (trace.noise, trace.raw, raw_grad))
-                    g = heads_gradient(
-                        x, weight=weight, noise=noise, raw=raw, raw_gradient=raw_part, joined=whole,
-                        offset=self.latent_offset[i], below=g, weight_gradient=weight_grad, bias_gradient=bias_grad,
-                    )  # fmt: skip
-                elif g.shape[0] < x.shape[0]:  # nothing comes from the posterior here
-                    g = torch.cat([g, torch.zeros_like(x[g.shape[0] :])])
+        of_samples: list[Tensor] = []
+        if trace.samples is not None and samples_grad is not None:
+            of_samples = self._features_of_samples(trace, samples_grad, beside=beside)
+        g, joined = self._decoder_gradient(trace.decoded, logits_grad, raw_grad, beside=beside)
         for depth, stage in reversed(list(enumerate(self.encoder))):
-            g = run_stage(stage, g)
+            if of_samples:
+                g[:1] += of_samples.pop()
+            g = _stage_back(stage, trace.blocks, g, beside=beside, input_gradient=depth > 0)
             if depth:
                 whole, offset = joined.pop()
                 g = feature_gradient(g, whole, offset=offset)
         beside.finish()
 
+    def _features_of_samples(self, trace: _Trace, samples_grad: Tensor, *, beside: Beside) -> list[Tensor]:
+        """What the prior's own draws add to the gradients of its encoder's features, finest first."""
+        samples = trace.samples
+        assert samples is not None
+        nothing = torch.zeros_like(samples.raw)
+        g, joined = self._decoder_gradient(samples, samples_grad, nothing, beside=beside)
+        b = trace.decoded.noise.shape[0]
+        finer = [
+            whole[..., offset : offset + padded(self._channels_here(i))]
+            for (whole, offset), i in zip(joined, reversed(range(len(self.decoder))), strict=True)
+        ]
+        return [part.unflatten(1, (b, -1)).sum(dim=2, dtype=torch.float32).to(g.dtype) for part in (*finer, g)]
+
+    def _decoder_gradient(
+        self, decoded: _Decoded, logits_grad: Tensor, raw_grad: Tensor, *, beside: Beside
+    ) -> tuple[Tensor, list[tuple[Tensor, int]]]:
+        """The gradient of the coarsest features; those of the decoder's inputs, finest first, with where the
+        encoder's part begins in them."""
+        weight, _ = self.projection(0)
+        weight_grad, bias_grad = self.projection(0, gradient=True)
+        g = logits_gradient(
+            decoded.last[0], logits_grad, weight=weight[0], weight_gradient=weight_grad[0], bias_gradient=bias_grad[0]
+        ).unsqueeze(0)
+        joined: list[tuple[Tensor, int]] = []
+        for i, stage in reversed(list(enumerate(self.decoder))):
+            whole = _stage_back(stage, decoded.blocks, g, beside=beside)
+            width = padded(self._channels_below(i))
+            joined.append((whole, width))
+            g = below_gradient(whole, width=width)
+            if i < len(self.latent_shapes):
+                x = decoded.features[i]
+                if i in self.head_scales:
+                    weight, _ = self.projection(1 + i)
+                    weight_grad, bias_grad = self.projection(1 + i, gradient=True)
+                    noise, raw, raw_part = (self.scale(t, i) for t in (decoded.noise, decoded.raw, raw_grad))
+                    g = heads_gradient(
+                        x, weight=weight[: len(x)], noise=noise, raw=raw, raw_gradient=raw_part, joined=whole,
+                        offset=self.latent_offset[i], below=g,
+                        weight_gradient=weight_grad[: len(x)], bias_gradient=bias_grad[: len(x)],
+                    )  # fmt: skip
+                elif g.shape[0] < x.shape[0]:  # nothing comes from the posterior here
+                    g = torch.cat([g, torch.zeros_like(x[g.shape[0] :])])
+        return g, joined
+
+    def _channels_here(self, i: int) -> int:
+        """Of the encoder's part of a decoder's input."""
+        return self.encoder[len(self.encoder) - 2 - i][-1].out_channels
+
     def _channels_below(self, i: int) -> int:
         stage = self.decoder[i - 1] if i else self.encoder[-1]
         return stage[-1].out_channels
+
+
+def _run_stage(stage: Stage, x: Tensor, blocks: list[Ran]) -> Tensor:
+    """A stage's output; what its gradient needs is put at the end of `blocks`."""
+    for layer in stage:
+        out, h1, h2 = run_block(layer, x)
+        blocks.append((layer, x, h1, h2))
+        x = out
+    return x
+
+
+def _stage_back(stage: Stage, blocks: list[Ran], g: Tensor, *, beside: Beside, input_gradient: bool = True) -> Any:
+    """The gradient of a stage's input, if it is wanted; what it needs is taken from the end of `blocks`."""
+    own = blocks[-len(stage) :]
+    del blocks[-len(stage) :]
+    return stage_gradient(own, g, beside=beside, input_gradient=input_gradient)
 
 
 def padded_to(order: Int[Tensor, " c"], width: int) -> Int[Tensor, " d"]:

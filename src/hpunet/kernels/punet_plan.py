@@ -127,8 +127,8 @@ class ProbUNetPlan(BasePlan):
 
     def forward(
         self, x: Float[Tensor, "3 b h w c"], noise: Float[Tensor, "b n"]
-    ) -> tuple[Float[Tensor, "b k h w"], Float[Tensor, "2 2 b n"], Float[Tensor, "b n"], _Trace]:
-        """As `Plan.forward`."""
+    ) -> tuple[Float[Tensor, "b k h w"], Float[Tensor, "2 2 b n"], Float[Tensor, "b n"], None, _Trace]:
+        """As `Plan.forward`; it draws no hypotheses from the prior."""
         encoder: list[Chain] = []
         decoder: list[Chain] = []
         combine: Chain = []
@@ -156,7 +156,7 @@ class ProbUNetPlan(BasePlan):
         weight, bias = self.weights.other_values[:2]
         out = logits(last[0], weight=weight[0].flatten(1), bias=bias[0])
         trace = _Trace(encoder, decoder, combine, features, outputs, last, pooled, noise, raw)
-        return out, raw, latents, trace
+        return out, raw, latents, None, trace
 
     def backward(self, trace: _Trace, logits_grad: Tensor, raw_grad: Tensor) -> None:
         """Add all gradients to those of the weights."""

@@ -227,9 +227,10 @@ class HPUNet(nn.Module):
         labels: Int[Tensor, "b h w"],
         cond: Float[Tensor, "b e h w"] | None = None,
         noise: PerScale | None = None,
+        prior_noise: Sequence[Tensor] | None = None,
     ) -> TrainingOutput:
         """The training pass: one posterior draw (from `noise`, or fresh), one prior pass with those latents."""
-        return training_pass(self, image=image, labels=labels, cond=cond, noise=noise)
+        return training_pass(self, image=image, labels=labels, cond=cond, noise=noise, prior_noise=prior_noise)
 
 
 def _checked_cond(cond: Tensor | None, *, image: Tensor, channels: int) -> Tensor:

@@ -109,15 +109,39 @@ def training_pass(
     labels: Int[Tensor, "b h w"],
     cond: Float[Tensor, "b e h w"] | None = None,
     noise: PerScale | None = None,
+    prior_noise: Sequence[Tensor] | None = None,
 ) -> TrainingOutput:
     """One posterior draw (from `noise`, or fresh) and one prior pass that is fed those latents (Fig. 1b).
 
-    Logits and KL therefore belong to the same draw, and through it the reconstruction reaches the posterior.
+    Logits and KL therefore belong to the same draw, and through it the reconstruction reaches the posterior. With
+    `prior_noise`, (b, s, z, h_i, w_i) for each scale, the prior draws s hypotheses of each image besides.
     """
     if noise is None:
         shapes = model.latent_shapes(*image.shape[-2:])
         noise = [torch.randn(image.shape[0], *shape, device=image.device) for shape in shapes]
     latents, posterior = model.infer(image=image, labels=labels, noise=noise)
-    logits, _, prior = model.decode(model.encode(image=image, cond=cond), given=latents)
+    features = model.encode(image=image, cond=cond)
+    logits, _, prior = model.decode(features, given=latents)
     kl = [kl_divergence(posterior=q, prior=p).mean() for q, p in zip(posterior, prior, strict=True)]
-    return TrainingOutput(logits=logits, latents=latents, prior=prior, posterior=posterior, kl=torch.stack(kl))
+    sample_logits = None
+    if prior_noise is not None:
+        b, s = prior_noise[0].shape[:2]
+        drawn, _, _ = model.decode(
+            [repeated(f, s) for f in features], noise=[scale.flatten(0, 1) for scale in prior_noise]
+        )
+        sample_logits = drawn.unflatten(0, (b, s))
+    return TrainingOutput(
+        logits=logits,
+        latents=latents,
+        prior=prior,
+        posterior=posterior,
+        kl=torch.stack(kl),
+        sample_logits=sample_logits,
+    )
+
+
+def repeated(features: Float[Tensor, "b f h w"], times: int) -> Float[Tensor, "n f h w"]:
+    """Every image's features so many times, one after the other, in their memory format."""
+    if not features.is_contiguous(memory_format=torch.channels_last):
+        return features.repeat_interleave(times, dim=0)
+    return features.permute(0, 2, 3, 1).repeat_interleave(times, dim=0).permute(0, 3, 1, 2)

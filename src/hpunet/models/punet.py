@@ -144,6 +144,7 @@ class ProbUNet(nn.Module):
         labels: Int[Tensor, "b h w"],
         cond: Float[Tensor, "b e h w"] | None = None,
         noise: PerScale | None = None,
+        prior_noise: Sequence[Tensor] | None = None,
     ) -> TrainingOutput:
         """The training pass: one posterior draw (from `noise`, or fresh) gives logits and KL."""
-        return training_pass(self, image=image, labels=labels, cond=cond, noise=noise)
+        return training_pass(self, image=image, labels=labels, cond=cond, noise=noise, prior_noise=prior_noise)
