@@ -1,5 +1,6 @@
 """Published weights: made from a run, found by name, verified, and refused by name where they are not whole."""
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -272,6 +273,41 @@ def test_export_sample_and_evaluate_take_a_name(
     assert (tmp_path / "work/evaluation" / NAME / "val-2/summary.json").is_file()
     assert sorted(entry.name for entry in out.iterdir()) == sorted([DESCRIPTION, SAMPLING, POSTERIOR])
     assert not (tmp_path / "work" / NAME).exists()
+
+
+@pytest.mark.parametrize("kind", ["hpu", "punet"])
+def test_export_with_a_temperature_samples_as_the_run_does_with_it(place: Path, home: Path, kind: str) -> None:
+    export_command(run=place / kind, out=home / "cool", name="cool", temperature="0.5", credit="Somebody.")
+    cool, run = hpunet.load(home / "cool", device="cpu"), hpunet.load(place / kind, device="cpu")
+    assert cool.credit.startswith("Somebody.\nThe prior's standard deviations are 0.5 times")
+    image, labels = torch.rand(2, 1, 16, 16), torch.randint(2, (2, 16, 16))
+
+    def drawn(model: Any, temperature: float) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(0)
+        found = hpunet.sample(model, image=image, num_samples=3, temperature=temperature, generator=generator).logits
+        assert found is not None
+        return found
+
+    torch.testing.assert_close(drawn(cool.model, 1.0), drawn(run.model, 0.5), rtol=0, atol=0.01)
+    assert not torch.allclose(drawn(cool.model, 1.0), drawn(run.model, 1.0), rtol=0, atol=0.01)
+    one, other = (hpunet.reconstruct(model, image=image, labels=labels).logits for model in (cool.model, run.model))
+    torch.testing.assert_close(one, other, rtol=0, atol=0.01)
+
+
+def test_a_temperature_that_cannot_be_is_refused(place: Path, home: Path) -> None:
+    for text, words in (
+        ("warm", "temperature: expected numbers such as 0.8 or 0.9,1,1,0.7, got 'warm'"),
+        (
+            "1,0.5,2",
+            "temperature: expected a number above 0, or one for each of 1 scales, coarsest first, got 1,0.5,2",
+        ),
+        ("0", "got 0"),
+        ("nan", "got nan"),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(words)):
+            export_command(run=place / "hpu", out=home / "x", name="xx", temperature=text)
+        with pytest.raises(ConfigError, match=re.escape(words)):
+            evaluate_command(runs=[place / "hpu"], data=str(place / "pack"), samples=2, temperature=text)
 
 
 def test_export_takes_a_credit_of_any_length_and_says_when_there_is_none(

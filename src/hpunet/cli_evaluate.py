@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from hpunet.cli_progress import LogLines
+from hpunet.cli_weights import Temperature, parse_temperature
 from hpunet.config import parse_assignments
 from hpunet.errors import ConfigError
 
@@ -40,6 +41,7 @@ def evaluate_command(
     seeds: Annotated[
         int, typer.Option(help="So many seeds, from --seed on: scores of an image are means over them.", min=1)
     ] = 1,
+    temperature: Temperature = "1",
     batch: Annotated[
         int | None, typer.Option(help="Images that go through the network together; by default as is fast.", min=1)
     ] = None,
@@ -91,6 +93,7 @@ def evaluate_command(
                 checkpoint=checkpoint,
                 seed=seed,
                 seeds=seeds,
+                temperature=parse_temperature(temperature),
                 batch=batch,
                 alpha=alpha,
                 connected=connected,
@@ -130,10 +133,11 @@ def _evaluate_run(
     from hpunet.evaluate import evaluate
     from hpunet.kernels.choice import sampler_for
     from hpunet.scorer import Scorer
-    from hpunet.trained import check_posterior, load
+    from hpunet.trained import check_posterior, load, set_temperature
 
     trained = load(run, checkpoint=checkpoint, device=device, name=name)
     check_posterior(trained, where=run)
+    set_temperature(trained, how["temperature"])
     options = options_of_run(
         data, kind=trained.info.kind, options=trained.settings.data.options, changes=how["options"]
     )

@@ -12,6 +12,18 @@ from hpunet.errors import ConfigError
 console = Console()
 _NAMES_SHOWN = 3
 _MAX_CREDIT_BYTES = 2**20
+Temperature = Annotated[
+    str,
+    typer.Option(help="Factor on the prior's standard deviation, or one a scale, coarsest first: 0.9,1,1,0.7."),
+]
+
+
+def parse_temperature(text: str) -> list[float]:
+    """One number, or several with commas between them."""
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise ConfigError(f"temperature: expected numbers such as 0.8 or 0.9,1,1,0.7, got {text!r}") from None
 
 
 def convert_tf_command(
@@ -55,17 +67,25 @@ def export_command(
         str, typer.Option(help="Who is to be named, and the licence: a text, or a file that holds it.")
     ] = "",
     checkpoint: Annotated[str, typer.Option(help="latest, best, or a name such as step-00001000.")] = "latest",
+    temperature: Temperature = "1",
     without_posterior: Annotated[
         bool, typer.Option("--without-posterior", help="Only what sampling needs: half the size.")
     ] = False,
 ) -> None:
-    """Make published weights of a run: float16, averaged ones if there are any, with their sums and sizes."""
-    text = _credit(credit)
+    """Make published weights of a run: float16, averaged ones if there are any, with their sums and sizes.
+
+    With --temperature the prior's standard deviations are changed for good, and the credit says so.
+    """
+    text, factors = _credit(credit), parse_temperature(temperature)
     from hpunet.published import cache_folder
-    from hpunet.trained import load, publish
+    from hpunet.trained import load, publish, set_temperature
 
     trained = load(run, checkpoint=checkpoint, device="cpu")
-    files = publish(trained, out=out, name=name, credit=text, posterior=not without_posterior)
+    set_temperature(trained, factors)
+    changed = f"The prior's standard deviations are {temperature} times (coarsest scale first) what training gave."
+    said = [text] if text else []
+    said += [changed] if any(factor != 1 for factor in factors) else []
+    files = publish(trained, out=out, name=name, credit="\n".join(said), posterior=not without_posterior)
     lines = [f"{out}: {name}, of {trained.name} at iteration {trained.step}"]
     for file, entry in files.items():
         lines.append(f"{file}  {entry['size'] / 1e6:.1f} MB  sha256 {entry['sha256']}")

@@ -2,8 +2,9 @@
 weights, its settings and its classes. And the way back: `publish` makes published weights of it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -150,6 +151,23 @@ def _fill(model: HPUNet | ProbUNet, weights: Mapping[str, Tensor], *, name: str)
     model.load_state_dict(weights, assign=True)
     if model.channels_last:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
+def set_temperature(trained: TrainedModel, temperature: Sequence[float]) -> None:
+    """Change the prior's standard deviations for good: times one factor for all scales, or one a scale.
+
+    Samples of the changed model are those of the old one with that `temperature`; reconstructions stay as they are.
+    """
+    heads = trained.model.prior_heads()
+    factors = list(temperature) * (len(heads) if len(temperature) == 1 else 1)
+    if len(factors) != len(heads) or not all(0 < factor < inf for factor in factors):
+        raise ConfigError(
+            f"temperature: expected a number above 0, or one for each of {len(heads)} scales, coarsest first, got "
+            + ",".join(f"{factor:g}" for factor in temperature)
+        )
+    for head, factor in zip(heads, factors, strict=True):
+        if factor != 1:
+            head.scale_sigma(factor)
 
 
 def check_posterior(trained: TrainedModel, *, where: Path) -> None:

@@ -5,6 +5,7 @@ network is): `exp(log σ)` in half precision is where other implementations lose
 """
 
 from dataclasses import dataclass
+from math import log
 
 import torch
 from jaxtyping import Float
@@ -66,6 +67,13 @@ class GaussianHead(nn.Module):
             mean, log_sigma = self.conv(features).chunk(2, dim=1)
             low, high = LOG_SIGMA_RANGE
             return Gaussian(mean=mean, log_sigma=keep_in_range(log_sigma, low=low, high=high))
+
+    @torch.no_grad()
+    def scale_sigma(self, factor: float) -> None:
+        """From now on every σ is so many times as large."""
+        if self.conv is not None:
+            assert self.conv.bias is not None
+            self.conv.bias[self.latent_dim :] += log(factor)
 
 
 def elementwise_kl(

@@ -178,6 +178,10 @@ class HPUNet(nn.Module):
         """The parts that sampling needs; the rest is for training and reconstruction."""
         return [self.prior, self.logits]
 
+    def prior_heads(self) -> list[GaussianHead]:
+        """What predicts the prior's Gaussians, coarsest scale first."""
+        return [head for head in self.prior.heads if isinstance(head, GaussianHead)]
+
     def encode(
         self, *, image: Float[Tensor, "b c h w"], cond: Float[Tensor, "b e h w"] | None = None
     ) -> list[Tensor]:

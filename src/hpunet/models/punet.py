@@ -95,6 +95,10 @@ class ProbUNet(nn.Module):
         """The parts that sampling needs; the rest is for training and reconstruction."""
         return [self.encoder, self.decoder, self.prior, self.combine, self.logits]
 
+    def prior_heads(self) -> list[GaussianHead]:
+        """What predicts the prior's Gaussian."""
+        return [self.prior.head]
+
     def prior_input(
         self, *, image: Float[Tensor, "b c h w"], cond: Float[Tensor, "b e h w"] | None = None
     ) -> Float[Tensor, "b c h w"]:
