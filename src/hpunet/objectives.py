@@ -347,7 +347,7 @@ class EnergyDistance(nn.Module):
 def soft_distance(a: Float[Tensor, "*n h w"], b: Float[Tensor, "*m h w"]) -> Float[Tensor, "*nm"]:
     """1 − Σ min(a, b) / Σ max(a, b), with a pixel added to both sums; what comes before pixels is broadcast."""
     common = torch.minimum(a, b).sum(dim=(-2, -1))
-    either = torch.maximum(a, b).sum(dim=(-2, -1))
+    either = a.sum(dim=(-2, -1)) + b.sum(dim=(-2, -1)) - common
     return 1 - (common + 1) / (either + 1)
 
 
