@@ -101,6 +101,7 @@ ALLOWED = {
             "errors",
             "build",
             "cli_progress",
+            "cli_weights",
             "compare",
             "config",
             "data.sources",
