@@ -184,6 +184,16 @@ def test_energy_is_added_to_the_loss_with_all_graders_and_the_priors_own_draws(p
     assert terms.rec.item() == pytest.approx(without.rec.item(), rel=1e-12)
 
 
+def test_energy_is_of_all_classes_but_the_background_where_nothing_is_said(pack: Pack) -> None:
+    step = tiny_step(tiny_settings("objective.energy=1.0"), pack, double=False)
+    assert step.energy_distance.classes == [1]
+    step.recipe = replace(step.recipe, info=replace(pack.info, stochastic_classes=(), fixed_classes=("a", "b", "c")))
+    again = TrainingStep(
+        model=step.model, objective=step.objective, optimiser=step.optimiser, recipe=step.recipe, energy=1.0
+    )
+    assert again.energy_distance.classes == [1, 2]
+
+
 def test_averaged_weights_follow_their_formula(pack: Pack) -> None:
     step = tiny_step(tiny_settings("optimiser.average=0.8"), pack, double=True)
     expected = [p.detach().clone() for p in step.model.parameters()]

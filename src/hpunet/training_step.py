@@ -141,7 +141,8 @@ class TrainingStep:
         self.energy, self.energy_samples = energy, energy_samples
         self.uses_energy = energy > 0
         """Whether steps draw samples from the prior for it; it may begin later."""
-        self.energy_distance = EnergyDistance(classes=recipe.info.stochastic_classes)
+        everything = range(1, recipe.info.num_classes)  # where the data do not say what graders differ in
+        self.energy_distance = EnergyDistance(classes=recipe.info.stochastic_classes or everything)
         self.parameters = [p for group in optimiser.param_groups for p in group["params"]]
         device = self.parameters[0].device
         self.averaged = [p.detach().clone() for p in model.parameters()] if average else []
