@@ -93,7 +93,7 @@ class ObjectiveSettings(_Section):
     energy_samples: Annotated[int, Field(ge=2)] = 4
     """Samples an image that it is taken of."""
     energy_from: Annotated[int, Field(ge=0)] = 0
-    """Iteration (or share of all) at which it begins; samples are costly, and of little use while all is new."""
+    """Iteration (or share of all) at which it begins: samples are costly."""
     top_k: Fraction | Literal["all"] = 0.02
     """Share of the pixels that count, the hardest ones; "all" for every valid pixel."""
     stochastic: bool = True

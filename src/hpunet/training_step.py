@@ -208,13 +208,16 @@ class TrainingStep:
         key: dict[str, Any] = {"seed": self.recipe.seed, "step": step, "index": places}
         h, w = labels.shape[1:]
         uniform = keyed_uniform(**key, stream=Stream.GUMBEL, count=h * w)
+        prior_noise = None
+        if self.uses_energy:
+            prior_noise = self._noise(key, h, w, stream=Stream.PRIOR, draws=self.energy_samples)
         with self.autocast():
             output = self.network(
                 image=example.image[piece],
                 labels=labels,
                 cond=None if example.cond is None else example.cond[piece],
-                noise=self._noise(key, h, w),
-                **({"prior_noise": self._prior_noise(key, h, w)} if self.uses_energy else {}),
+                noise=[scale.squeeze(1) for scale in self._noise(key, h, w, stream=Stream.POSTERIOR)],
+                prior_noise=prior_noise,
             )
         terms: Terms = self.objective(
             output, labels=labels, valid=example.valid[piece], gumbel=gumbel_from_uniform(uniform).view(-1, h, w)
@@ -232,19 +235,12 @@ class TrainingStep:
         (terms.loss / self.num_pieces).backward()
         return terms
 
-    def _noise(self, key: dict[str, Any], h: int, w: int) -> list[Tensor]:
-        """The posterior's."""
+    def _noise(self, key: dict[str, Any], h: int, w: int, *, stream: Stream, draws: int = 1) -> list[Tensor]:
+        """Normal noise (b, draws, z, h_i, w_i) for each scale."""
         shapes = self.model.latent_shapes(h, w)
         sizes = [prod(shape) for shape in shapes]
-        drawn = keyed_normal(**key, stream=Stream.POSTERIOR, count=sum(sizes))
-        return [part.unflatten(1, shape) for part, shape in zip(drawn.split(sizes, dim=1), shapes, strict=True)]
-
-    def _prior_noise(self, key: dict[str, Any], h: int, w: int) -> list[Tensor]:
-        """(b, s, z, h_i, w_i) for each scale."""
-        shapes = self.model.latent_shapes(h, w)
-        sizes, s = [prod(shape) for shape in shapes], self.energy_samples
-        drawn = keyed_normal(**key, stream=Stream.PRIOR, count=s * sum(sizes)).unflatten(1, (s, sum(sizes)))
-        return [part.unflatten(2, shape) for part, shape in zip(drawn.split(sizes, dim=2), shapes, strict=True)]
+        flat = keyed_normal(**key, stream=stream, count=draws * sum(sizes)).unflatten(1, (draws, sum(sizes)))
+        return [part.unflatten(2, shape) for part, shape in zip(flat.split(sizes, dim=2), shapes, strict=True)]
 
 
 def of_the_batch(pieces: Sequence[Terms]) -> Terms:

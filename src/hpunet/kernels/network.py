@@ -34,8 +34,7 @@ class _Pass(torch.autograd.Function):
         ctx: Any, plan: Any, x: Tensor, noise: Tensor, prior_noise: Tensor | None, *_parameters: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         plan.weights.prepare()
-        more = () if prior_noise is None else (prior_noise,)
-        out, raw, latents, drawn, ctx.trace = plan.forward(x, noise, *more)
+        out, raw, latents, drawn, ctx.trace = plan.forward(x, noise, prior_noise)
         ctx.plan = plan
         ctx.mark_non_differentiable(latents)
         return out, raw, latents, drawn
@@ -45,8 +44,8 @@ class _Pass(torch.autograd.Function):
         ctx: Any, logits_grad: Tensor, raw_grad: Tensor, _latents: Tensor, drawn_grad: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         plan: Any = ctx.plan
-        more = () if drawn_grad is None else (drawn_grad.contiguous(),)
-        plan.backward(ctx.trace, logits_grad.contiguous(), raw_grad.contiguous(), *more)
+        of_drawn = None if drawn_grad is None else drawn_grad.contiguous()
+        plan.backward(ctx.trace, logits_grad.contiguous(), raw_grad.contiguous(), of_drawn)
         ctx.trace = None
         return None, None, None, None, *plan.weights.collect()
 
@@ -95,7 +94,7 @@ class FusedNetwork(nn.Module):
         seen = model.prior_input(image=image, cond=cond)
         plan = self._plan(h, w)
         own = None if prior_noise is None else torch.cat([n.flatten(2) for n in prior_noise], dim=2).float()
-        plan.check_batch(b if own is None else b * max(1, own.shape[1]))
+        plan.check_batch(b if own is None else b * own.shape[1])
         x = lay_out(
             seen, copies=plan.num_prior_inputs, pair=(image, labels), num_classes=model.num_classes,
             width=plan.in_width, dtype=self.dtype,
@@ -119,10 +118,9 @@ class FusedNetwork(nn.Module):
         self._compiled.add(key)
         with compiling_ahead():
             plan.weights.prepare()
-            own = () if prior_noise is None else (prior_noise,)
-            out, raw, _, drawn, trace = plan.forward(x, noise, *own)
-            more = () if drawn is None else (torch.zeros_like(drawn),)
-            plan.backward(trace, torch.zeros_like(out), torch.zeros_like(raw), *more)
+            out, raw, _, drawn, trace = plan.forward(x, noise, prior_noise)
+            of_drawn = None if drawn is None else torch.zeros_like(drawn)
+            plan.backward(trace, torch.zeros_like(out), torch.zeros_like(raw), of_drawn)
             plan.weights.collect()
 
 

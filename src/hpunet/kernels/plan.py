@@ -205,7 +205,7 @@ class Plan(BasePlan):
         self,
         x: Float[Tensor, "2 b h w c"],
         noise: Float[Tensor, "b n"],
-        prior_noise: Float[Tensor, "b s n"] | None = None,
+        prior_noise: Float[Tensor, "b s n"] | None,
     ) -> tuple[
         Float[Tensor, "b k h w"],
         Float[Tensor, "2 2 b n"],
@@ -293,9 +293,7 @@ class Plan(BasePlan):
         weight, bias = self.projection(0)
         return logits(x[0], weight=weight[0], bias=bias[0]), latents, raw
 
-    def backward(
-        self, trace: _Trace, logits_grad: Tensor, raw_grad: Tensor, samples_grad: Tensor | None = None
-    ) -> None:
+    def backward(self, trace: _Trace, logits_grad: Tensor, raw_grad: Tensor, samples_grad: Tensor | None) -> None:
         """Add all gradients to those of the weights."""
         beside = Beside(logits_grad.device)
         of_samples: list[Tensor] = []

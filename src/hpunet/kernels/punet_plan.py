@@ -126,7 +126,7 @@ class ProbUNetPlan(BasePlan):
         self.weights = Weights(layers, others=others, dtype=dtype, training=True)  # type: ignore[arg-type]
 
     def forward(
-        self, x: Float[Tensor, "3 b h w c"], noise: Float[Tensor, "b n"]
+        self, x: Float[Tensor, "3 b h w c"], noise: Float[Tensor, "b n"], _prior_noise: None
     ) -> tuple[Float[Tensor, "b k h w"], Float[Tensor, "2 2 b n"], Float[Tensor, "b n"], None, _Trace]:
         """As `Plan.forward`; it draws no hypotheses from the prior."""
         encoder: list[Chain] = []
@@ -158,7 +158,7 @@ class ProbUNetPlan(BasePlan):
         trace = _Trace(encoder, decoder, combine, features, outputs, last, pooled, noise, raw)
         return out, raw, latents, None, trace
 
-    def backward(self, trace: _Trace, logits_grad: Tensor, raw_grad: Tensor) -> None:
+    def backward(self, trace: _Trace, logits_grad: Tensor, raw_grad: Tensor, _drawn_grad: None) -> None:
         """Add all gradients to those of the weights."""
         beside = Beside(logits_grad.device)
         weight, (weight_grad, bias_grad) = self.weights.other_values[0], self.weights.other_gradients[:2]
