@@ -66,6 +66,7 @@ ALLOWED = {
         "errors",
         "build",
         "cli_progress",
+        "cli_weights",
         "data",
         "hypotheses",
         "kernels.choice",

@@ -294,6 +294,23 @@ def test_export_with_a_temperature_samples_as_the_run_does_with_it(place: Path, 
     torch.testing.assert_close(one, other, rtol=0, atol=0.01)
 
 
+def test_export_with_orientations_makes_them_the_default(place: Path, home: Path, tmp_path: Path) -> None:
+    export_command(run=place / "hpu", out=home / "turned", name="turned", orientations=8)
+    turned, run = hpunet.load(home / "turned", device="cpu"), hpunet.load(place / "hpu", device="cpu")
+    assert (turned.model.orientations, run.model.orientations) == (8, 1)
+    evaluate_command(runs=[home / "turned"], data=str(place / "pack"), samples=2, out=tmp_path / "a")
+    evaluate_command(runs=[place / "hpu"], data=str(place / "pack"), samples=2, out=tmp_path / "b", orientations=8)
+    evaluate_command(runs=[home / "turned"], data=str(place / "pack"), samples=2, out=tmp_path / "c", orientations=1)
+    identity, same, without = (
+        parse_json((folder / "evaluation.json").read_bytes(), name="evaluation.json")
+        for folder in (tmp_path / "a/turned", tmp_path / "b/hpu", tmp_path / "c/turned")
+    )
+    assert identity["orientations"] == same["orientations"] == 8
+    assert "orientations" not in without
+    with pytest.raises(ConfigError, match=r"model\.orientations: expected 1, 2, 4 or 8"):
+        evaluate_command(runs=[place / "hpu"], data=str(place / "pack"), samples=2, orientations=3)
+
+
 def test_a_temperature_that_cannot_be_is_refused(place: Path, home: Path) -> None:
     for text, words in (
         ("warm", "temperature: expected numbers such as 0.8 or 0.9,1,1,0.7, got 'warm'"),

@@ -3,20 +3,22 @@ import torch
 from torch import Tensor, nn
 
 from hpunet import ConfigError, DataError, HPUNet, ProbUNet, reconstruct, sample
-from hpunet.sampling import Samples
+from hpunet.sampling import Samples, encode_turned, turned, turned_back
 
 
-@pytest.fixture(params=["hpu", "hpu-local", "punet"])
+@pytest.fixture(params=["hpu", "hpu-local", "punet", "hpu-turned", "punet-turned"])
 def model(request: pytest.FixtureRequest) -> nn.Module:
     torch.manual_seed(0)
-    if request.param == "punet":
+    if request.param.startswith("punet"):
         model: nn.Module = ProbUNet(in_channels=1, num_classes=3, channels=(8, 8, 8), latent_dim=3)
     else:
-        dims = (1, 2, 1) if request.param == "hpu" else (0, 0, 1)
+        dims = (0, 0, 1) if request.param == "hpu-local" else (1, 2, 1)
         model = HPUNet(in_channels=1, num_classes=3, channels=(8, 8, 8, 8), latent_dims=dims, blocks_per_scale=1)
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
             nn.init.normal_(parameter, std=0.3)
+    if request.param.endswith("turned"):
+        model.orientations = 8
     return model
 
 
@@ -90,15 +92,16 @@ def test_sample_of_means_gives_identical_hypotheses(model: nn.Module) -> None:
 
 def test_sample_at_temperature_zero_is_the_mean(model: nn.Module) -> None:
     cold = sample(model, image=IMAGE, num_samples=2, temperature=0.0)
-    mean = sample(model, image=IMAGE, num_samples=2, latents="mean")
+    mean = sample(model, image=IMAGE, num_samples=2, latents="mean", turns=cold.turns)
     torch.testing.assert_close(logits(cold), logits(mean), rtol=0, atol=1e-6)
 
 
 def test_sample_temperature_scales_the_spread_of_its_scale(model: nn.Module) -> None:
     scales = len(model.latent_dims)
     last = ["mean"] * (scales - 1) + ["sample"]
-    mean = sample(model, image=IMAGE, num_samples=3, latents="mean").latents[-1]
-    once = sample(model, image=IMAGE, num_samples=3, latents=last, generator=seeded()).latents[-1]
+    first = sample(model, image=IMAGE, num_samples=3, latents=last, generator=seeded())
+    mean = sample(model, image=IMAGE, num_samples=3, latents="mean", turns=first.turns).latents[-1]
+    once = first.latents[-1]
     temperatures = [1.0] * (scales - 1) + [3.0]
     thrice = sample(
         model, image=IMAGE, num_samples=3, latents=last, temperature=temperatures, generator=seeded()
@@ -108,13 +111,60 @@ def test_sample_temperature_scales_the_spread_of_its_scale(model: nn.Module) -> 
 
 def test_sample_replays_and_edits_returned_latents(model: nn.Module) -> None:
     first = sample(model, image=IMAGE, num_samples=3, generator=seeded())
-    replay = sample(model, image=IMAGE, num_samples=3, latents=first.latents)
+    replay = sample(model, image=IMAGE, num_samples=3, latents=first.latents, turns=first.turns)
     torch.testing.assert_close(logits(replay), logits(first), rtol=0, atol=1e-6)
     edited = [*first.latents[:-1], first.latents[-1] + 1]
-    assert not torch.allclose(logits(sample(model, image=IMAGE, num_samples=3, latents=edited)), logits(first))
+    other = sample(model, image=IMAGE, num_samples=3, latents=edited, turns=first.turns)
+    assert not torch.allclose(logits(other), logits(first))
     shared = [z[:, :1] for z in first.latents]  # one value for all hypotheses
-    spread = sample(model, image=IMAGE, num_samples=3, latents=shared)
+    turns = None if first.turns is None else first.turns[:, :1].expand(-1, 3)
+    spread = sample(model, image=IMAGE, num_samples=3, latents=shared, turns=turns)
     torch.testing.assert_close(logits(spread)[:, 2], logits(first)[:, 0], rtol=0, atol=1e-5)
+
+
+def test_turned_maps_are_eight_and_come_back() -> None:
+    maps = torch.arange(6).view(1, 2, 3)
+    found = [turned(maps, turn) for turn in range(8)]
+    assert len({str(each.tolist()) for each in found}) == 8
+    assert [each.shape for each in found] == [(1, 2, 3)] * 4 + [(1, 3, 2)] * 4
+    for turn, each in enumerate(found):
+        assert torch.equal(turned_back(each, turn), maps)
+
+
+@pytest.mark.parametrize(("orientations", "size", "expected"), [(8, 16, 8), (4, 16, 4), (2, 16, 2), (8, 24, 4)])
+def test_hypotheses_are_those_of_the_image_in_a_random_orientation(
+    model: nn.Module, orientations: int, size: int, expected: int
+) -> None:
+    model.orientations = orientations
+    image = torch.rand(2, 1, 16, size, generator=seeded())
+    drawn = sample(model, image=image, num_samples=40, generator=seeded())
+    assert drawn.turns is not None
+    assert sorted(set(drawn.turns.flatten().tolist())) == list(range(expected))
+    for i, s in ((0, 0), (1, 0), (0, 1), (0, 2), (1, 3), (1, 39)):  # by hand, one at a time
+        turn = int(drawn.turns[i, s])
+        with torch.no_grad():
+            features = model.encode(image=turned(image[i : i + 1], turn))
+            alone, _, _ = model.decode(features, given=[scale[i, s].unsqueeze(0) for scale in drawn.latents])
+        torch.testing.assert_close(logits(drawn)[i, s], turned_back(alone[0], turn), rtol=0, atol=1e-5)
+    mean = sample(model, image=image, num_samples=2, latents="mean")
+    upright, _, _ = model.decode(model.encode(image=image))
+    torch.testing.assert_close(logits(mean)[:, 1], upright.detach(), rtol=0, atol=1e-5)
+
+
+def test_all_orientations_are_as_likely() -> None:
+    model = HPUNet(in_channels=1, num_classes=2, channels=(2, 2), latent_dims=(1,), blocks_per_scale=1)
+    model.orientations = 8
+    turns = sample(model, image=torch.rand(1, 1, 2, 2), num_samples=4000, generator=seeded()).turns
+    assert turns is not None
+    counts = torch.bincount(turns.flatten(), minlength=8)
+    assert (counts - 500).abs().max() < 4.5 * (4000 * 7 / 64) ** 0.5
+
+
+def test_turns_that_cannot_be_are_refused(model: nn.Module) -> None:
+    model.orientations = 8
+    for turns in (torch.full((2, 3), 4), torch.full((2, 3), -1), torch.zeros(2, 2, dtype=torch.long)):  # not square
+        with pytest.raises(DataError, match=r"turns: expected whole numbers of 0 to 3 of shape \(2, 3\), got"):
+            sample(model, image=IMAGE, num_samples=3, turns=turns)
 
 
 def test_sample_runs_the_encoder_once_and_the_decoder_for_each_hypothesis() -> None:
@@ -135,7 +185,7 @@ def test_features_at_hand_take_the_place_of_the_encoder(model: nn.Module, monkey
         logits(reconstruct(model, image=IMAGE, labels=labels)),
     ]
     with torch.no_grad():
-        features = model.encode(image=IMAGE)
+        features = encode_turned(model, image=IMAGE)
     monkeypatch.setattr(model, "encode", lambda **_: pytest.fail("encoded again"))
     found = [
         logits(sample(model, image=IMAGE, num_samples=3, generator=seeded(), features=features)),

@@ -23,26 +23,30 @@ def build_model(
     settings: ModelSettings, *, info: SetInfo, extrapolate: bool = False, channels_last: bool = True
 ) -> HPUNet | ProbUNet:
     """The network for data of this kind."""
+    model: HPUNet | ProbUNet
     if settings.kind == "punet":
         if extrapolate:
             raise ConfigError("data.extrapolate: the Probabilistic U-Net cannot be told what is visible; use hpu")
-        return ProbUNet(
+        model = ProbUNet(
             in_channels=info.in_channels,
             num_classes=info.num_classes,
             channels=settings.channels,
             latent_dim=settings.latent_dims[0],
             channels_last=channels_last,
         )
-    return HPUNet(
-        in_channels=info.in_channels,
-        num_classes=info.num_classes,
-        channels=settings.channels,
-        latent_dims=settings.latent_dims,
-        blocks_per_scale=settings.blocks_per_scale,
-        cond_channels=1 + info.num_classes if extrapolate else 0,
-        activation_checkpointing=settings.activation_checkpointing,
-        channels_last=channels_last,
-    )
+    else:
+        model = HPUNet(
+            in_channels=info.in_channels,
+            num_classes=info.num_classes,
+            channels=settings.channels,
+            latent_dims=settings.latent_dims,
+            blocks_per_scale=settings.blocks_per_scale,
+            cond_channels=1 + info.num_classes if extrapolate else 0,
+            activation_checkpointing=settings.activation_checkpointing,
+            channels_last=channels_last,
+        )
+    model.orientations = settings.orientations
+    return model
 
 
 def check_network(settings: Settings) -> None:

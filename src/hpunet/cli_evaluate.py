@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from hpunet.cli_progress import LogLines
-from hpunet.cli_weights import Temperature, parse_temperature
+from hpunet.cli_weights import Orientations, Temperature, parse_temperature
 from hpunet.config import parse_assignments
 from hpunet.errors import ConfigError
 
@@ -42,6 +42,7 @@ def evaluate_command(
         int, typer.Option(help="So many seeds, from --seed on: scores of an image are means over them.", min=1)
     ] = 1,
     temperature: Temperature = "1",
+    orientations: Orientations = None,
     batch: Annotated[
         int | None, typer.Option(help="Images that go through the network together; by default as is fast.", min=1)
     ] = None,
@@ -94,6 +95,7 @@ def evaluate_command(
                 seed=seed,
                 seeds=seeds,
                 temperature=parse_temperature(temperature),
+                orientations=orientations,
                 batch=batch,
                 alpha=alpha,
                 connected=connected,
@@ -133,9 +135,9 @@ def _evaluate_run(
     from hpunet.evaluate import evaluate
     from hpunet.kernels.choice import sampler_for
     from hpunet.scorer import Scorer
-    from hpunet.trained import check_posterior, load, set_temperature
+    from hpunet.trained import check_posterior, load, set_temperature, with_orientations
 
-    trained = load(run, checkpoint=checkpoint, device=device, name=name)
+    trained = with_orientations(load(run, checkpoint=checkpoint, device=device, name=name), how["orientations"])
     check_posterior(trained, where=run)
     set_temperature(trained, how["temperature"])
     options = options_of_run(

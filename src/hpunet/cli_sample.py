@@ -16,6 +16,7 @@ from rich.status import Status
 from rich.table import Table
 
 from hpunet.cli_progress import LogLines
+from hpunet.cli_weights import Orientations
 from hpunet.errors import ConfigError, HPUNetError
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ def sample_command(
     checkpoint: Checkpoint = "latest",
     tile: Tile = "auto",
     temperature: Annotated[float, typer.Option(help="Factor on the prior's standard deviation.", min=0)] = 1.0,
+    orientations: Orientations = None,
     same_iou: Annotated[
         float, typer.Option(help="IoU from which on two samples are one hypothesis.", min=0.01, max=1)
     ] = 0.5,
@@ -91,9 +93,9 @@ def sample_command(
         from hpunet.data.inputs import read_input
         from hpunet.kernels.choice import sampler_for
         from hpunet.sample_files import HowToSample, sample_file, scale_choices, slice_numbers, with_tiles
-        from hpunet.trained import load
+        from hpunet.trained import load, with_orientations
 
-        trained = load(run, checkpoint=checkpoint)
+        trained = with_orientations(load(run, checkpoint=checkpoint), orientations)
         autocast_for("fp32", trained.device)  # no TF32: tiles give what the whole image gives
         trained = dataclasses.replace(
             trained, sampler=sampler_for(trained.model, kernels=kernels, device=trained.device)

@@ -16,6 +16,13 @@ Temperature = Annotated[
     str,
     typer.Option(help="Factor on the prior's standard deviation, or one a scale, coarsest first: 0.9,1,1,0.7."),
 ]
+Orientations = Annotated[
+    int | None,
+    typer.Option(
+        help="Draw each hypothesis from one of so many orientations of the image, at random: 2 mirrors it, 4 turns "
+        "it upside down too, 8 by right angles too; by default what the model's settings say, 1.",
+    ),
+]
 
 
 def parse_temperature(text: str) -> list[float]:
@@ -68,19 +75,21 @@ def export_command(
     ] = "",
     checkpoint: Annotated[str, typer.Option(help="latest, best, or a name such as step-00001000.")] = "latest",
     temperature: Temperature = "1",
+    orientations: Orientations = None,
     without_posterior: Annotated[
         bool, typer.Option("--without-posterior", help="Only what sampling needs: half the size.")
     ] = False,
 ) -> None:
     """Make published weights of a run: float16, averaged ones if there are any, with their sums and sizes.
 
-    With --temperature the prior's standard deviations are changed for good, and the credit says so.
+    With --temperature the prior's standard deviations are changed for good, and the credit says so; --orientations
+    becomes the weights' default.
     """
     text, factors = _credit(credit), parse_temperature(temperature)
     from hpunet.published import cache_folder
-    from hpunet.trained import load, publish, set_temperature
+    from hpunet.trained import load, publish, set_temperature, with_orientations
 
-    trained = load(run, checkpoint=checkpoint, device="cpu")
+    trained = with_orientations(load(run, checkpoint=checkpoint, device="cpu"), orientations)
     set_temperature(trained, factors)
     changed = f"The prior's standard deviations are {temperature} times (coarsest scale first) what training gave."
     said = [text] if text else []

@@ -34,6 +34,9 @@ class ModelSettings(_Section):
     blocks_per_scale: Positive = 3
     """Residual blocks (hpu)."""
     activation_checkpointing: bool = False
+    orientations: Literal[1, 2, 4, 8] = 1
+    """Sampling: a hypothesis is drawn from the image as it is or, at random, from it mirrored (2), upside down (4) or
+    turned by right angles (8) too."""
 
     @model_validator(mode="after")
     def _check(self) -> "ModelSettings":

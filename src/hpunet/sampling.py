@@ -6,7 +6,7 @@ from math import prod
 from typing import Literal, TypeVar
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from hpunet.batch import check_labels
@@ -31,13 +31,15 @@ PIXELS_AT_ONCE_CPU = 2**16
 class Samples:
     """Hypotheses of a batch of images, with the latents that made them.
 
-    Passing `latents` back to `sample` replays the hypotheses; changing one scale of it edits them. Entry i is
-    (b, s, z, h_i, w_i), coarsest scale first.
+    Passing `latents` (and `turns`, if the model draws them) back to `sample` replays the hypotheses; changing one
+    scale of it edits them. Entry i is (b, s, z, h_i, w_i), coarsest scale first.
     """
 
     labels: Int[Tensor, "b s h w"]
     logits: Float[Tensor, "b s k h w"] | None
     latents: list[Tensor]
+    turns: Int[Tensor, "b s"] | None = None
+    """Which orientation of the image each was drawn from (`turned`); its latents are those of the image so turned."""
 
     @property
     def probs(self) -> Float[Tensor, "b s k h w"]:
@@ -45,6 +47,37 @@ class Samples:
         if self.logits is None:
             raise ConfigError("probs need the logits: call with return_logits=True")
         return self.logits.softmax(dim=2)
+
+
+def turned(maps: Shaped[Tensor, "*n h w"], turn: int) -> Shaped[Tensor, "*n y x"]:
+    """One of the eight orientations: bit 0 mirrors left and right, bit 1 up and down, then bit 2 transposes."""
+    axes = [axis for axis, bit in ((-1, 1), (-2, 2)) if turn & bit]
+    maps = maps.flip(axes) if axes else maps
+    return maps.transpose(-2, -1) if turn & 4 else maps
+
+
+def turned_back(maps: Shaped[Tensor, "*n y x"], turn: int) -> Shaped[Tensor, "*n h w"]:
+    """The inverse of `turned`."""
+    return turned(maps.transpose(-2, -1) if turn & 4 else maps, turn & 3)
+
+
+def num_turns(model: SegmentationModel, *, height: int, width: int) -> int:
+    """How many orientations the model draws from: of images that are not square at most the four that fit."""
+    return model.orientations if height == width else min(model.orientations, 4)
+
+
+def encode_turned(
+    model: SegmentationModel, *, image: Float[Tensor, "b c h w"], cond: Float[Tensor, "b e h w"] | None = None
+) -> list[Tensor]:
+    """Features of all orientations that the model draws from, an image's one after the other: for `sample`."""
+    if model.orientations == 1 or image.ndim != 4:  # which the model refuses
+        return model.encode(image=image, cond=cond)
+    turns = range(num_turns(model, height=image.shape[2], width=image.shape[3]))
+
+    def each(maps: Tensor) -> Tensor:
+        return torch.stack([turned(maps, turn) for turn in turns], dim=1).flatten(0, 1)
+
+    return model.encode(image=each(image), cond=None if cond is None else each(cond))
 
 
 def draw_noise(
@@ -85,13 +118,15 @@ def sample(
     temperature: float | Sequence[float] = 1.0,
     cond: Float[Tensor, "b e h w"] | None = None,
     generator: Generators = None,
+    turns: Int[Tensor, "b s"] | None = None,
     chunk_size: int | None = None,
     return_logits: bool = True,
     features: Sequence[Tensor] | None = None,
 ) -> Samples:
     """Draw segmentation hypotheses for each image.
 
-    The encoder runs once an image, the decoder once a hypothesis.
+    The encoder runs once an image, the decoder once a hypothesis. A model with `orientations` encodes each of them,
+    and each hypothesis is drawn from one of them at random, and turned back.
 
     Args:
         model: an `HPUNet` or `ProbUNet`.
@@ -103,9 +138,10 @@ def sample(
         cond: what the prior sees beside the image, for models with `cond_channels`.
         generator: makes the draw reproducible; the n-th hypothesis is the same for any `num_samples` and chunks, and
             with a sequence of generators, one an image, whatever else is in the batch.
+        turns: which orientation each is drawn from, instead of a random one; where nothing is drawn it is the first.
         chunk_size: hypotheses decoded at once; by default as many as is fast and fits.
         return_logits: False keeps only the labels, a fraction of the memory.
-        features: what the model's `encode` gave for these images, if it is at hand: then the encoder does not run.
+        features: what `encode_turned` gave for these images, if it is at hand: then the encoder does not run.
     """
     chunks = list(
         _drawn(
@@ -116,6 +152,7 @@ def sample(
             temperature=temperature,
             cond=cond,
             generator=generator,
+            turns=turns,
             chunk_size=chunk_size,
             return_logits=return_logits,
             features=features,
@@ -149,16 +186,19 @@ class _Chunk:
     labels: Int[Tensor, "n h w"]
     logits: Float[Tensor, "n k h w"] | None
     latents: list[Tensor]
+    turns: Int[Tensor, " n"] | None
 
 
 def _joined(chunks: Sequence[_Chunk], *, shape: tuple[int, int]) -> Samples:
     logits = [chunk.logits for chunk in chunks if chunk.logits is not None]
+    turns = [chunk.turns for chunk in chunks if chunk.turns is not None]
     return Samples(
         labels=torch.cat([chunk.labels for chunk in chunks]).unflatten(0, shape),
         logits=torch.cat(logits).unflatten(0, shape) if logits else None,
         latents=[
             torch.cat(scale).unflatten(0, shape) for scale in zip(*(chunk.latents for chunk in chunks), strict=True)
         ],
+        turns=torch.cat(turns).unflatten(0, shape) if turns else None,
     )
 
 
@@ -171,6 +211,7 @@ def _drawn(
     temperature: float | Sequence[float],
     cond: Tensor | None = None,
     generator: Generators,
+    turns: Tensor | None = None,
     chunk_size: int | None = None,
     return_logits: bool = True,
     features: Sequence[Tensor] | None = None,
@@ -180,9 +221,9 @@ def _drawn(
         raise ConfigError(f"num_samples and chunk_size must be at least 1, got {num_samples} and {chunk_size}")
     if features is None:
         with torch.no_grad():  # not around a `yield`, where it would reach the caller
-            features = model.encode(image=image, cond=cond)
+            features = encode_turned(model, image=image, cond=cond)
     b, _, h, w = image.shape
-    shapes = model.latent_shapes(h, w)
+    shapes, num_orientations = model.latent_shapes(h, w), num_turns(model, height=h, width=w)
     n = len(shapes)
     how = _one_per_scale([latents] * n if isinstance(latents, str) else latents, n, "latents")
     temperatures = _one_per_scale(
@@ -190,7 +231,17 @@ def _drawn(
     )
     if any(not 0 <= t < float("inf") for t in temperatures):
         raise ConfigError(f"temperature: expected finite numbers of at least 0, got {temperature}")
-    drawn = draw_noise(shapes, batch=b, num_samples=num_samples, generator=generator, device=image.device)
+    needed = [*shapes, (1, 1, 1)] if num_orientations > 1 else shapes  # a number more, for the orientation
+    drawn = draw_noise(needed, batch=b, num_samples=num_samples, generator=generator, device=image.device)
+    if num_orientations == 1:
+        turns = None
+    elif turns is not None:
+        turns = _checked_turns(turns, shape=(b, num_samples), count=num_orientations).to(image.device)
+    elif "sample" in [choice for choice in how if isinstance(choice, str)]:
+        uniform = torch.special.ndtr(drawn[-1].double()).flatten(1)
+        turns = (num_orientations * uniform).long().clamp(max=num_orientations - 1)
+    else:
+        turns = torch.zeros(b, num_samples, dtype=torch.long, device=image.device)
     noise: list[Tensor | None] = []
     given: list[Tensor | None] = []
     for i, choice in enumerate(how):
@@ -208,6 +259,8 @@ def _drawn(
         num_samples=num_samples,
         noise=noise,
         given=given,
+        turns=turns,
+        num_orientations=num_orientations,
         num_pixels=h * w,
         chunk_size=chunk_size,
         return_logits=return_logits,
@@ -229,7 +282,8 @@ def reconstruct(
     """Reconstruct segmentations through the posterior: Y' = S(X, μ_post(X, Y)), or a posterior draw.
 
     `labels` is one map or several graders' maps an image; the result has one reconstruction for each, in the
-    place of samples. The prior's encoder runs once an image, or not at all with its `features`, as in `sample`.
+    place of samples. The prior's encoder runs once an image, or not at all with its `features`, as in `sample`; of
+    a model's `orientations` it takes the first, the image as it is.
     """
     if labels.ndim == 3:
         labels = labels.unsqueeze(1)
@@ -237,9 +291,12 @@ def reconstruct(
         raise DataError(
             f"labels: expected (batch, height, width) or (batch, graders, height, width), got {tuple(labels.shape)}"
         )
+    b, _, h, w = image.shape
     if features is None:
         features = model.encode(image=image, cond=cond)
-    b, _, h, w = image.shape
+    elif (num_orientations := num_turns(model, height=h, width=w)) > 1:
+        upright = torch.arange(0, b * num_orientations, num_orientations, device=image.device)
+        features = [_select(f, upright) for f in features]
     r = labels.shape[1]
     for grader in range(r):
         check_labels(labels[:, grader], image=image, num_classes=model.num_classes, values=model.check_values)
@@ -281,9 +338,11 @@ def _decode_in_chunks(
     num_pixels: int,
     chunk_size: int | None,
     return_logits: bool,
+    turns: Int[Tensor, "b s"] | None = None,
+    num_orientations: int = 1,
 ) -> Iterator[_Chunk]:
     """Decode all (image, hypothesis) pairs, `chunk_size` at a time."""
-    b, device = features[0].shape[0], features[0].device
+    b, device = features[0].shape[0] // num_orientations, features[0].device
     if chunk_size is None:
         chunk_size = _fast_chunk_size(num_pixels, device=device)
 
@@ -293,14 +352,31 @@ def _decode_in_chunks(
     noise, given = flat(noise), flat(given)
     for pairs in _chunks(b * num_samples, size=chunk_size):
         which_image = torch.arange(pairs.start, pairs.stop, device=device) // num_samples
-        is_only_image = b == 1 and pairs.stop - pairs.start == 1  # then large features need no copy
+        of_pairs = None if turns is None else turns.flatten()[pairs]
+        if of_pairs is not None:
+            which_image = which_image * num_orientations + of_pairs
+        # A single one needs no copy of large features.
+        is_only_image = len(features[0]) == 1 and pairs.stop - pairs.start == 1
         with torch.no_grad():
             logits, latents, _ = model.decode(
                 features if is_only_image else [_select(f, which_image) for f in features],
                 noise=[None if t is None else t[pairs] for t in noise],
                 given=[None if t is None else t[pairs] for t in given],
             )
-        yield _Chunk(labels=logits.argmax(dim=1), logits=logits if return_logits else None, latents=latents)
+            if of_pairs is not None:
+                logits = _upright(logits, of_pairs, count=num_orientations)
+        yield _Chunk(
+            labels=logits.argmax(dim=1), logits=logits if return_logits else None, latents=latents, turns=of_pairs
+        )
+
+
+def _upright(logits: Float[Tensor, "n k h w"], turns: Int[Tensor, " n"], *, count: int) -> Float[Tensor, "n k h w"]:
+    """Every map turned back."""
+    out = torch.empty_like(logits)
+    for turn in range(count):
+        these = (turns == turn).nonzero().squeeze(1)
+        out[these] = turned_back(logits[these], turn)
+    return out
 
 
 def _fast_chunk_size(num_pixels: int, *, device: torch.device) -> int:
@@ -323,6 +399,12 @@ def _one_per_scale(values: Sequence[T], num_scales: int, name: str) -> list[T]:
     if len(values) != num_scales:
         raise ConfigError(f"{name}: expected one entry for each of the {num_scales} scales, got {len(values)}")
     return list(values)
+
+
+def _checked_turns(turns: Tensor, *, shape: tuple[int, int], count: int) -> Tensor:
+    if tuple(turns.shape) != shape or turns.is_floating_point() or not ((turns >= 0) & (turns < count)).all():
+        raise DataError(f"turns: expected whole numbers of 0 to {count - 1} of shape {shape}, got {turns}")
+    return turns
 
 
 def _checked_latents(given: Tensor, *, scale: int, shape: tuple[int, ...]) -> Tensor:

@@ -30,7 +30,7 @@ from hpunet.metrics import (
     uncertainty_error_ncc,
 )
 from hpunet.models.protocol import SegmentationModel
-from hpunet.sampling import reconstruct, sample
+from hpunet.sampling import encode_turned, reconstruct, sample
 from hpunet.scoring import (
     as_batch,
     centre_crop,
@@ -142,6 +142,7 @@ class Scorer:
             **({"connected": True} if self.connected else {}),
             "crop": list(self.crop),
             "extrapolate": self.extrapolate,
+            **({} if self.model.orientations == 1 else {"orientations": self.model.orientations}),
             **({} if self.sampler is None else {"kernels": "fused"}),
         }
 
@@ -240,7 +241,7 @@ class Scorer:
         """For each seed what `_sampled` gives; reconstructions and what was visible, which are the same for all."""
         image, cond = self._prior_inputs(batch, indices)
         with torch.no_grad():  # not around a `yield`, where it would reach the caller
-            features = self._network.encode(image=image, cond=cond)
+            features = encode_turned(self._network, image=image, cond=cond)
         labels = batch.labels.to(self.device).long()
         rebuilt = reconstruct(
             self._network, image=image, labels=labels, return_logits=False, features=features

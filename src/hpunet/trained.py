@@ -3,7 +3,7 @@ weights, its settings and its classes. And the way back: `publish` makes publish
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 from typing import Any, NoReturn
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from hpunet.build import build_model
 from hpunet.checkpoint import Checkpoint, latest_checkpoint, load_checkpoint
-from hpunet.config import Settings, check_settings
+from hpunet.config import Settings, check_settings, merged
 from hpunet.data.base import SetInfo
 from hpunet.errors import CheckpointError, ConfigError
 from hpunet.models.hpunet import HPUNet
@@ -168,6 +168,16 @@ def set_temperature(trained: TrainedModel, temperature: Sequence[float]) -> None
     for head, factor in zip(heads, factors, strict=True):
         if factor != 1:
             head.scale_sigma(factor)
+
+
+def with_orientations(trained: TrainedModel, number: int | None) -> TrainedModel:
+    """The same model, drawing hypotheses from so many orientations of an image; without a number as it was."""
+    if number is None:
+        return trained
+    changed = merged(trained.settings.model_dump(), {"model": {"orientations": number}})
+    settings = check_settings(changed, where="--orientations")
+    trained.model.orientations = settings.model.orientations
+    return replace(trained, settings=settings)
 
 
 def check_posterior(trained: TrainedModel, *, where: Path) -> None:

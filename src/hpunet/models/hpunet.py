@@ -147,6 +147,8 @@ class HPUNet(nn.Module):
         self.size_multiple = 2 ** (len(channels) - 1)
         self.check_values = True
         """Whether `forward` looks at the values of its tensors (on a GPU that waits for the device)."""
+        self.orientations = 1
+        """Of an image, that hypotheses are drawn from: 1, 2, 4 or 8 (`sampling.turned`)."""
 
         self.prior = LatentUNet(
             in_channels=in_channels + cond_channels,

@@ -29,6 +29,10 @@ class SegmentationModel(Protocol):
     size_multiple: int
     check_values: bool
 
+    @property
+    def orientations(self) -> int:
+        """Of an image, that hypotheses are drawn from: 1, 2, 4 or 8 (`sampling.turned`)."""
+
     def latent_shapes(self, height: int, width: int) -> list[tuple[int, int, int]]:
         """Shape (z, h_i, w_i) of each latent scale for images of this size, coarsest first."""
 
@@ -72,6 +76,11 @@ class StandIn(Generic[ModelT]):
     @check_values.setter
     def check_values(self, value: bool) -> None:
         self.model.check_values = value
+
+    @property
+    def orientations(self) -> int:
+        """The model's."""
+        return self.model.orientations
 
     def latent_shapes(self, height: int, width: int) -> list[tuple[int, int, int]]:
         """The model's."""

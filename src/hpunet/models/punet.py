@@ -74,6 +74,7 @@ class ProbUNet(nn.Module):
         self.cond_channels = 0
         self.size_multiple = 2 ** (len(channels) - 1)
         self.check_values = True
+        self.orientations = 1
 
         self.encoder = ConvEncoder(in_channels, channels)
         widths = list(reversed(channels))
