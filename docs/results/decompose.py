@@ -6,8 +6,9 @@
 GED² = 2·d(sample, grader) − d(sample, sample) − d(grader, grader). A model that sees in the image what graders see
 has all three distances equal (but for pairs of a map with itself, left out here). One that does not, but knows how
 much it does not know, has the first two equal and above the third. Distances among maps that are not empty tell
-shapes from the question whether there is anything. `--warp` evaluates on images warped as in the model's training, or
-only turned and mirrored; RUN may be published weights.
+shapes from the question whether there is anything. What that question alone costs is 2·(q − p)², with q and p the
+shares of samples and graders whose maps are not empty; the rest of GED² is of shapes. `--warp` evaluates on images
+warped as in the model's training, or only turned and mirrored; RUN may be published weights.
 """
 
 import argparse
@@ -75,6 +76,12 @@ def main() -> None:
         print(f" ({len(whole)} images)")
     print(f"empty maps: {of_samples.mean():.3f} of samples, {of_graders.mean():.3f} of graders;", end="")
     print(f" correlation over images {np.corrcoef(of_samples, of_graders)[0, 1]:.3f}")
+    asked = (2 * (of_samples - of_graders) ** 2).mean()
+    num_graders = batch.labels.shape[1]
+    spread = of_graders * (1 - of_graders) * num_graders / (num_graders - 1)  # of one grader, without bias
+    perfect = (2 * (1 / NUM_SAMPLES + 1 / num_graders) * spread).mean()
+    print(f"of GED²: whether there is anything {asked:.4f} (a perfect sampler {perfect:.4f}), ", end="")
+    print(f"shapes {np.mean(ged2) - asked:.4f}")
 
 
 def _distances(pairs: PairIoUs, i: int, samples: np.ndarray, graders: np.ndarray) -> list[float]:
