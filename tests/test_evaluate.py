@@ -55,7 +55,7 @@ class PerfectSampler(nn.Module):
     """Draws from the known distribution of each image, by one number; reconstructs without a fault."""
 
     in_channels, num_classes, cond_channels, size_multiple, check_values = 1, 2, 0, 1, True
-    latent_dims = (1,)
+    latent_dims, orientations = (1,), 1
 
     def __init__(self, source: SyntheticSource) -> None:
         super().__init__()
