@@ -236,6 +236,7 @@ def test_resume_may_end_otherwise_than_was_planned(pack: Path, tmp_path: Path) -
         "augmentation.fade=[6, 9]",
         "objective.energy=5.0",
         "objective.energy_from=7",
+        "model.orientations=4",
     )
     quietly(tiny_settings(*ending), pack=pack, run=tmp_path / "run", resume=True)
     quietly(tiny_settings(*ending), pack=pack, run=tmp_path / "whole")

@@ -233,15 +233,13 @@ def _drawn(
         raise ConfigError(f"temperature: expected finite numbers of at least 0, got {temperature}")
     needed = [*shapes, (1, 1, 1)] if num_orientations > 1 else shapes  # a number more, for the orientation
     drawn = draw_noise(needed, batch=b, num_samples=num_samples, generator=generator, device=image.device)
-    if num_orientations == 1:
-        turns = None
-    elif turns is not None:
+    if turns is not None:
         turns = _checked_turns(turns, shape=(b, num_samples), count=num_orientations).to(image.device)
-    elif "sample" in [choice for choice in how if isinstance(choice, str)]:
+    elif num_orientations > 1:
         uniform = torch.special.ndtr(drawn[-1].double()).flatten(1)
         turns = (num_orientations * uniform).long().clamp(max=num_orientations - 1)
-    else:
-        turns = torch.zeros(b, num_samples, dtype=torch.long, device=image.device)
+        if not any(isinstance(choice, str) and choice == "sample" for choice in how):
+            turns = torch.zeros_like(turns)
     noise: list[Tensor | None] = []
     given: list[Tensor | None] = []
     for i, choice in enumerate(how):
@@ -260,7 +258,6 @@ def _drawn(
         noise=noise,
         given=given,
         turns=turns,
-        num_orientations=num_orientations,
         num_pixels=h * w,
         chunk_size=chunk_size,
         return_logits=return_logits,
@@ -294,8 +291,8 @@ def reconstruct(
     b, _, h, w = image.shape
     if features is None:
         features = model.encode(image=image, cond=cond)
-    elif (num_orientations := num_turns(model, height=h, width=w)) > 1:
-        upright = torch.arange(0, b * num_orientations, num_orientations, device=image.device)
+    elif len(features[0]) > b:
+        upright = torch.arange(0, len(features[0]), len(features[0]) // b, device=image.device)
         features = [_select(f, upright) for f in features]
     r = labels.shape[1]
     for grader in range(r):
@@ -339,10 +336,11 @@ def _decode_in_chunks(
     chunk_size: int | None,
     return_logits: bool,
     turns: Int[Tensor, "b s"] | None = None,
-    num_orientations: int = 1,
 ) -> Iterator[_Chunk]:
-    """Decode all (image, hypothesis) pairs, `chunk_size` at a time."""
-    b, device = features[0].shape[0] // num_orientations, features[0].device
+    """Decode all (image, hypothesis) pairs, `chunk_size` at a time; `features` are of as many orientations an image
+    as `turns` choose from."""
+    device, b = features[0].device, len(features[0]) if turns is None else len(turns)
+    num_orientations = len(features[0]) // b
     if chunk_size is None:
         chunk_size = _fast_chunk_size(num_pixels, device=device)
 

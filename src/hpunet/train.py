@@ -432,13 +432,13 @@ def _deciding(settings: Settings, *, step: int) -> dict[str, Any]:
     """The settings that decide the weights after `step` iterations: "optimiser.batch_size" and so on.
 
     Learning rates, fading and energy distance that come later do not, nor does how many iterations follow. Kernels
-    only round differently.
+    only round differently; orientations are for sampling.
     """
     flat: dict[str, Any] = {"seed": settings.seed}
     for group, section in settings.model_dump(mode="json").items():
         if isinstance(section, dict) and group != "watch":
             flat |= {f"{group}.{key}": value for key, value in section.items()}
-    del flat["optimiser.kernels"], flat["optimiser.iterations"]
+    del flat["optimiser.kernels"], flat["optimiser.iterations"], flat["model.orientations"]
     past = [boundary for boundary in learning_rate_boundaries(settings.optimiser) if boundary < step]
     flat["optimiser.boundaries"] = past
     flat["optimiser.learning_rates"] = settings.optimiser.learning_rates[: len(past) + 1]
