@@ -16,7 +16,7 @@ from rich.status import Status
 from rich.table import Table
 
 from hpunet.cli_progress import LogLines
-from hpunet.cli_weights import Orientations
+from hpunet.cli_weights import Orientations, Temperature, parse_temperature
 from hpunet.errors import ConfigError, HPUNetError
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def sample_command(
     seed: Seed = 0,
     checkpoint: Checkpoint = "latest",
     tile: Tile = "auto",
-    temperature: Annotated[float, typer.Option(help="Factor on the prior's standard deviation.", min=0)] = 1.0,
+    temperature: Temperature = "1",
     orientations: Orientations = None,
     same_iou: Annotated[
         float, typer.Option(help="IoU from which on two samples are one hypothesis.", min=0.01, max=1)
@@ -88,11 +88,13 @@ def sample_command(
 ) -> None:
     """Draw hypotheses of images, and group them: which are distinct, and how often each comes up."""
     refuse_folders(images)
+    factors = parse_temperature(temperature)
     with loading(quiet=quiet):
         from hpunet.build import autocast_for
         from hpunet.data.inputs import read_input
         from hpunet.kernels.choice import sampler_for
         from hpunet.sample_files import HowToSample, sample_file, scale_choices, slice_numbers, with_tiles
+        from hpunet.sampling import temperature_of_scales
         from hpunet.trained import load, with_orientations
 
         trained = with_orientations(load(run, checkpoint=checkpoint), orientations)
@@ -103,11 +105,12 @@ def sample_command(
     named = named_images(images)
     chosen = parse_slices(slices)
     # Impossible choices end here, not at every image.
-    scale_choices(scales, num_scales=len(trained.model.latent_dims))
+    num_scales = len(trained.model.latent_dims)
+    scale_choices(scales, num_scales=num_scales)
+    given = factors[0] if len(factors) == 1 else factors
+    temperature_of_scales(given, num_scales=num_scales)
     with_tiles(trained.model, size=(1, 1), tile=tile, sampler=trained.sampler)
-    how = HowToSample(
-        num_samples=samples, scales=scales, temperature=temperature, seed=seed, tile=tile, window=window
-    )
+    how = HowToSample(num_samples=samples, scales=scales, temperature=given, seed=seed, tile=tile, window=window)
     if trained.info.has_instances and not quiet:
         words = "The ids of instances differ from sample to sample; hpunet instances puts them together."
         notes.print(words, highlight=False, soft_wrap=True)

@@ -53,7 +53,8 @@ class HowToSample:
     scales: str = "full"
     """"full" draws all scales; "global" only the coarsest, "local" only the finest, "0,2" only those (0 is the
     coarsest). The others stay at their mean."""
-    temperature: float = 1.0
+    temperature: float | Sequence[float] = 1.0
+    """Factor on the prior's σ, for all scales or one a scale, coarsest first."""
     seed: int = 0
     tile: str = "auto"
     """"whole", "auto", or the side of the tiles in pixels."""

@@ -226,11 +226,7 @@ def _drawn(
     shapes, num_orientations = model.latent_shapes(h, w), num_turns(model, height=h, width=w)
     n = len(shapes)
     how = _one_per_scale([latents] * n if isinstance(latents, str) else latents, n, "latents")
-    temperatures = _one_per_scale(
-        [temperature] * n if isinstance(temperature, (int, float)) else temperature, n, "temperature"
-    )
-    if any(not 0 <= t < float("inf") for t in temperatures):
-        raise ConfigError(f"temperature: expected finite numbers of at least 0, got {temperature}")
+    temperatures = temperature_of_scales(temperature, num_scales=n)
     needed = [*shapes, (1, 1, 1)] if num_orientations > 1 else shapes  # a number more, for the orientation
     drawn = draw_noise(needed, batch=b, num_samples=num_samples, generator=generator, device=image.device)
     if turns is not None:
@@ -391,6 +387,15 @@ def _select(features: Tensor, which_image: Tensor) -> Tensor:
     if not features.is_contiguous(memory_format=torch.channels_last):
         return features.index_select(0, which_image)
     return features.permute(0, 2, 3, 1).index_select(0, which_image).permute(0, 3, 1, 2)
+
+
+def temperature_of_scales(temperature: float | Sequence[float], *, num_scales: int) -> list[float]:
+    """One factor a scale; a number is that of all."""
+    given = [temperature] * num_scales if isinstance(temperature, (int, float)) else temperature
+    found = _one_per_scale(given, num_scales, "temperature")
+    if any(not 0 <= factor < float("inf") for factor in found):
+        raise ConfigError(f"temperature: expected finite numbers of at least 0, got {temperature}")
+    return found
 
 
 def _one_per_scale(values: Sequence[T], num_scales: int, name: str) -> list[T]:
