@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 import hpunet
 
@@ -71,6 +72,7 @@ ALLOWED = {
         "hypotheses",
         "kernels.choice",
         "sample_files",
+        "sampling",
         "trained",
     },
     "cli_instances": {
@@ -153,8 +155,9 @@ def test_modules_import_only_what_the_table_allows(path: Path) -> None:
         assert "*" in allowed or fits, f"{room} must not import {module}"
 
 
-def run_python(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+def run_python(code: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=folder)
 
 
 def test_import_is_quick_and_leaves_torch_alone() -> None:
@@ -205,11 +208,12 @@ for call in {list(REFUSED)}:
         assert expected in line
 
 
-def test_readme_example_runs() -> None:
+def test_readme_example_runs(tmp_path: Path) -> None:
+    Image.effect_noise((128, 128), 40).save(tmp_path / "crop.png")
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
     assert blocks
     for block in blocks:
-        result = run_python(block)
+        result = run_python(block, tmp_path)
         assert result.returncode == 0, result.stderr
 
 

@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 
+import hpunet
 from hpunet.config import load_settings
 from hpunet.evaluation_rows import read_evaluation
 from hpunet.evaluation_summary import Scope, summarise
+from hpunet.published import published_names
+from hpunet.scorer import weights_sum
 
 DOCS = Path(__file__).parents[1] / "docs"
 KEPT = sorted(path for path in DOCS.glob("results/*/*") if path.is_dir())
@@ -44,7 +47,8 @@ def test_results_page_says_what_the_kept_rows_say(folder: Path) -> None:
 def test_commands_of_kept_rows_can_be_run(folder: Path) -> None:
     train, evaluate = map(shlex.split, (folder / "command.txt").read_text().splitlines())
     assert train[:2] == ["hpunet", "train"]
-    assert evaluate[:3] == ["hpunet", "evaluate", "RUN"]
+    assert evaluate[:2] == ["hpunet", "evaluate"]
+    assert evaluate[2] == "RUN" or evaluate[2] in published_names()
     assert load_settings(train[2], [train[i + 1] for i, word in enumerate(train) if word == "--set"])
 
 
@@ -76,3 +80,15 @@ def test_results_page_and_readme_give_the_means_of_trainings(model: str) -> None
     for line in in_readme:
         assert [cell.strip() for cell in line.split("|")][2:6] == [*numbers[:3], numbers[4]]
     assert len(in_readme) == (len(trained) > 2)
+
+
+def test_the_published_row_is_that_of_the_weights_in_the_package() -> None:
+    folder = DOCS / "results" / "lidc" / "lidc-hpu-2026"
+    identity, _ = read_evaluation(folder)
+    trained = hpunet.load("lidc-hpu-2026", device="cpu")
+    assert identity["weights"] == weights_sum(trained.model)
+    assert identity["orientations"] == trained.model.orientations == 8
+    numbers = [f"{entry['mean']:.4f} ± {entry['patient_std']:.4f}" for entry in scores_of(folder)]
+    for page in (DOCS / "model_cards" / "lidc-hpu-2026.md", DOCS.parent / "README.md"):
+        (line,) = re.findall(r"^\| \d\.\d{4} ± .*", page.read_text(), flags=re.MULTILINE)
+        assert re.findall(r"\d\.\d{4} ± \d\.\d{4}", line) == numbers
