@@ -129,6 +129,8 @@ def test_names_are_looked_for_in_the_package_then_in_the_cache(
     looked = f"known: {NAME}; looked in {package / 'pretrained'} and {folder.parent}"
     with pytest.raises(CheckpointError, match=f"^unknown-one: no such folder .*no published weights.*{looked}"):
         hpunet.load("unknown-one")
+    with pytest.raises(CheckpointError, match=f"^{NAME.upper()}: no such folder .*known: {NAME};"):
+        hpunet.load(NAME.upper())
 
 
 def test_the_package_itself_is_a_place() -> None:
@@ -301,7 +303,7 @@ def test_sample_takes_a_temperature_for_each_scale(place: Path, home: Path) -> N
 
     assert drawn("1", "a") == drawn("1,1", "b") != drawn("1,3", "c")
     how = parse_json(Path("c/image/hypotheses.json").read_bytes(), name="hypotheses.json")
-    assert how["temperature"] == [1, 3]
+    assert (how["temperature"], how["orientations"]) == ([1, 3], 1)
     with pytest.raises(ConfigError, match="temperature: expected one entry for each of the 2 scales, got 3"):
         drawn("1,1,1", "d")
     with pytest.raises(ConfigError, match="temperature: expected finite numbers of at least 0"):

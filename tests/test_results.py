@@ -45,10 +45,11 @@ def test_results_page_says_what_the_kept_rows_say(folder: Path) -> None:
 
 @pytest.mark.parametrize("folder", KEPT, ids=lambda folder: folder.name)
 def test_commands_of_kept_rows_can_be_run(folder: Path) -> None:
-    train, evaluate = map(shlex.split, (folder / "command.txt").read_text().splitlines())
+    train, *export, evaluate = map(shlex.split, (folder / "command.txt").read_text().splitlines())
     assert train[:2] == ["hpunet", "train"]
     assert evaluate[:2] == ["hpunet", "evaluate"]
-    assert evaluate[2] == "RUN" or evaluate[2] in published_names()
+    assert evaluate[2] in (published_names() if export else ["RUN"])
+    assert [command[:4] for command in export] == [["hpunet", "export", "RUN", evaluate[2]]] * len(export)
     assert load_settings(train[2], [train[i + 1] for i, word in enumerate(train) if word == "--set"])
 
 

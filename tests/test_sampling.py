@@ -259,3 +259,17 @@ def test_sampling_names_what_is_wrong(model: nn.Module) -> None:
         reconstruct(model, image=IMAGE, labels=torch.full((2, 1, 16, 24), 3))
     with pytest.raises(DataError, match=r"image: .*NaN"):
         sample(model, image=IMAGE * torch.nan, num_samples=1)
+
+
+@pytest.mark.parametrize("shape", [(1, 3, 16, 16), (1, 1, 15, 16)])
+def test_an_image_that_does_not_fit_is_refused_as_it_was_given_whatever_the_orientations(
+    shape: tuple[int, ...],
+) -> None:
+    model = HPUNet(in_channels=1, num_classes=2, channels=(4, 8, 8), latent_dims=(1, 1))
+    said = []
+    for number in (1, 8):
+        model.orientations = number
+        with pytest.raises(DataError) as error:
+            sample(model, image=torch.rand(*shape), num_samples=2)
+        said.append(str(error.value))
+    assert said[0] == said[1]

@@ -1,6 +1,7 @@
 """Keep what a published row of docs/results.md was computed from.
 
-    python docs/results/keep.py RUN FOLDER [--preset lidc-hpu] [--evaluation val-16x3] [--published NAME]
+    python docs/results/keep.py RUN FOLDER [--preset lidc-hpu] [--evaluation val-16x3]
+    python docs/results/keep.py RUN FOLDER --published NAME --exported "--orientations 8"
 
 FOLDER, for instance docs/results/lidc/NAME, gets the evaluation with its rows rounded to five decimals (`hpunet
 compare` reads it like a run), means of the last ten lines that training logged, and command.txt: how to do the run
@@ -26,6 +27,7 @@ def main() -> None:
     parser.add_argument("--preset", default="lidc-hpu")
     parser.add_argument("--evaluation", default="val-16x3")
     parser.add_argument("--published", default="RUN", metavar="NAME", help="the weights that were evaluated")
+    parser.add_argument("--exported", default="", metavar="OPTIONS", help="of the export that made them")
     args = parser.parse_args()
     evaluation = args.run / "evaluation" / args.evaluation
     args.folder.mkdir(parents=True)
@@ -39,7 +41,9 @@ def main() -> None:
         writer = csv.DictWriter(kept, rows.fieldnames or [], lineterminator="\n")
         writer.writeheader()
         writer.writerows({name: _rounded(name, cell) for name, cell in row.items()} for row in rows)
-    (args.folder / "command.txt").write_text(_commands(args.run, args.preset, args.published, identity))
+    (args.folder / "command.txt").write_text(
+        _commands(args.run, args.preset, args.published, args.exported, identity)
+    )
     logged = [json.loads(line) for line in (args.run / "log.jsonl").read_text().splitlines()]
     last = [line for line in logged if "loss" in line][-10:]
     means = {
@@ -52,7 +56,7 @@ def _rounded(column: str, cell: str) -> str:
     return f"{float(cell):.5f}".rstrip("0").rstrip(".") if column in METRICS and cell else cell
 
 
-def _commands(run: Path, preset: str, evaluated: str, identity: dict[str, Any]) -> str:
+def _commands(run: Path, preset: str, evaluated: str, exported: str, identity: dict[str, Any]) -> str:
     used = _flat(json.loads((run / "settings.json").read_text()))
     given = _flat(_preset(preset, iterations=used["optimiser.iterations"]))
     changed = {key: value for key, value in used.items() if given[key] != value}
@@ -63,7 +67,9 @@ def _commands(run: Path, preset: str, evaluated: str, identity: dict[str, Any]) 
     evaluate = ["hpunet", "evaluate", evaluated, "--data", "LIDC", "--split", identity["split"]]
     evaluate += ["--samples", str(identity["samples"]), "--seeds", str(identity.get("seeds", 1))]
     evaluate += ["--kernels", "fused"] if identity.get("kernels") == "fused" else []
-    return "".join(shlex.join(command) + "\n" for command in (train, evaluate))
+    export = ["hpunet", "export", "RUN", evaluated, "--name", evaluated, *shlex.split(exported)]
+    commands = (train, evaluate) if evaluated == "RUN" else (train, export, evaluate)
+    return "".join(shlex.join(command) + "\n" for command in commands)
 
 
 def _preset(name: str, *, iterations: int) -> dict[str, Any]:

@@ -20,7 +20,7 @@ Orientations = Annotated[
     int | None,
     typer.Option(
         help="Draw each hypothesis from one of so many orientations of the image, at random: 2 mirrors it, 4 turns "
-        "it upside down too, 8 by right angles too; by default what the model's settings say, 1.",
+        "it upside down too, 8 by right angles too; by default what the model's settings say.",
     ),
 ]
 

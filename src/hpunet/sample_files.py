@@ -232,6 +232,7 @@ def sample_file(
                 "iteration": trained.step,
                 "kernels": "torch" if trained.sampler is None else "fused",
                 **asdict(how),
+                "orientations": trained.model.orientations,
                 "same_iou": same_iou,
             }
             _write_slice(place, image=image, drawn=drawn, hypotheses=found[name], about=about)

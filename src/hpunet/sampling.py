@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from hpunet.batch import check_labels
+from hpunet.batch import check_image, check_labels
 from hpunet.errors import ConfigError, DataError
 from hpunet.models.protocol import PerScale, SegmentationModel
 
@@ -70,8 +70,11 @@ def encode_turned(
     model: SegmentationModel, *, image: Float[Tensor, "b c h w"], cond: Float[Tensor, "b e h w"] | None = None
 ) -> list[Tensor]:
     """Features of all orientations that the model draws from, an image's one after the other: for `sample`."""
-    if model.orientations == 1 or image.ndim != 4:  # which the model refuses
+    if model.orientations == 1:
         return model.encode(image=image, cond=cond)
+    check_image(
+        image, channels=model.in_channels, multiple=model.size_multiple, values=False
+    )  # not of the turned ones
     turns = range(num_turns(model, height=image.shape[2], width=image.shape[3]))
 
     def each(maps: Tensor) -> Tensor:

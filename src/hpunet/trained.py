@@ -89,7 +89,7 @@ def load(
         known = find_published(str(run))
         if known is None:
             words = f"{folder}: no such folder; expected one that `hpunet train` wrote"
-            raise CheckpointError(unknown_name(str(run)) if is_name(str(run)) else words)
+            raise CheckpointError(unknown_name(str(run)) if is_name(str(run).lower()) else words)
         return _load_published(known, called=str(run), checkpoint=checkpoint, device=where, name=name)
     if not any((folder / name).exists() for name in ("settings.json", "checkpoints")):
         if is_published(folder):

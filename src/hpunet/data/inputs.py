@@ -69,7 +69,7 @@ def read_input(path: Path, *, name: str, info: SetInfo, window: tuple[float, flo
     if window is None and 8 * planes.itemsize != info.image_bits:
         raise DataError(
             f"{path}: {values.dtype} pixels, the model was trained on images of {info.image_bits} bits; say with "
-            "--window LOW HIGH which stored values became 0 and 1 there"
+            "--window LOW HIGH which stored values are 0 and 1 in training"
         )
     return Input(name, unit_floats(planes), header)
 
