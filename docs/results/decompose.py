@@ -26,6 +26,8 @@ from hpunet.metrics.distributions import PairIoUs, pair_ious
 from hpunet.sampling import sample
 
 NUM_SAMPLES, BATCH = 16, 8
+SPECK = 5
+"""Pixels of the largest map that is called a speck."""
 
 
 def main() -> None:
@@ -43,7 +45,7 @@ def main() -> None:
     recipe = build_recipe(trained.settings, info=trained.info)
     warps = {"rigid": AugmentSettings(elastic=0, shear=0, scale=(1, 1)), "training": recipe.augmentation}
     generator = torch.Generator(trained.device).manual_seed(0)
-    ged2, empty, among_all, among_marked = [], [], [], []
+    ged2, empty, specks, among_all, among_marked = [], [], [], [], []
     for indices in track(torch.linspace(0, len(pack) - 1, args.images).long().split(BATCH), "sampling"):
         batch = pack.batch(indices)
         if args.warp != "none":
@@ -61,8 +63,10 @@ def main() -> None:
         )
         ged2 += pairs.ged2().tolist()
         for i in range(len(indices)):
-            marked = [maps[i].bool().flatten(1).any(1).numpy() for maps in (samples, batch.labels)]
+            pixels = [maps[i].bool().flatten(1).sum(1).numpy() for maps in (samples, batch.labels)]
+            marked = [count > 0 for count in pixels]
             empty.append([1 - some.mean() for some in marked])
+            specks.append([((count > 0) & (count <= SPECK)).mean() for count in pixels])
             among_all.append(_distances(pairs, i, np.ones(NUM_SAMPLES, bool), np.ones(len(marked[1]), bool)))
             among_marked.append(_distances(pairs, i, *marked))
     of_samples, of_graders = np.array(empty).T
@@ -76,6 +80,7 @@ def main() -> None:
         print(f" ({len(whole)} images)")
     print(f"empty maps: {of_samples.mean():.3f} of samples, {of_graders.mean():.3f} of graders;", end="")
     print(f" correlation over images {np.corrcoef(of_samples, of_graders)[0, 1]:.3f}")
+    print("maps of 1 to {} pixels: {:.3f} of samples, {:.3f} of graders".format(SPECK, *np.mean(specks, axis=0)))
     asked = (2 * (of_samples - of_graders) ** 2).mean()
     num_graders = batch.labels.shape[1]
     spread = of_graders * (1 - of_graders) * num_graders / (num_graders - 1)  # of one grader, without bias

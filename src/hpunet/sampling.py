@@ -72,9 +72,8 @@ def encode_turned(
     """Features of all orientations that the model draws from, an image's one after the other: for `sample`."""
     if model.orientations == 1:
         return model.encode(image=image, cond=cond)
-    check_image(
-        image, channels=model.in_channels, multiple=model.size_multiple, values=False
-    )  # not of the turned ones
+    # Here, so that an error names the shape that was given.
+    check_image(image, channels=model.in_channels, multiple=model.size_multiple, values=False)
     turns = range(num_turns(model, height=image.shape[2], width=image.shape[3]))
 
     def each(maps: Tensor) -> Tensor:
