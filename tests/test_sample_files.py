@@ -30,8 +30,9 @@ from hpunet.errors import DataError, HPUNetError
 from hpunet.hypotheses import group
 from hpunet.instance_files import instances_picture
 from hpunet.models.hpunet import HPUNet
+from hpunet.pictures import PALETTE
 from hpunet.sample_files import HowToSample, draw, scale_choices, whole_folder, with_tiles
-from hpunet.sample_sheet import sample_sheet
+from hpunet.sample_sheet import marked_part, sample_sheet
 from hpunet.tiling import Tiled
 from hpunet.trained import TrainedModel
 from tiny_run import tiny_settings
@@ -348,6 +349,24 @@ def test_images_of_one_name_go_by_their_paths(hpunet_command: Callable[..., Any]
         result = hpunet_command(*words, save_image(other), "--out", "not")
         assert expected in str(result.exception)
         assert not Path("not").exists()
+
+
+def test_sheet_enlarges_what_samples_mark_in_a_small_part() -> None:
+    labels = np.zeros((3, 128, 96), dtype=np.uint8)
+    whole = (slice(0, 128), slice(0, 96))
+    assert marked_part(labels) == whole
+    labels[1, 60:66, 90:94] = 1
+    assert marked_part(labels) == (slice(51, 75), slice(72, 96))  # 24 pixels at least, and inside of the image
+    labels[2, 48:66, 80:84] = 1
+    assert marked_part(labels) == (slice(39, 75), slice(60, 96))  # twice as long as what is marked
+    labels[0, 10, 85] = 1
+    assert marked_part(labels) == whole
+
+    labels[0] = 0
+    mean = np.zeros((128, 96), np.float32)
+    page = np.asarray(sample_sheet(image=mean[None], labels=labels, mean=mean, std=mean, hypotheses=[], title=""))
+    orange = (page == PALETTE[1]).all(axis=-1)
+    assert orange.sum() > 56 * (176 / 36) ** 2  # the 56 pixels of both outlines, enlarged, and the frame
 
 
 def test_sheet_shows_samples_once_where_all_are_distinct(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -165,6 +165,9 @@ def test_turns_that_cannot_be_are_refused(model: nn.Module) -> None:
     for turns in (torch.full((2, 3), 4), torch.full((2, 3), -1), torch.zeros(2, 2, dtype=torch.long)):  # not square
         with pytest.raises(DataError, match=r"turns: expected whole numbers of 0 to 3 of shape \(2, 3\), got"):
             sample(model, image=IMAGE, num_samples=3, turns=turns)
+    model.orientations = 3
+    with pytest.raises(ConfigError, match="orientations: expected 1, 2, 4 or 8, got 3"):
+        sample(model, image=torch.rand(1, 1, 16, 16), num_samples=2)
     model.orientations = 1
     with pytest.raises(DataError, match="turns: expected whole numbers of 0 to 0"):  # drawn by a model that turns
         sample(model, image=IMAGE, num_samples=3, turns=torch.full((2, 3), 1))

@@ -3,13 +3,15 @@
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Float, Integer
+from jaxtyping import Float, Integer, UInt8
 from PIL import Image
 
 from hpunet.hypotheses import Hypothesis
-from hpunet.pictures import grey_or_colour, overlay, sheet, stacked, stretched
+from hpunet.pictures import PALETTE, grey_or_colour, overlay, sheet, stacked, stretched
 
 _TILE, _PER_ROW, _MAX_SHOWN = 176, 6, 48
+_LEAST_SHOWN = 24
+"""Pixels along a side of an enlarged part, at least: fewer would not show where it lies."""
 
 
 def sample_sheet(
@@ -23,11 +25,14 @@ def sample_sheet(
 ) -> Image.Image:
     """One page; of very many samples the first ones, and none again where each is a hypothesis of its own.
 
-    Without hypotheses, samples alone are shown.
+    Without hypotheses, samples alone are shown. Where they mark a small part of the image, hypotheses and samples are
+    shown of that part, which has a frame in the image.
     """
     most = float(std.max())
+    rows_shown, columns_shown = part = marked_part(labels)
+    is_part = (rows_shown.stop - rows_shown.start, columns_shown.stop - columns_shown.start) != labels.shape[1:]
     summary = {
-        "image": grey_or_colour(stretched(image)),
+        "image (frame: shown below)" if is_part else "image": _framed(grey_or_colour(stretched(image)), part),
         "mean probability (white is 1)": grey_or_colour(mean[None]),
         f"standard deviation (white is {most:.2f})": grey_or_colour(std[None] / max(most, 1e-6)),
     }
@@ -49,7 +54,7 @@ def sample_sheet(
         pages = []
         for start in range(0, min(len(maps), _MAX_SHOWN), _PER_ROW):
             row = maps[start : min(start + _PER_ROW, _MAX_SHOWN)]
-            tiles = [overlay(image=image, labels=labels[number].astype(np.int64)) for _, number in row]
+            tiles = [overlay(image=image, labels=labels[number].astype(np.int64))[part] for _, number in row]
             columns = [caption for caption, _ in row]
             pages.append(sheet([tiles], columns=columns, title=heading if start == 0 else "", tile=_TILE))
         return pages
@@ -61,6 +66,29 @@ def sample_sheet(
             *(rows(single, heading) if len(distinct) < len(single) else []),
         ]
     )
+
+
+def marked_part(labels: Integer[np.ndarray, "s h w"]) -> tuple[slice, slice]:
+    """The square to show: what any sample marks with as much again around it, or all where that is half a side."""
+    h, w = labels.shape[1:]
+    y, x = np.nonzero((labels != 0).any(axis=0))
+    if not y.size:
+        return slice(0, h), slice(0, w)
+    side = max(_LEAST_SHOWN, 2 * int(max(np.ptp(y), np.ptp(x)) + 1))
+    if side > min(h, w) / 2:
+        return slice(0, h), slice(0, w)
+    centres = ((int(each.min()) + int(each.max()) + 1) // 2 for each in (y, x))
+    starts = [min(max(0, centre - side // 2), end - side) for centre, end in zip(centres, (h, w), strict=True)]
+    return slice(starts[0], starts[0] + side), slice(starts[1], starts[1] + side)
+
+
+def _framed(pixels: UInt8[np.ndarray, "h w 3"], part: tuple[slice, slice]) -> UInt8[np.ndarray, "h w 3"]:
+    """The picture with the outline of a part, which is nothing where the part is all of it."""
+    rows, columns = (slice(max(0, each.start - 1), each.stop + 1) for each in part)
+    framed = pixels.copy()
+    framed[rows, columns] = PALETTE[1]
+    framed[part] = pixels[part]
+    return framed
 
 
 def _letters(number: int) -> str:

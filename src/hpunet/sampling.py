@@ -63,6 +63,8 @@ def turned_back(maps: Shaped[Tensor, "*n y x"], turn: int) -> Shaped[Tensor, "*n
 
 def num_turns(model: SegmentationModel, *, height: int, width: int) -> int:
     """How many orientations the model draws from: of images that are not square at most the four that fit."""
+    if model.orientations not in (1, 2, 4, 8):
+        raise ConfigError(f"orientations: expected 1, 2, 4 or 8, got {model.orientations}")
     return model.orientations if height == width else min(model.orientations, 4)
 
 

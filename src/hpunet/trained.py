@@ -85,6 +85,11 @@ def load(
     """
     folder = Path(run)
     where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if folder.is_file():
+        raise CheckpointError(
+            f"{folder}: is a file; expected the folder that `hpunet train` wrote, or the name of published weights. "
+            "On the command line it comes first, images after it"
+        )
     if not folder.is_dir():
         known = find_published(str(run))
         if known is None:
