@@ -63,6 +63,26 @@ def test_open_snemi3d_numbers_cells_compactly_and_keeps_parts_together(tmp_path:
     assert source.info.stochastic_classes == (1, 2, 3)
 
 
+def test_open_snemi3d_reduces_images_to_means_and_labels_to_those_in_the_middle(tmp_path: Path) -> None:
+    image, labels = volume(depth=1, height=6, width=12)
+    write(tmp_path, image, labels)
+    for factor in (2, 3):
+        source = open_snemi3d(tmp_path, split="train", slices={"train": (0, 1)}, patch=6, reduce=factor)
+        assert len(source) == 2
+        side, sample = 6 // factor, source[1]
+        for y in range(side):
+            for x in range(side):
+                top, left = factor * y, 6 + factor * x
+                block = image[0, top : top + factor, left : left + factor]
+                assert sample.image[0, y, x] == pytest.approx(np.rint(block.mean()) / 255)
+                middle = labels[0, top + factor // 2, left + factor // 2]
+                assert (sample.labels[0, y, x] > 0) == (middle > 0)
+        assert sample.image.shape == (1, side, side)
+    for factor in (0, 4):
+        with pytest.raises(ConfigError, match=f"reduce: expected a whole number that divides .* 6 .* got {factor}"):
+            open_snemi3d(tmp_path, split="train", patch=6, reduce=factor)
+
+
 def test_default_slices_are_the_papers() -> None:
     assert default_slices(100) == {"train": (0, 80), "val": (80, 90), "test": (90, 100)}
     assert default_slices(18) == {"train": (0, 14), "val": (14, 16), "test": (16, 18)}

@@ -30,17 +30,22 @@ def open_snemi3d(
     patch: int = 256,
     num_random_ids: int = 15,
     allow_remainder: bool = False,
+    reduce: int = 1,
 ) -> "StackSource":
     """The non-overlapping patches of a split's slices, from a folder with `train-input` and `train-labels`.
 
     `slices` gives (first, end) slices of each split, the end not included; without it see `default_slices`. Slices
     that are no multiple of `patch` in size are an error unless `allow_remainder` gives up their right and bottom
-    rest. The voxels are read at the first sample, and again in each worker process.
+    rest. `patch` counts pixels as they are stored; with `reduce` r each r×r of them become one, the mean of the
+    image and the label of the one in the middle (below and right of it for even r). The voxels are read at the first
+    sample, and again in each worker process.
     """
     if split not in SPLITS:
         raise ConfigError(f"split: {split!r} is none of {SPLITS}")
     if patch < 1:
         raise ConfigError(f"patch: expected 1 or more pixels, got {patch}")
+    if reduce < 1 or patch % reduce:
+        raise ConfigError(f"reduce: expected a whole number that divides the patch of {patch} pixels, got {reduce}")
     check_num_random_ids(num_random_ids, num_fixed_classes=1)
     input_path, labels_path = _find(path, "train-input"), _find(path, "train-labels")
     header, labels_header = stack_header(input_path), stack_header(labels_path)
@@ -69,7 +74,13 @@ def open_snemi3d(
         for x in range(0, width - patch + 1, patch)
     ]
     return StackSource(
-        input_path, labels_path, split=split, corners=corners, patch=patch, num_random_ids=num_random_ids
+        input_path,
+        labels_path,
+        split=split,
+        corners=corners,
+        patch=patch,
+        num_random_ids=num_random_ids,
+        reduce=reduce,
     )
 
 
@@ -115,6 +126,7 @@ class StackSource:
         corners: list[tuple[int, int, int]],
         patch: int,
         num_random_ids: int,
+        reduce: int,
     ) -> None:
         self.info = SetInfo(
             kind="snemi3d",
@@ -131,6 +143,7 @@ class StackSource:
         self._paths = (input_path, labels_path)
         self._corners = corners
         self._patch = patch
+        self._reduce = reduce
 
     @cached_property
     def _stacks(self) -> tuple[np.ndarray, np.ndarray]:
@@ -147,6 +160,10 @@ class StackSource:
         """One patch; its cells are numbered anew, in the order of their numbers in the volume."""
         z, y, x = self._corners[index]
         image, labels = (stack[z, y : y + self._patch, x : x + self._patch] for stack in self._stacks)
+        if (r := self._reduce) > 1:
+            blocks = image.reshape(self._patch // r, r, self._patch // r, r)
+            image = np.rint(blocks.mean(axis=(1, 3), dtype=np.float32)).astype(image.dtype)
+            labels = labels[r // 2 :: r, r // 2 :: r]
         where = f"{self._paths[1]}, slice {z}"
         numbered = number_instances(labels, num_fixed_classes=self.info.num_fixed_classes, name=where)
         return make_sample(
