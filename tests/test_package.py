@@ -121,7 +121,7 @@ ALLOWED = {
     },
     "train": {
         *("errors", "config", "batch", "build", "checkpoint", "data", "distributed", "logs", "objectives"),
-        *("kernels.choice", "run_state", "stopping", "storage", "training_step", "validation", "weights"),
+        *("kernels.choice", "run_state", "stopping", "storage", "trained", "training_step", "validation", "weights"),
     },
     "published": {"errors", "storage", "weights"},
     "trained": {"errors", "build", "checkpoint", "config", "data", "models", "published", "weights"},

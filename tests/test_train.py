@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+import hpunet
 from hpunet import storage
 from hpunet import train as train_module
 from hpunet.build import learning_rate_at
@@ -23,6 +24,7 @@ from hpunet.logs import LOG_FILE, read_log
 from hpunet.stopping import Interrupted, stop_on_signals
 from hpunet.storage import parse_json
 from hpunet.train import Training, prepare_data, train
+from hpunet.trained import publish
 from hpunet.validation import Validation
 from tiny_run import PUNET, WITHOUT_GECO, tiny_settings, write_tiny_pack
 
@@ -208,6 +210,60 @@ def test_prepare_data_takes_a_pack_as_it_is_and_packs_each_origin_once(pack: Pat
     made = [prepare_data("synthetic:lesions", options={"num_images": n, "size": 16}, run=tmp_path) for n in (4, 8, 4)]
     assert made[0] == made[2] != made[1]
     assert [len(open_pack(path, split="train")) for path in made] == [4, 8, 4]
+
+
+def test_train_from_a_run_begins_with_its_weights_and_says_so(pack: Path, tmp_path: Path) -> None:
+    averaged = "optimiser.average=0.9"
+    quietly(tiny_settings("seed=1", averaged), pack=pack, run=tmp_path / "first")
+    hardly = tiny_settings("optimiser.iterations=1", "optimiser.learning_rates=[1e-12]", averaged)
+    said: list[str] = []
+    quietly(hardly, pack=pack, run=tmp_path / "second", start=tmp_path / "first", say=said.append)
+    assert "starting with the weights of first, iteration 12" in said
+    given = hpunet.load(tmp_path / "first").model.state_dict()  # the averaged ones
+    begun = load_checkpoint(tmp_path / "second" / "checkpoints" / "step-00000001")
+    for group in ("model", "averaged"):
+        for name, tensor in begun.tensors[group].items():
+            torch.testing.assert_close(tensor, given[name], rtol=0, atol=1e-9)
+
+    longer = tiny_settings("optimiser.iterations=2", "optimiser.learning_rates=[1e-12]", averaged)
+    quietly(longer, pack=pack, run=tmp_path / "second", start=tmp_path / "first", resume=True, say=said.append)
+    assert "going on from" in said[-2]
+    quietly(longer, pack=pack, run=tmp_path / "second", resume=True)
+    about = parse_json((tmp_path / "second" / "run.json").read_bytes(), name="run.json")
+    assert about["started_from"] == {"name": "first", "iteration": 12}
+
+
+def test_train_from_a_run_with_other_classes_keeps_what_does_not_depend_on_them(pack: Path, tmp_path: Path) -> None:
+    quietly(tiny_settings("optimiser.iterations=1"), pack=pack, run=tmp_path / "lesions")
+    hardly = tiny_settings("optimiser.iterations=1", "optimiser.learning_rates=[1e-12]")
+    said: list[str] = []
+    train(
+        hardly,
+        data="synthetic:neurites",
+        run=tmp_path / "neurites",
+        start=tmp_path / "lesions",
+        device=CPU,
+        say=said.append,
+    )
+    (line,) = (line for line in said if line.startswith("starting with"))
+    anew = set(line.partition("are others: ")[2].split(", "))
+    given, begun = (hpunet.load(tmp_path / name).model.state_dict() for name in ("lesions", "neurites"))
+    same = {name for name in given if given[name].shape == begun[name].shape}
+    assert anew == given.keys() - same
+    assert {name.split(".")[0] for name in anew} == {"logits", "posterior"}
+    for name in same:
+        torch.testing.assert_close(begun[name], given[name], rtol=0, atol=1e-9)
+
+
+def test_train_from_another_network_says_how_to_have_it_before_anything_is_packed(pack: Path, tmp_path: Path) -> None:
+    wide = tiny_settings("optimiser.iterations=1", "model.channels=[4,8]", "model.blocks_per_scale=2")
+    quietly(wide, pack=pack, run=tmp_path / "wide")
+    words = r"wide: has another network; .* --set 'model.channels=\[4, 8\]' --set model.blocks_per_scale=2"
+    with pytest.raises(ConfigError, match=words):
+        quietly(tiny_settings(), pack=tmp_path / "nowhere", run=tmp_path / "run", start=tmp_path / "wide")
+    publish(hpunet.load(tmp_path / "wide"), out=tmp_path / "some", name="some", posterior=False)
+    with pytest.raises(CheckpointError, match="are for sampling only"):
+        quietly(wide, pack=pack, run=tmp_path / "run", start=tmp_path / "some")
 
 
 def test_resume_refuses_a_checkpoint_that_is_no_run(pack: Path, tmp_path: Path) -> None:

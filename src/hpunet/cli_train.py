@@ -29,6 +29,10 @@ def train_command(
     kernels: Annotated[
         str | None, typer.Option(help="auto, fused or torch; short for --set optimiser.kernels=...")
     ] = None,
+    start: Annotated[
+        str | None,
+        typer.Option("--from", help="Begin with the weights of a run, or of published weights by their name."),
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest whole checkpoint.")] = False,
 ) -> None:
     """Train a model. Ctrl-C and SIGTERM save and stop; go on with --resume.
@@ -49,6 +53,7 @@ def train_command(
                 data=data,
                 run=out,
                 resume=resume,
+                start=start,
                 device=device,
                 say=line.say,
                 watch=line.update,

@@ -9,6 +9,7 @@ import hashlib
 import json
 import math
 import os
+import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -49,6 +50,7 @@ from hpunet.run_state import (
 )
 from hpunet.stopping import Interrupted, Stop, stop_on_signals
 from hpunet.storage import dump_json, replace_file
+from hpunet.trained import TrainedModel, check_posterior, load
 from hpunet.training_step import TrainingStep
 from hpunet.validation import Validation
 from hpunet.weights import check_fits
@@ -136,6 +138,8 @@ class Training:
         self.train_step.create_moments()
         self.step = 0
         self.best: float | None = None
+        self.started_from: dict[str, Any] | None = None
+        """Name and iteration of the trained model whose weights it began with."""
 
     def state_tensors(self) -> dict[str, dict[str, Tensor]]:
         """Everything that makes a resume exact, besides `state`."""
@@ -160,6 +164,7 @@ class Training:
             "data": self.pack.fingerprint,
             "info": self.pack.info.as_json(),
             "best": self.best,
+            "started_from": self.started_from,
             "skipped": int(self.train_step.skipped),
             "skipped_in_a_row": int(self.train_step.skipped_in_a_row),
         }
@@ -194,8 +199,23 @@ class Training:
         self.train_step.skipped.fill_(found.state["skipped"])
         self.train_step.skipped_in_a_row.fill_(found.state["skipped_in_a_row"])
         self.step, self.best = found.step, found.state["best"]
+        self.started_from = found.state.get("started_from")
         say(f"going on from {found.path} at iteration {self.step}")
         return True
+
+    def start_from(self, trained: TrainedModel) -> list[str]:
+        """Begin with the weights of a trained model of the same shape instead of random ones.
+
+        Returns the names of those that begin anew all the same, because image channels or classes differ.
+        """
+        self.started_from = {"name": trained.name, "iteration": trained.step}
+        weights, live = trained.model.state_dict(), self.state_tensors()
+        anew = [name for name, tensor in live["model"].items() if tensor.shape != weights[name].shape]
+        for group in ("model", "averaged"):
+            for name, tensor in live[group].items():
+                if name not in anew:
+                    tensor.copy_(weights[name])
+        return anew
 
     def _check_all_found_the_same(self, step: int) -> None:
         steps = everyones(torch.tensor([step], dtype=torch.float64))
@@ -299,6 +319,7 @@ def train(
     data: str,
     run: Path,
     resume: bool = False,
+    start: str | Path | None = None,
     device: torch.device | None = None,
     say: Callable[[str], None] = print,
     watch: Watcher | None = None,
@@ -307,18 +328,25 @@ def train(
 ) -> dict[str, float]:
     """Train to the last iteration; returns the last validation's numbers.
 
-    SIGTERM and Ctrl-C save and raise `Interrupted`; a run that has checkpoints goes on only with `resume`.
+    SIGTERM and Ctrl-C save and raise `Interrupted`; a run that has checkpoints goes on only with `resume`. With
+    `start`, a run's folder or the name of published weights, training begins with those weights.
     """
     device = device or pick_device()
     has_checkpoints = (run / "checkpoints").is_dir() and any((run / "checkpoints").iterdir())
     if has_checkpoints and not resume:
         raise ConfigError(f"{run}: holds a run already; go on with --resume, or choose another --out")
     check_network(settings)
+    trained = None if start is None else _load_start(start, settings, device=device)
     pack_path = prepare_data(data, options=settings.data.options, run=run, progress=progress)
     settings = _with_options(settings, settled_options(data, settings.data.options))
     training = Training(settings, pack_path=pack_path, run=run, device=device)
-    if resume and not training.restore(say):
+    restored = resume and training.restore(say)
+    if resume and not restored:
         say(f"{run}: no checkpoint yet, starting from the beginning")
+    if trained is not None and not restored:
+        anew = training.start_from(trained)
+        why = f"; anew, since image channels or classes are others: {', '.join(anew)}" if anew else ""
+        say(f"starting with the weights of {trained.name}, iteration {trained.step}{why}")
     say("kernels: fused" if training.why_not_fused is None else f"kernels: torch ({training.why_not_fused})")
     if training.step >= settings.optimiser.iterations:
         say(f"{run}: all {settings.optimiser.iterations} iterations are done already")
@@ -331,6 +359,7 @@ def train(
     if rank() == 0:
         kernels = "fused" if training.why_not_fused is None else "torch"
         about = {"data": training.pack.fingerprint, "processes": world_size(), "kernels": kernels}
+        about |= {} if training.started_from is None else {"started_from": training.started_from}
         replace_file(run / SETTINGS_FILE, dump_json(settings.model_dump(mode="json"), name=SETTINGS_FILE))
         replace_file(run / RUN_FILE, dump_json({**describe_run(), **about}, name=RUN_FILE))
         open_logs = open_loggers(run, last_step=training.step, more=loggers)
@@ -411,6 +440,20 @@ def _why_not_fused(settings: Settings, *, model: nn.Module, device: torch.device
     if wish == "fused" and reason is not None:
         raise ConfigError(f"optimiser.kernels: {reason}; use auto or torch")
     return reason
+
+
+def _load_start(start: str | Path, settings: Settings, *, device: torch.device) -> TrainedModel:
+    """The trained model to begin with, if it has the network that the settings ask for."""
+    trained = load(start, device=device)
+    check_posterior(trained, where=Path(start))
+    shapes = {"kind", "channels", "latent_dims", "blocks_per_scale"}
+    given, own = (each.model.model_dump(include=shapes) for each in (trained.settings, settings))
+    if changes := [f"model.{key}={json.dumps(given[key])}" for key in own if given[key] != own[key]]:
+        raise ConfigError(
+            f"{trained.name}: has another network; its weights can be used with "
+            + " ".join(f"--set {shlex.quote(change)}" for change in changes)
+        )
+    return trained
 
 
 def _with_options(settings: Settings, options: dict[str, Any]) -> Settings:
