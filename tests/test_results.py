@@ -1,6 +1,7 @@
 """docs/results.md says what the rows kept in docs/results say."""
 
 import re
+import runpy
 import shlex
 from pathlib import Path
 from statistics import mean, stdev
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 import hpunet
+from hpunet.cli_data import make
 from hpunet.config import load_settings
 from hpunet.evaluation_rows import read_evaluation
 from hpunet.evaluation_summary import Scope, summarise
@@ -93,3 +95,18 @@ def test_the_published_row_is_that_of_the_weights_in_the_package() -> None:
     for page in (DOCS / "model_cards" / "lidc-hpu-2026.md", DOCS.parent / "README.md"):
         (line,) = re.findall(r"^\| \d\.\d{4} ± .*", page.read_text(), flags=re.MULTILINE)
         assert re.findall(r"\d\.\d{4} ± \d\.\d{4}", line) == numbers
+
+
+def test_perfect_samples_are_told_apart_better_by_more_ids_and_samples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make(layout="snemi3d", out=tmp_path / "stack", count=10, size=256)
+    script = str(DOCS / "results" / "perfect_instances.py")
+    monkeypatch.setattr("sys.argv", [script, "--data", str(tmp_path / "stack"), "--set", "patch=256", "--images", "1"])
+    runpy.run_path(script, run_name="__main__")
+    rows = re.findall(r"\| (\d+) \| (\d+) \| ([\d.]+) ± [\d.]+ \|", capsys.readouterr().out)
+    errors = {(int(ids), int(samples)): float(error) for ids, samples, error in rows}
+    assert len(errors) == 8
+    assert errors[5, 4] > errors[15, 4] > errors[15, 32]
+    assert errors[5, 4] > errors[5, 16]
+    assert errors[15, 32] < 0.01
