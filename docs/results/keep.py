@@ -1,17 +1,19 @@
 """Keep what a published row of docs/results.md was computed from.
 
-    python docs/results/keep.py RUN FOLDER [--preset lidc-hpu] [--evaluation val-16x3]
+    python docs/results/keep.py RUN FOLDER [--preset lidc-hpu] [--data LIDC] [--evaluation val-16x3]
     python docs/results/keep.py RUN FOLDER --published NAME --exported "--orientations 8"
+    python docs/results/keep.py RUN FOLDER --preset mine.toml --init "--small" --data MINE --options "val_every=10"
 
 FOLDER, for instance docs/results/lidc/NAME, gets the evaluation with its rows rounded to five decimals (`hpunet
 compare` reads it like a run), means of the last ten lines that training logged, and command.txt: how to do the run
-again, as settings on top of the preset.
+again, as settings on top of the preset, or of what `hpunet init` wrote.
 """
 
 import argparse
 import csv
 import json
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--preset", default="lidc-hpu")
+    parser.add_argument("--preset", default="lidc-hpu", help="its name, or the file that `hpunet init` wrote")
+    parser.add_argument("--init", metavar="OPTIONS", help="of the `hpunet init` that wrote the preset")
+    parser.add_argument("--data", default="LIDC", help="what commands call the data")
+    parser.add_argument("--options", default="", help="of the data, that init or evaluate were given: patch=256")
     parser.add_argument("--evaluation", default="val-16x3")
     parser.add_argument("--published", default="RUN", metavar="NAME", help="the weights that were evaluated")
     parser.add_argument("--exported", default="", metavar="OPTIONS", help="of the export that made them")
@@ -34,16 +39,14 @@ def main() -> None:
     identity = json.loads((evaluation / IDENTITY_FILE).read_text())
     (args.folder / IDENTITY_FILE).write_text(json.dumps(identity) + "\n")
     summary = json.loads((evaluation / SUMMARY_FILE).read_text())
-    kept_summary = {**summary, "runs": [args.folder.name], "data": "LIDC"}
+    kept_summary = {**summary, "runs": [args.folder.name], "data": args.data}
     (args.folder / SUMMARY_FILE).write_text(json.dumps(kept_summary, indent=1) + "\n")
     with (evaluation / ROWS_FILE).open(newline="") as found, (args.folder / ROWS_FILE).open("w", newline="") as kept:
         rows = csv.DictReader(found)
         writer = csv.DictWriter(kept, rows.fieldnames or [], lineterminator="\n")
         writer.writeheader()
         writer.writerows({name: _rounded(name, cell) for name, cell in row.items()} for row in rows)
-    (args.folder / "command.txt").write_text(
-        _commands(args.run, args.preset, args.published, args.exported, identity)
-    )
+    (args.folder / "command.txt").write_text("".join(shlex.join(words) + "\n" for words in _commands(args, identity)))
     logged = [json.loads(line) for line in (args.run / "log.jsonl").read_text().splitlines()]
     last = [line for line in logged if "loss" in line][-10:]
     means = {
@@ -56,20 +59,26 @@ def _rounded(column: str, cell: str) -> str:
     return f"{float(cell):.5f}".rstrip("0").rstrip(".") if column in METRICS and cell else cell
 
 
-def _commands(run: Path, preset: str, evaluated: str, exported: str, identity: dict[str, Any]) -> str:
-    used = _flat(json.loads((run / "settings.json").read_text()))
-    given = _flat(_preset(preset, iterations=used["optimiser.iterations"]))
-    changed = {key: value for key, value in used.items() if given[key] != value}
-    train = ["hpunet", "train", preset, "--data", "LIDC", "--out", "RUN"]
+def _commands(args: argparse.Namespace, identity: dict[str, Any]) -> Iterator[list[str]]:
+    used = _flat(json.loads((args.run / "settings.json").read_text()))
+    given = _flat(_preset(args.preset, iterations=used["optimiser.iterations"]))
+    changed = {key: value for key, value in used.items() if given.get(key) != value}
+    options = [word for option in shlex.split(args.options) for word in ("--set", option)]
+    if args.init is not None:
+        yield ["hpunet", "init", "--data", args.data, *options, *shlex.split(args.init), "--out", args.preset]
+        options = []  # they are in the file
+    train = ["hpunet", "train", args.preset, "--data", args.data, "--out", "RUN"]
     for key, value in changed.items():
         if not key.startswith("watch."):  # what a trained model does not depend on
             train += ["--set", f"{key}={json.dumps(value)}"]
-    evaluate = ["hpunet", "evaluate", evaluated, "--data", "LIDC", "--split", identity["split"]]
+    yield train
+    if args.published != "RUN":
+        yield ["hpunet", "export", "RUN", args.published, "--name", args.published, *shlex.split(args.exported)]
+    evaluate = ["hpunet", "evaluate", args.published, "--data", args.data, *options, "--split", identity["split"]]
     evaluate += ["--samples", str(identity["samples"]), "--seeds", str(identity.get("seeds", 1))]
+    evaluate += ["--connected"] if identity.get("connected") else []
     evaluate += ["--kernels", "fused"] if identity.get("kernels") == "fused" else []
-    export = ["hpunet", "export", "RUN", evaluated, "--name", evaluated, *shlex.split(exported)]
-    commands = (train, evaluate) if evaluated == "RUN" else (train, export, evaluate)
-    return "".join(shlex.join(command) + "\n" for command in commands)
+    yield evaluate
 
 
 def _preset(name: str, *, iterations: int) -> dict[str, Any]:
