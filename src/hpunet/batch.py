@@ -13,6 +13,7 @@ negative values would reach the network through the skip connection alone).
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -60,11 +61,16 @@ def _values_can_be_read(tensor: Tensor) -> bool:
     return not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
+MAX_PIXEL = 100.0
+"""Beyond this an image was surely not scaled."""
+
+
 def check_image(image: Tensor, *, channels: int, multiple: int = 1, name: str = "image", values: bool = True) -> None:
     """Raise a `DataError` unless `image` is a finite float tensor (b, channels, h, w) of usable size.
 
-    `multiple` is what height and width must be divisible by. `values=False` leaves out the look at the pixels,
-    which on a GPU would wait for the device.
+    Networks are made for values in [0, 1]. Those that leave it a little are let pass; bytes, 16-bit numbers and
+    Hounsfield units, which nobody scaled, are not. `multiple` is what height and width must be divisible by.
+    `values=False` leaves out the look at the pixels, which on a GPU would wait for the device.
     """
     if image.ndim != 4 or not image.is_floating_point():
         raise DataError(
@@ -81,8 +87,13 @@ def check_image(image: Tensor, *, channels: int, multiple: int = 1, name: str = 
         raise DataError(
             f"{name}: height and width must be multiples of {multiple}, got {h}x{w}; pad to {up[0]}x{up[1]}"
         )
-    if values and _values_can_be_read(image) and not bool(torch.isfinite(image).all()):
+    if not values or not _values_can_be_read(image):
+        return
+    largest = float(image.detach().abs().amax())
+    if not largest < inf:
         raise DataError(f"{name}: {int((~torch.isfinite(image)).sum())} pixels are NaN or infinite")
+    if largest > MAX_PIXEL:
+        raise DataError(f"{name}: expected values from 0 to 1, got {largest:g}; divide bytes by 255")
 
 
 def check_labels(

@@ -225,6 +225,11 @@ def test_bad_input_is_named(model: nn.Module) -> None:
     multiple = model.size_multiple
     with pytest.raises(DataError, match=r"image: 1 pixels are NaN or infinite"):
         model(image=broken, labels=labels)
+    broken[0, 0, 3, 4] = -101.0
+    with pytest.raises(DataError, match=r"image: expected values from 0 to 1, got 101; divide bytes by 255"):
+        model(image=broken, labels=labels)
+    broken[0, 0, 3, 4] = 3.0
+    model(image=broken, labels=labels)
     with pytest.raises(DataError, match=rf"image: expected {channels} channels, got {channels + 1}"):
         model(image=torch.cat([image, image[:, :1]], dim=1), labels=labels)
     with pytest.raises(DataError, match=rf"multiples of {multiple}, got 31x64; pad to 32x64"):
