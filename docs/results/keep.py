@@ -2,11 +2,11 @@
 
     python docs/results/keep.py RUN FOLDER [--preset lidc-hpu] [--data LIDC] [--evaluation val-16x3]
     python docs/results/keep.py RUN FOLDER --published NAME --exported "--orientations 8"
-    python docs/results/keep.py RUN FOLDER --preset mine.toml --init "--small" --data MINE --options "val_every=10"
+    python docs/results/keep.py RUN FOLDER --preset snemi3d-hpu --data EM --options patch=256 --evaluation val-16
 
 FOLDER, for instance docs/results/lidc/NAME, gets the evaluation with its rows rounded to five decimals (`hpunet
 compare` reads it like a run), means of the last ten lines that training logged, and command.txt: how to do the run
-again, as settings on top of the preset, or of what `hpunet init` wrote.
+again, as settings on top of the preset.
 """
 
 import argparse
@@ -26,10 +26,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--preset", default="lidc-hpu", help="its name, or the file that `hpunet init` wrote")
-    parser.add_argument("--init", metavar="OPTIONS", help="of the `hpunet init` that wrote the preset")
+    parser.add_argument("--preset", default="lidc-hpu")
     parser.add_argument("--data", default="LIDC", help="what commands call the data")
-    parser.add_argument("--options", default="", help="of the data, that init or evaluate were given: patch=256")
+    parser.add_argument("--options", default="", help="of the data, that evaluate was given")
     parser.add_argument("--evaluation", default="val-16x3")
     parser.add_argument("--published", default="RUN", metavar="NAME", help="the weights that were evaluated")
     parser.add_argument("--exported", default="", metavar="OPTIONS", help="of the export that made them")
@@ -64,9 +63,6 @@ def _commands(args: argparse.Namespace, identity: dict[str, Any]) -> Iterator[li
     given = _flat(_preset(args.preset, iterations=used["optimiser.iterations"]))
     changed = {key: value for key, value in used.items() if given.get(key) != value}
     options = [word for option in shlex.split(args.options) for word in ("--set", option)]
-    if args.init is not None:
-        yield ["hpunet", "init", "--data", args.data, *options, *shlex.split(args.init), "--out", args.preset]
-        options = []  # they are in the file
     train = ["hpunet", "train", args.preset, "--data", args.data, "--out", "RUN"]
     for key, value in changed.items():
         if not key.startswith("watch."):  # what a trained model does not depend on

@@ -1,4 +1,4 @@
-"""What clustering makes of perfect samples: the Rand error (and AP50) that no model can beat, by ids and samples.
+"""What clustering makes of perfect samples: a mark for models' Rand error and AP50, by ids and samples.
 
     python docs/results/perfect_instances.py --data DATA [--split val] [--images 32] [--ids 5,15]
         [--samples 4,8,16,32] [--connected] [--set NAME=VALUE …]

@@ -29,8 +29,8 @@ def sample_sheet(
     shown of that part, which has a frame in the image.
     """
     most = float(std.max())
-    rows_shown, columns_shown = part = marked_part(labels)
-    is_part = (rows_shown.stop - rows_shown.start, columns_shown.stop - columns_shown.start) != labels.shape[1:]
+    part = marked_part(labels)
+    is_part = part != _whole(labels)
     summary = {
         "image (frame: shown below)" if is_part else "image": _framed(grey_or_colour(stretched(image)), part),
         "mean probability (white is 1)": grey_or_colour(mean[None]),
@@ -73,13 +73,17 @@ def marked_part(labels: Integer[np.ndarray, "s h w"]) -> tuple[slice, slice]:
     h, w = labels.shape[1:]
     y, x = np.nonzero((labels != 0).any(axis=0))
     if not y.size:
-        return slice(0, h), slice(0, w)
+        return _whole(labels)
     side = max(_LEAST_SHOWN, 2 * int(max(np.ptp(y), np.ptp(x)) + 1))
     if side > min(h, w) / 2:
-        return slice(0, h), slice(0, w)
+        return _whole(labels)
     centres = ((int(each.min()) + int(each.max()) + 1) // 2 for each in (y, x))
     starts = [min(max(0, centre - side // 2), end - side) for centre, end in zip(centres, (h, w), strict=True)]
     return slice(starts[0], starts[0] + side), slice(starts[1], starts[1] + side)
+
+
+def _whole(labels: Integer[np.ndarray, "s h w"]) -> tuple[slice, slice]:
+    return slice(0, labels.shape[1]), slice(0, labels.shape[2])
 
 
 def _framed(pixels: UInt8[np.ndarray, "h w 3"], part: tuple[slice, slice]) -> UInt8[np.ndarray, "h w 3"]:
