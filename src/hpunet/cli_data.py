@@ -119,6 +119,9 @@ def make(
     count: Annotated[int, typer.Option(help="Patients (lidc), slices (snemi3d) or scenes a split.", min=1)] = 20,
     seed: Annotated[int, typer.Option(help="Seed of the generator.")] = 0,
     size: Annotated[int | None, typer.Option(help="Height; 128 (lidc), 256 (snemi3d) or 512 by default.")] = None,
+    processes: Annotated[
+        int | None, typer.Option(help="Processes that paint scenes (cityscapes); by default one a core.", min=1)
+    ] = None,
 ) -> None:
     """Write a synthetic data set in the layout of a real one, to try everything before the real data are there."""
     from hpunet.data.synthetic_writers import write_cityscapes_scenes, write_lidc_crops, write_snemi3d_stack
@@ -129,7 +132,9 @@ def make(
         elif layout == "snemi3d":
             write_snemi3d_stack(out, depth=count, size=size or 256, seed=seed)
         elif layout == "cityscapes":
-            write_cityscapes_scenes(out, num_images=count, size=size or 512, seed=seed)
+            write_cityscapes_scenes(
+                out, num_images=count, size=size or 512, seed=seed, processes=processes, progress=_with_progress
+            )
         else:
             raise ConfigError(f"layout {layout!r} is unknown, expected lidc, snemi3d or cityscapes")
     options = _options_to_read(layout, size)

@@ -53,6 +53,17 @@ def test_write_cityscapes_scenes_keeps_official_ids(tmp_path):
     assert len(list((tmp_path / "leftImg8bit").glob("*/*/*_leftImg8bit.png"))) == 6
 
 
+def test_write_cityscapes_scenes_does_not_depend_on_the_number_of_processes(tmp_path):
+    for processes in (1, 2):
+        write_cityscapes_scenes(tmp_path / str(processes), num_images=2, size=32, processes=processes)
+    alone, shared = (
+        {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*.png")}
+        for folder in (tmp_path / "1", tmp_path / "2")
+    )
+    assert len(alone) == 18
+    assert shared == alone
+
+
 def test_write_snemi3d_stack_keeps_cells_through_slices(tmp_path):
     tifffile = pytest.importorskip("tifffile")
     write_snemi3d_stack(tmp_path, depth=4, size=64)

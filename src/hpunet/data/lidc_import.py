@@ -12,13 +12,9 @@ import re
 import shutil
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +26,7 @@ from hpunet.data.lidc import NUM_GRADERS
 from hpunet.data.lidc_annotations import Annotations, read_annotations
 from hpunet.data.lidc_dicom import SliceHeader, read_header
 from hpunet.data.lidc_scan import crop_scan, order_slices
+from hpunet.data.workers import workers
 from hpunet.errors import DataError
 
 FRACTIONS = {"train": 722 / 1010, "val": 144 / 1010, "test": 144 / 1010}
@@ -98,7 +95,7 @@ def import_lidc(
             raise DataError(f"{source}: importing LIDC needs {package}; pip install hpunet[data]")
     source, out = Path(source), Path(out)
     summary = ImportSummary(seed=seed)
-    with _workers(processes) as run:
+    with workers(processes) as run:
         headers, annotations = _read_source(source, run=run, progress=progress, summary=summary)
         scans = _match(headers, annotations, summary=summary)
         splits = split_by_patient({h.patient for h in headers}, fractions=FRACTIONS, seed=seed)
@@ -324,26 +321,6 @@ def _write_json(path: Path, content: Mapping[str, Any]) -> None:
     beside = path.with_suffix(".part")
     beside.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     beside.replace(path)
-
-
-@contextmanager
-def _workers(processes: int | None) -> Iterator[Callable[..., Iterator[Any]]]:
-    """A `map` that keeps order, over so many processes; with one, the work is done right here."""
-    if processes == 1:
-        yield map
-        return
-    # Spawned, not forked: a fork of a process that runs threads may hang.
-    executor = ProcessPoolExecutor(processes, mp_context=get_context("spawn"))
-
-    def run(function: Callable[[Any], Any], items: list[Any]) -> Iterator[Any]:
-        return executor.map(function, items, chunksize=max(1, min(64, len(items) // 1000)))
-
-    try:
-        yield run
-    except BrokenProcessPool:
-        raise DataError("a process was ended from outside, perhaps for want of memory; run again to go on") from None
-    finally:
-        executor.shutdown(cancel_futures=True)
 
 
 def _shown(items: Iterable[Any], total: int, what: str, progress: bool) -> Iterator[Any]:

@@ -3,16 +3,20 @@
 Whoever gets the real data later changes a path and nothing else.
 """
 
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
 from hpunet.data.base import SPLITS
-from hpunet.data.synthetic import IMAGES_PER_PATIENT, open_synthetic
+from hpunet.data.synthetic import IMAGES_PER_PATIENT, SyntheticSource, open_synthetic
 from hpunet.data.synthetic_neurites import make_neurite_slices
 from hpunet.data.synthetic_streets import make_street
+from hpunet.data.workers import workers
 from hpunet.errors import ConfigError, DataError
 
 CITIES = {
@@ -61,23 +65,40 @@ def write_snemi3d_stack(out: Path, *, depth: int, size: int | tuple[int, int] = 
 
 
 def write_cityscapes_scenes(
-    out: Path, *, num_images: int, size: int | tuple[int, int] = (512, 1024), seed: int = 0
+    out: Path,
+    *,
+    num_images: int,
+    size: int | tuple[int, int] = (512, 1024),
+    seed: int = 0,
+    processes: int | None = 1,
+    progress: Callable[[Iterable[Any], int, str], Iterable[Any]] | None = None,
 ) -> None:
     """Streets as `leftImg8bit/<split>/<city>/…` and `gtFine/<split>/<city>/…_gtFine_{labelIds,instanceIds}.png`.
 
     Each of our splits gets `num_images` scenes, the same as `open_synthetic` yields, in its `CITIES` by turns.
+    So many `processes` paint them, None for one a core.
     """
     _claim(out)
-    for split, (official_split, cities) in CITIES.items():
-        source = open_synthetic("streets", split=split, num_images=num_images, size=size, seed=seed)
-        for i in range(num_images):
-            image, ids = make_street(source.rng(i), size=source.size)
-            city = cities[i % len(cities)]
-            stem = Path(official_split) / city / f"{city}_{i // len(cities):06d}_000019"
-            label_ids = np.where(ids >= 1000, ids // 1000, ids)
-            _save(out / "leftImg8bit" / f"{stem}_leftImg8bit.png", image.transpose(1, 2, 0))
-            _save(out / "gtFine" / f"{stem}_gtFine_labelIds.png", label_ids.astype(np.uint8))
-            _save(out / "gtFine" / f"{stem}_gtFine_instanceIds.png", ids.astype(np.uint16))
+    scenes = [(split, i) for split in CITIES for i in range(num_images)]
+    sources = {
+        split: open_synthetic("streets", split=split, num_images=num_images, size=size, seed=seed) for split in CITIES
+    }
+    with workers(processes) as run:
+        written = run(partial(_write_scene, out, sources), scenes)
+        for _ in progress(written, len(scenes), "painting scenes") if progress else written:
+            pass
+
+
+def _write_scene(out: Path, sources: Mapping[str, SyntheticSource], scene: tuple[str, int]) -> None:
+    split, i = scene
+    official_split, cities = CITIES[split]
+    image, ids = make_street(sources[split].rng(i), size=sources[split].size)
+    city = cities[i % len(cities)]
+    stem = Path(official_split) / city / f"{city}_{i // len(cities):06d}_000019"
+    label_ids = np.where(ids >= 1000, ids // 1000, ids)
+    _save(out / "leftImg8bit" / f"{stem}_leftImg8bit.png", image.transpose(1, 2, 0))
+    _save(out / "gtFine" / f"{stem}_gtFine_labelIds.png", label_ids.astype(np.uint8))
+    _save(out / "gtFine" / f"{stem}_gtFine_instanceIds.png", ids.astype(np.uint16))
 
 
 def _claim(out: Path) -> None:
