@@ -1,7 +1,7 @@
 import math
 from collections import Counter
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from hpunet.batch import TrainingOutput
 from hpunet.models.gaussian import Gaussian, kl_divergence
 from hpunet.objectives import (
     EnergyDistance,
+    PairAgreement,
     Reconstruction,
     gumbel_noise,
     masked_cross_entropy,
@@ -402,3 +403,60 @@ def test_energy_distance_is_least_for_samples_as_various_as_the_graders() -> Non
     assert energy(square, square) == pytest.approx(apart, abs=1e-6)
     assert energy(empty, empty) == pytest.approx(apart, abs=1e-6)
     assert energy(square * grey, square * grey) > apart  # and a grey one is no way out
+
+
+def test_pair_agreement_equals_the_definition() -> None:
+    """The slow twin: pixel pair by pixel pair, sample pair by sample pair."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(3, 3, 5, 3, 4, generator=generator, dtype=torch.float64, requires_grad=True)
+    gradings = torch.randint(7, (3, 2, 3, 4), generator=generator)  # 2 fixed classes, instances 0 to 4
+    graders = torch.tensor([[True, True], [True, False], [False, True]])
+    valid = torch.rand(3, 3, 4, generator=generator) > 0.3
+    images = []
+    for i in range(3):
+        probs = logits[i].detach().softmax(dim=1).flatten(2).numpy()  # (s, k, n)
+        pixels = valid[i].flatten().nonzero().flatten().tolist()
+        of_graders = []
+        for grader in graders[i].nonzero().flatten().tolist():
+            # Of 3 instances that are told apart, 3 is 0 again and 4 is 1.
+            groups = [label if label < 5 else label - 3 for label in gradings[i, grader].flatten().tolist()]
+            products = []
+            for one, other in product(pixels, pixels):
+                both_instances = min(groups[one], groups[other]) >= 2
+                expected = 1.0 if groups[one] == groups[other] else 1 / 3 if both_instances else 0.0
+                off = [float(probs[n, :, one] @ probs[n, :, other]) - expected for n in range(3)]
+                products += [off[n] * off[m] for n in range(3) for m in range(3) if n != m]
+            of_graders.append(np.mean(products))
+        images.append(np.mean(of_graders))
+    objective = PairAgreement(num_fixed_classes=2, num_random_ids=3, num_instances=3)
+    found = objective(sample_logits=logits, gradings=gradings, graders=graders, valid=valid)
+    assert found.item() == pytest.approx(float(np.mean(images)), rel=1e-12)
+    found.backward()
+    assert logits.grad is not None
+    assert torch.equal(logits.grad.abs().sum(dim=(1, 2)) > 0, valid)
+
+
+def test_pair_agreement_is_least_for_instances_that_keep_together_and_change_apart() -> None:
+    """Two instances of 8 pixels on 16 of background, 2 ids: each whole and on its own, whatever their ids."""
+    truth = torch.tensor([0, 0, 1, 2]).repeat_interleave(8).view(1, 1, 4, 8)
+
+    def energy(*ids: tuple[int, ...]) -> float:
+        """Of samples, each the id of the first instance's halves and of the second."""
+        maps = torch.stack([torch.tensor([0, 0, 0, 0, *x]).repeat_interleave(4) for x in ids]).view(-1, 4, 8)
+        logits = 50.0 * F.one_hot(maps, 3).permute(0, 3, 1, 2).double()
+        return float(
+            PairAgreement(num_fixed_classes=1, num_random_ids=2, num_instances=4)(
+                sample_logits=logits.unsqueeze(0),
+                gradings=truth,
+                graders=torch.ones(1, 1, dtype=torch.bool),
+                valid=torch.ones(1, 4, 8, dtype=torch.bool),
+            )
+        )
+
+    every = list(product((1, 2), (1, 2)))
+    independent = energy(*[(a, a, b, b) for a, b in every] * 50)
+    assert independent == pytest.approx(0, abs=1e-2)  # but for the finite number of samples
+    assert energy((1, 1, 1, 1), (2, 2, 2, 2)) > independent + 0.01  # never apart
+    assert energy((1, 1, 2, 2), (2, 2, 1, 1)) > independent + 0.01  # always apart
+    assert energy((1, 2, 1, 1), (2, 1, 2, 2)) > energy((1, 1, 1, 1), (2, 2, 2, 2))  # and one is cut
+    assert energy((0, 0, 0, 0), (0, 0, 0, 0)) > independent + 0.3

@@ -303,10 +303,17 @@ def test_resume_may_end_otherwise_than_was_planned(pack: Path, tmp_path: Path) -
         quietly(tiny_settings(*ending[:3]), pack=pack, run=tmp_path / "run", resume=True)
 
 
-def test_train_refuses_the_energy_distance_of_instances(tmp_path: Path) -> None:
+def test_train_has_an_energy_distance_of_instances_unless_ids_are_given(tmp_path: Path) -> None:
     options = ("data.options.num_images=4", "data.options.size=16", "objective.energy=1.0")
-    with pytest.raises(ConfigError, match=r"^objective\.energy: compares maps of classes, these data have instances"):
-        train(tiny_settings(*options), data="synthetic:neurites", run=tmp_path, device=CPU)
+    train(tiny_settings(*options), data="synthetic:neurites", run=tmp_path / "run", device=CPU)
+    assert sum("energy" in line for line in read_log(tmp_path / "run" / LOG_FILE)) == 12
+    with pytest.raises(ConfigError, match=r"^objective\.energy: with instances not for data\.extrapolate"):
+        train(
+            tiny_settings(*options, "data.extrapolate=true"),
+            data="synthetic:neurites",
+            run=tmp_path / "other",
+            device=CPU,
+        )
 
 
 def test_resume_may_go_on_for_longer_and_a_finished_run_says_so(pack: Path, tmp_path: Path) -> None:

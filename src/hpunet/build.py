@@ -108,8 +108,8 @@ def build_optimiser(
 
 def build_recipe(settings: Settings, *, info: SetInfo) -> Recipe:
     """How batches become examples."""
-    if settings.objective.energy and info.has_instances:
-        raise ConfigError("objective.energy: compares maps of classes, these data have instances with random ids")
+    if settings.objective.energy and info.has_instances and settings.data.extrapolate:
+        raise ConfigError("objective.energy: with instances not for data.extrapolate, where ids are given")
     return Recipe(
         info=info,
         crop=settings.data.crop,

@@ -92,7 +92,8 @@ class ObjectiveSettings(_Section):
     kl_warm_up: list[Annotated[int, Field(ge=0)]] = []
     """GECO: iterations (or shares of all) over which a scale's KL comes to count in full, coarsest scale first."""
     energy: Annotated[float, Field(ge=0)] = 0.0
-    """Weight of the energy distance of samples and all graders' maps, added to the loss; none in the paper."""
+    """Weight of the energy distance of samples and all graders' maps (of instances: of which pixels belong together),
+    added to the loss; none in the paper."""
     energy_samples: Annotated[int, Field(ge=2)] = 4
     """Samples an image that it is taken of."""
     energy_from: Annotated[int, Field(ge=0)] = 0

@@ -344,6 +344,67 @@ class EnergyDistance(nn.Module):
         return of_everyone(total.mean() / len(self.classes))
 
 
+class PairAgreement(nn.Module):
+    """How often two pixels have the same label in samples, against how often they should: for random ids.
+
+    Two pixels of one instance, or of one fixed class, always have the same label, those of two instances in one of
+    `num_random_ids` draws, all others never. Over all pairs of valid pixels this is the mean of (P − that)², with P
+    the probability of the same label in a sample of the prior; from two samples and more, without bias. Clustering
+    goes by P too: it joins pixels that agree in half of the samples. It is an energy distance of partitions: which
+    ids instances have is not compared.
+
+    Args:
+        num_fixed_classes: labels from this number on are instances.
+        num_random_ids: ids that an instance has one of.
+        num_instances: instances that are told apart; instances i and i + num_instances count as one.
+    """
+
+    def __init__(self, *, num_fixed_classes: int, num_random_ids: int, num_instances: int) -> None:
+        super().__init__()
+        self.num_fixed_classes = num_fixed_classes
+        self.num_random_ids = num_random_ids
+        self.num_instances = num_instances
+
+    def forward(
+        self,
+        *,
+        sample_logits: Float[Tensor, "b s k h w"],
+        gradings: Int[Tensor, "b r h w"],
+        graders: Bool[Tensor, "b r"],
+        valid: Bool[Tensor, "b h w"],
+    ) -> Float[Tensor, ""]:
+        """The mean over images of the whole batch in value, of this process's in gradient; labels are as stored."""
+        b, s, k = sample_logits.shape[:3]
+        with torch.autocast(sample_logits.device.type, enabled=False):
+            probs = at_least_float32(sample_logits).softmax(dim=2)
+            probs = torch.where(valid[:, None, None], probs, 0.0).view(b, s * k, -1)
+            num_valid = valid.flatten(1).sum(dim=1).clamp(min=1)[:, None, None]
+            # Σ over pairs of pixels of (Σ_k p_ik p_jk) · (Σ_l q_il q_jl) is Σ_kl (Σ_i p_ik q_il)².
+            both = (probs @ probs.transpose(1, 2) / num_valid).view(b, s, k, s, k).square().sum(dim=(2, 4))
+            in_two = (both.sum(dim=(1, 2)) - both.diagonal(dim1=1, dim2=2).sum(dim=1)) / (s * (s - 1))
+            ones = valid.view(b, 1, -1).to(probs.dtype) / num_valid
+            rest = []
+            for labels in gradings.unbind(dim=1):
+                within, apart = self._agreeing(probs / num_valid, labels)
+                all_within, all_apart = self._agreeing(ones, labels)
+                expected = (within + apart / self.num_random_ids) / s
+                rest.append(all_within + all_apart / self.num_random_ids**2 - 2 * expected)
+            shares = graders / graders.sum(dim=1, keepdim=True)
+            return of_everyone((in_two + (torch.stack(rest, dim=1) * shares).sum(dim=1)).mean())
+
+    def _agreeing(
+        self, parts: Float[Tensor, "b m n"], labels: Int[Tensor, "b h w"]
+    ) -> tuple[Float[Tensor, " b"], Float[Tensor, " b"]]:
+        """Σ over pairs of pixels of the product of their parts: pairs of one group, and pairs of two instances."""
+        instance = (labels.long() - self.num_fixed_classes).flatten(1)
+        group = torch.where(instance < 0, instance, instance % self.num_instances) + self.num_fixed_classes
+        sums = parts.new_zeros(*parts.shape[:2], self.num_fixed_classes + self.num_instances)
+        sums = sums.scatter_add(2, group.unsqueeze(1).expand_as(parts), parts)
+        of_instances = sums[:, :, self.num_fixed_classes :]
+        apart = of_instances.sum(dim=2).square().sum(dim=1) - of_instances.square().sum(dim=(1, 2))
+        return sums.square().sum(dim=(1, 2)), apart
+
+
 def soft_distance(a: Float[Tensor, "*n h w"], b: Float[Tensor, "*m h w"]) -> Float[Tensor, "*nm"]:
     """1 − Σ min(a, b) / Σ max(a, b), with a pixel added to both sums; what comes before pixels is broadcast."""
     common = torch.minimum(a, b).sum(dim=(-2, -1))

@@ -22,7 +22,7 @@ from hpunet.data.base import SetInfo
 from hpunet.data.extrapolation import NUM_UNIFORMS, hide
 from hpunet.data.instance_ids import assign_ids, draw_id_table
 from hpunet.noise import Draw, Stream, drawing_by, keyed_normal, keyed_uniform
-from hpunet.objectives import EnergyDistance, Terms
+from hpunet.objectives import EnergyDistance, PairAgreement, Terms
 
 NUM_TABLE_IDS = 512
 """Instances of an image that get an id of their own draw; further ones share."""
@@ -37,7 +37,7 @@ class Example:
     valid: Bool[Tensor, "b h w"]
     cond: Float[Tensor, "b e h w"] | None
     gradings: Int[Tensor, "b r h w"] | None = None
-    """All graders' maps, and which of them exist; only if they were asked for."""
+    """All graders' maps as stored (instances, not ids), and which of them exist; only if they were asked for."""
     graders: Bool[Tensor, "b r"] | None = None
 
 
@@ -141,8 +141,7 @@ class TrainingStep:
         self.energy, self.energy_samples = energy, energy_samples
         self.uses_energy = energy > 0
         """Whether steps draw samples from the prior for it; it may begin later."""
-        everything = range(1, recipe.info.num_classes)  # where the data do not say what graders differ in
-        self.energy_distance = EnergyDistance(classes=recipe.info.stochastic_classes or everything)
+        self.energy_distance = energy_distance(recipe.info)
         self.parameters = [p for group in optimiser.param_groups for p in group["params"]]
         device = self.parameters[0].device
         self.averaged = [p.detach().clone() for p in model.parameters()] if average else []
@@ -241,6 +240,18 @@ class TrainingStep:
         sizes = [prod(shape) for shape in shapes]
         flat = keyed_normal(**key, stream=stream, count=draws * sum(sizes)).unflatten(1, (draws, sum(sizes)))
         return [part.unflatten(2, shape) for part, shape in zip(flat.split(sizes, dim=2), shapes, strict=True)]
+
+
+def energy_distance(info: SetInfo) -> EnergyDistance | PairAgreement:
+    """How far samples are from the labels: by classes, or by pairs of pixels where there are instances."""
+    if info.has_instances:
+        return PairAgreement(
+            num_fixed_classes=info.num_fixed_classes,
+            num_random_ids=info.num_random_ids,
+            num_instances=NUM_TABLE_IDS,
+        )
+    everything = range(1, info.num_classes)  # where the data do not say what graders differ in
+    return EnergyDistance(classes=info.stochastic_classes or everything)
 
 
 def of_the_batch(pieces: Sequence[Terms]) -> Terms:
