@@ -299,7 +299,10 @@ def test_resume_may_end_otherwise_than_was_planned(pack: Path, tmp_path: Path) -
     assert log_of(tmp_path / "run", "loss") == log_of(tmp_path / "whole", "loss")
     lines = [line for line in read_log(tmp_path / "run" / LOG_FILE) if "loss" in line]
     assert [line["step"] for line in lines if "energy" in line] == [8, 9, 10, 11, 12]
-    with pytest.raises(CheckpointError, match=r"has other settings \(objective.energy, objective.energy_from, "):
+    with pytest.raises(
+        CheckpointError,
+        match=r"has other settings \(objective.energy, objective.energy_alike, objective.energy_from, ",
+    ):
         quietly(tiny_settings(*ending[:3]), pack=pack, run=tmp_path / "run", resume=True)
 
 

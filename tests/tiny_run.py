@@ -88,6 +88,7 @@ def tiny_step(settings: Settings, pack: Pack, *, double: bool, wrap: Any = None)
         average=settings.optimiser.average,
         energy=settings.objective.energy,
         energy_samples=settings.objective.energy_samples,
+        energy_alike=settings.objective.energy_alike,
         network=wrap(model) if wrap else None,
     )
     step.create_moments()

@@ -96,6 +96,8 @@ class ObjectiveSettings(_Section):
     added to the loss; none in the paper."""
     energy_samples: Annotated[int, Field(ge=2)] = 4
     """Samples an image that it is taken of."""
+    energy_alike: Literal["pixels", "instances"] = "pixels"
+    """Of instances: what counts alike, each pixel as in the Rand error, or each instance, however large, as in AP."""
     energy_from: Annotated[int, Field(ge=0)] = 0
     """Iteration (or share of all) at which it begins: samples are costly."""
     top_k: Fraction | Literal["all"] = 0.02

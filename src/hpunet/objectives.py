@@ -345,25 +345,30 @@ class EnergyDistance(nn.Module):
 
 
 class PairAgreement(nn.Module):
-    """How often two pixels have the same label in samples, against how often they should: for random ids.
+    """How often two pixels of instances have the same id in samples, against how often they should.
 
-    Two pixels of one instance, or of one fixed class, always have the same label, those of two instances in one of
-    `num_random_ids` draws, all others never. Over all pairs of valid pixels this is the mean of (P − that)², with P
-    the probability of the same label in a sample of the prior; from two samples and more, without bias. Clustering
-    goes by P too: it joins pixels that agree in half of the samples. It is an energy distance of partitions: which
-    ids instances have is not compared.
+    Two pixels of one instance always have the same id, those of two instances in one of `num_random_ids` draws. This
+    is the mean over pairs of (P − that)², with P the probability of the same id in a sample of the prior: from two or
+    more samples, without bias. Clustering goes by P too: it joins pixels that agree in half of the samples. So it is
+    an energy distance of partitions: which ids instances have is not compared. A pixel that samples give to no
+    instance agrees with none.
 
     Args:
         num_fixed_classes: labels from this number on are instances.
         num_random_ids: ids that an instance has one of.
         num_instances: instances that are told apart; instances i and i + num_instances count as one.
+        alike: what counts alike, "pixels" as in the Rand error, where large instances have most pairs, or
+            "instances" as in AP, however large they are.
     """
 
-    def __init__(self, *, num_fixed_classes: int, num_random_ids: int, num_instances: int) -> None:
+    def __init__(
+        self, *, num_fixed_classes: int, num_random_ids: int, num_instances: int, alike: str = "pixels"
+    ) -> None:
         super().__init__()
         self.num_fixed_classes = num_fixed_classes
         self.num_random_ids = num_random_ids
         self.num_instances = num_instances
+        self.alike = alike
 
     def forward(
         self,
@@ -374,35 +379,38 @@ class PairAgreement(nn.Module):
         valid: Bool[Tensor, "b h w"],
     ) -> Float[Tensor, ""]:
         """The mean over images of the whole batch in value, of this process's in gradient; labels are as stored."""
-        b, s, k = sample_logits.shape[:3]
         with torch.autocast(sample_logits.device.type, enabled=False):
-            probs = at_least_float32(sample_logits).softmax(dim=2)
-            probs = torch.where(valid[:, None, None], probs, 0.0).view(b, s * k, -1)
-            num_valid = valid.flatten(1).sum(dim=1).clamp(min=1)[:, None, None]
-            # Σ over pairs of pixels of (Σ_k p_ik p_jk) · (Σ_l q_il q_jl) is Σ_kl (Σ_i p_ik q_il)².
-            both = (probs @ probs.transpose(1, 2) / num_valid).view(b, s, k, s, k).square().sum(dim=(2, 4))
-            in_two = (both.sum(dim=(1, 2)) - both.diagonal(dim1=1, dim2=2).sum(dim=1)) / (s * (s - 1))
-            ones = valid.view(b, 1, -1).to(probs.dtype) / num_valid
-            rest = []
-            for labels in gradings.unbind(dim=1):
-                within, apart = self._agreeing(probs / num_valid, labels)
-                all_within, all_apart = self._agreeing(ones, labels)
-                expected = (within + apart / self.num_random_ids) / s
-                rest.append(all_within + all_apart / self.num_random_ids**2 - 2 * expected)
-            shares = graders / graders.sum(dim=1, keepdim=True)
-            return of_everyone((in_two + (torch.stack(rest, dim=1) * shares).sum(dim=1)).mean())
+            probs = at_least_float32(sample_logits).softmax(dim=2)[:, :, self.num_fixed_classes :]
+            by_grader = torch.stack([self._of_grader(probs, each, valid) for each in gradings.unbind(dim=1)], dim=1)
+        shares = graders / graders.sum(dim=1, keepdim=True)
+        return of_everyone((by_grader * shares).sum(dim=1).mean())
 
-    def _agreeing(
-        self, parts: Float[Tensor, "b m n"], labels: Int[Tensor, "b h w"]
-    ) -> tuple[Float[Tensor, " b"], Float[Tensor, " b"]]:
-        """Σ over pairs of pixels of the product of their parts: pairs of one group, and pairs of two instances."""
+    def _of_grader(
+        self, probs: Float[Tensor, "b s k h w"], labels: Int[Tensor, "b h w"], valid: Bool[Tensor, "b h w"]
+    ) -> Float[Tensor, " b"]:
+        b, s, k, h, _ = probs.shape
         instance = (labels.long() - self.num_fixed_classes).flatten(1)
-        group = torch.where(instance < 0, instance, instance % self.num_instances) + self.num_fixed_classes
-        sums = parts.new_zeros(*parts.shape[:2], self.num_fixed_classes + self.num_instances)
-        sums = sums.scatter_add(2, group.unsqueeze(1).expand_as(parts), parts)
-        of_instances = sums[:, :, self.num_fixed_classes :]
-        apart = of_instances.sum(dim=2).square().sum(dim=1) - of_instances.square().sum(dim=(1, 2))
-        return sums.square().sum(dim=(1, 2)), apart
+        number = instance.clamp(min=0) % self.num_instances  # (b, n)
+        inside = ((instance >= 0) & valid.flatten(1)).to(probs.dtype)
+        none = inside.new_zeros(b, self.num_instances)
+        weight = inside
+        if self.alike == "instances":
+            weight = inside / none.scatter_add(1, number, inside).gather(1, number).clamp(min=1)
+        weight = weight / weight.sum(dim=1, keepdim=True).clamp(min=1e-9)
+        weighted = probs.flatten(3) * weight[:, None, None]  # (b, s, k, n)
+        # Σ over pairs of pixels of (Σ_k p_ik p_jk) · (Σ_l q_il q_jl) is Σ_kl (Σ_i p_ik q_il)²; summed row by row.
+        rows = [maps.reshape(b, s * k, h, -1).transpose(1, 2) for maps in (weighted, probs)]
+        twice = (rows[0] @ rows[1].transpose(2, 3)).sum(dim=1).view(b, s, k, s, k).square().sum(dim=(2, 4))
+        in_two = (twice.sum(dim=(1, 2)) - twice.diagonal(dim1=1, dim2=2).sum(dim=1)) / (s * (s - 1))
+        sums = none[:, None, None].expand(b, s, k, -1)
+        sums = sums.scatter_add(3, number[:, None, None].expand_as(weighted), weighted)
+        within = sums.square().sum(dim=(1, 2, 3)) / s
+        everywhere = sums.sum(dim=3).square().sum(dim=(1, 2)) / s
+        whole = none.scatter_add(1, number, weight)
+        true_within = whole.square().sum(dim=1)
+        true_apart = whole.sum(dim=1).square() - true_within
+        expected = within + (everywhere - within) / self.num_random_ids
+        return in_two - 2 * expected + true_within + true_apart / self.num_random_ids**2
 
 
 def soft_distance(a: Float[Tensor, "*n h w"], b: Float[Tensor, "*m h w"]) -> Float[Tensor, "*nm"]:
