@@ -465,3 +465,17 @@ def test_pair_agreement_is_least_for_instances_that_keep_together_and_change_apa
     assert energy((1, 1, 2, 2), (2, 2, 1, 1)) > independent + 0.01  # always apart
     assert energy((1, 2, 1, 1), (2, 1, 2, 2)) > energy((1, 1, 1, 1), (2, 2, 2, 2))  # and one is cut
     assert energy((0, 0, 0, 0), (0, 0, 0, 0)) > independent + 0.3
+
+
+def test_pair_agreement_of_an_image_without_instances_is_nothing() -> None:
+    logits = torch.randn(1, 2, 3, 4, 4, requires_grad=True)
+    found = PairAgreement(num_fixed_classes=1, num_random_ids=2, num_instances=4, alike="instances")(
+        sample_logits=logits,
+        gradings=torch.zeros(1, 1, 4, 4, dtype=torch.long),
+        graders=torch.ones(1, 1, dtype=torch.bool),
+        valid=torch.ones(1, 4, 4, dtype=torch.bool),
+    )
+    found.backward()
+    assert found.item() == 0
+    assert logits.grad is not None
+    assert not logits.grad.any()

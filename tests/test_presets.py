@@ -43,8 +43,8 @@ def kind_of(preset: str) -> str:
     return preset.split("-")[0]
 
 
-def test_presets_are_those_of_the_paper_the_better_recipe_and_the_demonstration() -> None:
-    assert set(preset_names()) == {*PAPER, "lidc-hpu-plus", "demo", "demo-punet"}
+def test_presets_are_those_of_the_paper_the_better_recipes_and_the_demonstration() -> None:
+    assert set(preset_names()) == {*PAPER, "lidc-hpu-plus", "snemi3d-hpu-plus", "demo", "demo-punet"}
 
 
 def test_preset_with_the_better_recipe_trains_the_papers_network() -> None:
@@ -137,7 +137,7 @@ TINY = [
 ]
 
 
-@pytest.mark.parametrize("preset", [*PAPER, "lidc-hpu-plus"])
+@pytest.mark.parametrize("preset", [*PAPER, "lidc-hpu-plus", "snemi3d-hpu-plus"])
 def test_preset_trains_on_data_of_its_kind(preset: str, data_of_each_kind: dict[str, Path], tmp_path: Path) -> None:
     kind = kind_of(preset)
     num_scales = 3 if preset.endswith("punet") else 6

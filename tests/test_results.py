@@ -30,7 +30,7 @@ def summary_of(folder: Path) -> dict[str, Any]:
     scope = Scope(
         num_samples=identity["samples"],
         has_instances=identity["alpha"] is not None,
-        has_average_precision=False,
+        has_average_precision=any(row.matches is not None for row in rows),
         extrapolates=identity["extrapolate"],
     )
     return {**summarise(rows, scope=scope), "scope": scope}
@@ -49,7 +49,7 @@ def numbers_of(folder: Path) -> list[str]:
     scope = summary["scope"]
     if not scope.has_instances:
         return [f"{entry['mean']:.3f} ± {entry['patient_std']:.3f}" for entry in scores_of(folder)]
-    names = ["rand_error", "iou_rec"]
+    names = ["rand_error", "iou_rec", *(["ap50"] if scope.has_average_precision else [])]
     if scope.extrapolates:
         names = ["hidden_iou_rec", "hidden_iou_samples", "border_agreement_samples", "hidden_sample_disagreement"]
     return [f"{summary[name]['mean']:.3f} ± {summary[name]['std']:.3f}" for name in names]

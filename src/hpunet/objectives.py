@@ -40,7 +40,7 @@ class Terms:
     multiplier: Float[Tensor, ""] | None = None
     """GECO: λ."""
     energy: Float[Tensor, ""] | None = None
-    """Energy distance of the prior's hypotheses and the graders' maps, but for what only graders have a part in."""
+    """How far the prior's hypotheses are from the labels: `EnergyDistance` or, with instances, `PairAgreement`."""
 
     @property
     def rec_per_pixel(self) -> Float[Tensor, ""]:
@@ -348,10 +348,11 @@ class PairAgreement(nn.Module):
     """How often two pixels of instances have the same id in samples, against how often they should.
 
     Two pixels of one instance always have the same id, those of two instances in one of `num_random_ids` draws. This
-    is the mean over pairs of (P − that)², with P the probability of the same id in a sample of the prior: from two or
-    more samples, without bias. Clustering goes by P too: it joins pixels that agree in half of the samples. So it is
-    an energy distance of partitions: which ids instances have is not compared. A pixel that samples give to no
-    instance agrees with none.
+    is the mean over pairs of pixels of instances of (P − that)², with P the probability that both have the same id
+    when each pixel's is drawn from the softmax of one sample of the prior: from two or more samples, without bias.
+    Clustering goes by agreement too: it joins pixels that agree in half of the samples. Which ids instances have is
+    not compared, nor what more than two of them do together, nor background; a pixel that samples give to no instance
+    agrees with none.
 
     Args:
         num_fixed_classes: labels from this number on are instances.
@@ -392,21 +393,23 @@ class PairAgreement(nn.Module):
         instance = (labels.long() - self.num_fixed_classes).flatten(1)
         number = instance.clamp(min=0) % self.num_instances  # (b, n)
         inside = ((instance >= 0) & valid.flatten(1)).to(probs.dtype)
-        none = inside.new_zeros(b, self.num_instances)
+        zeros = inside.new_zeros(b, self.num_instances)
         weight = inside
         if self.alike == "instances":
-            weight = inside / none.scatter_add(1, number, inside).gather(1, number).clamp(min=1)
-        weight = weight / weight.sum(dim=1, keepdim=True).clamp(min=1e-9)
+            weight = inside / zeros.scatter_add(1, number, inside).gather(1, number).clamp(min=1)
+        total = weight.sum(dim=1).clamp(min=1e-9)
         weighted = probs.flatten(3) * weight[:, None, None]  # (b, s, k, n)
-        # Σ over pairs of pixels of (Σ_k p_ik p_jk) · (Σ_l q_il q_jl) is Σ_kl (Σ_i p_ik q_il)²; summed row by row.
+        # Σ over pairs of pixels of (Σ_k p_ik p_jk) · (Σ_l q_il q_jl) is Σ_kl (Σ_i p_ik q_il)². Row by row: many small
+        # products instead of one with a long sum for each image. Divided after it, since TF32 rounds.
         rows = [maps.reshape(b, s * k, h, -1).transpose(1, 2) for maps in (weighted, probs)]
-        twice = (rows[0] @ rows[1].transpose(2, 3)).sum(dim=1).view(b, s, k, s, k).square().sum(dim=(2, 4))
+        pairs = (rows[0] @ rows[1].transpose(2, 3)).sum(dim=1) / total[:, None, None]
+        twice = pairs.view(b, s, k, s, k).square().sum(dim=(2, 4))
         in_two = (twice.sum(dim=(1, 2)) - twice.diagonal(dim1=1, dim2=2).sum(dim=1)) / (s * (s - 1))
-        sums = none[:, None, None].expand(b, s, k, -1)
-        sums = sums.scatter_add(3, number[:, None, None].expand_as(weighted), weighted)
+        sums = zeros[:, None, None].expand(b, s, k, -1)
+        sums = sums.scatter_add(3, number[:, None, None].expand_as(weighted), weighted) / total[:, None, None, None]
         within = sums.square().sum(dim=(1, 2, 3)) / s
         everywhere = sums.sum(dim=3).square().sum(dim=(1, 2)) / s
-        whole = none.scatter_add(1, number, weight)
+        whole = zeros.scatter_add(1, number, weight) / total[:, None]
         true_within = whole.square().sum(dim=1)
         true_apart = whole.sum(dim=1).square() - true_within
         expected = within + (everywhere - within) / self.num_random_ids
