@@ -45,7 +45,8 @@ def main() -> None:
         writer = csv.DictWriter(kept, rows.fieldnames or [], lineterminator="\n")
         writer.writeheader()
         writer.writerows({name: _rounded(name, cell) for name, cell in row.items()} for row in rows)
-    (args.folder / "command.txt").write_text("".join(shlex.join(words) + "\n" for words in _commands(args, identity)))
+    commands = _commands(args, identity, summary)
+    (args.folder / "command.txt").write_text("".join(shlex.join(words) + "\n" for words in commands))
     logged = [json.loads(line) for line in (args.run / "log.jsonl").read_text().splitlines()]
     last = [line for line in logged if "loss" in line][-10:]
     means = {
@@ -58,7 +59,7 @@ def _rounded(column: str, cell: str) -> str:
     return f"{float(cell):.5f}".rstrip("0").rstrip(".") if column in METRICS and cell else cell
 
 
-def _commands(args: argparse.Namespace, identity: dict[str, Any]) -> Iterator[list[str]]:
+def _commands(args: argparse.Namespace, identity: dict[str, Any], summary: dict[str, Any]) -> Iterator[list[str]]:
     used = _flat(json.loads((args.run / "settings.json").read_text()))
     given = _flat(_preset(args.preset, iterations=used["optimiser.iterations"]))
     changed = {key: value for key, value in used.items() if given.get(key) != value}
@@ -72,6 +73,7 @@ def _commands(args: argparse.Namespace, identity: dict[str, Any]) -> Iterator[li
         yield ["hpunet", "export", "RUN", args.published, "--name", args.published, *shlex.split(args.exported)]
     evaluate = ["hpunet", "evaluate", args.published, "--data", args.data, *options, "--split", identity["split"]]
     evaluate += ["--samples", str(identity["samples"]), "--seeds", str(identity.get("seeds", 1))]
+    evaluate += ["--limit", str(summary["limit"])] if summary.get("limit") else []
     evaluate += ["--connected"] if identity.get("connected") else []
     evaluate += ["--kernels", "fused"] if identity.get("kernels") == "fused" else []
     yield evaluate
