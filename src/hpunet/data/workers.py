@@ -25,6 +25,6 @@ def workers(processes: int | None) -> Iterator[Callable[..., Iterator[Any]]]:
     try:
         yield run
     except BrokenProcessPool:
-        raise DataError("a process was ended from outside, perhaps for want of memory; run again to go on") from None
+        raise DataError("a process was ended from outside, perhaps for want of memory; try fewer processes") from None
     finally:
         executor.shutdown(cancel_futures=True)
