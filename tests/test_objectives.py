@@ -405,8 +405,9 @@ def test_energy_distance_is_least_for_samples_as_various_as_the_graders() -> Non
     assert energy(square * grey, square * grey) > apart  # and a grey one is no way out
 
 
+@pytest.mark.parametrize("background", [0.0, 0.5])
 @pytest.mark.parametrize("alike", ["pixels", "instances"])
-def test_pair_agreement_equals_the_definition(alike: str) -> None:
+def test_pair_agreement_equals_the_definition(alike: str, background: float) -> None:
     """The slow twin: pixel pair by pixel pair, sample pair by sample pair."""
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(3, 3, 5, 3, 4, generator=generator, dtype=torch.float64, requires_grad=True)
@@ -420,20 +421,26 @@ def test_pair_agreement_equals_the_definition(alike: str) -> None:
         for grader in graders[i].nonzero().flatten().tolist():
             labels = gradings[i, grader].flatten().tolist()
             pixels = [n for n in range(12) if valid[i].flatten()[n] and labels[n] >= 2]
-            counted[i] |= valid[i] & (gradings[i, grader] >= 2)
+            others = [n for n in range(12) if valid[i].flatten()[n] and labels[n] < 2 and background]
+            counted[i] |= valid[i] & ((gradings[i, grader] >= 2) | (background > 0))
             # Of 3 instances that are told apart, 3 is 0 again and 4 is 1.
             numbers = {n: (labels[n] - 2) % 3 for n in pixels}
             areas = Counter(numbers.values())
-            total = weights = 0.0
-            for one, other in product(pixels, pixels):
-                expected = 1.0 if numbers[one] == numbers[other] else 1 / 3
+            weight = {n: 1.0 if alike == "pixels" else 1 / areas[numbers[n]] for n in pixels}
+            whole = sum(weight.values())
+            weight |= {n: background * whole / len(others) for n in others}
+            total = 0.0
+            for one, other in product(weight, weight):
+                inside = one in numbers and other in numbers
+                expected = 0.0 if not inside else 1.0 if numbers[one] == numbers[other] else 1 / 3
                 off = [float(probs[n, :, one] @ probs[n, :, other]) - expected for n in range(3)]
                 products = [off[n] * off[m] for n in range(3) for m in range(3) if n != m]
-                weight = 1.0 if alike == "pixels" else 1 / (areas[numbers[one]] * areas[numbers[other]])
-                total, weights = total + weight * float(np.mean(products)), weights + weight
-            of_graders.append(total / weights)
+                total += weight[one] * weight[other] * float(np.mean(products))
+            of_graders.append(total / whole**2)
         images.append(np.mean(of_graders))
-    objective = PairAgreement(num_fixed_classes=2, num_random_ids=3, num_instances=3, alike=alike)
+    objective = PairAgreement(
+        num_fixed_classes=2, num_random_ids=3, num_instances=3, alike=alike, background=background
+    )
     found = objective(sample_logits=logits, gradings=gradings, graders=graders, valid=valid)
     assert found.item() == pytest.approx(float(np.mean(images)), rel=1e-12)
     found.backward()

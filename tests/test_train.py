@@ -301,7 +301,7 @@ def test_resume_may_end_otherwise_than_was_planned(pack: Path, tmp_path: Path) -
     assert [line["step"] for line in lines if "energy" in line] == [8, 9, 10, 11, 12]
     with pytest.raises(
         CheckpointError,
-        match=r"has other settings \(objective.energy, objective.energy_alike, objective.energy_from, ",
+        match=r"has other settings \(objective.energy, objective.energy_alike, objective.energy_background, obj",
     ):
         quietly(tiny_settings(*ending[:3]), pack=pack, run=tmp_path / "run", resume=True)
 

@@ -89,6 +89,7 @@ def tiny_step(settings: Settings, pack: Pack, *, double: bool, wrap: Any = None)
         energy=settings.objective.energy,
         energy_samples=settings.objective.energy_samples,
         energy_alike=settings.objective.energy_alike,
+        energy_background=settings.objective.energy_background,
         network=wrap(model) if wrap else None,
     )
     step.create_moments()

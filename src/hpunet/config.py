@@ -98,6 +98,8 @@ class ObjectiveSettings(_Section):
     """Samples an image that it is taken of."""
     energy_alike: Literal["pixels", "instances"] = "pixels"
     """Of instances: what counts alike, each pixel as in the Rand error, or each instance, however large, as in AP."""
+    energy_background: Annotated[float, Field(ge=0)] = 0.0
+    """Of instances: what all background pixels together weigh for each unit that all pixels of instances do."""
     energy_from: Annotated[int, Field(ge=0)] = 0
     """Iteration (or share of all) at which it begins: samples are costly."""
     top_k: Fraction | Literal["all"] = 0.02

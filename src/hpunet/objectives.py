@@ -351,8 +351,8 @@ class PairAgreement(nn.Module):
     is the mean over pairs of pixels of instances of (P − that)², with P the probability that both have the same id
     when each pixel's is drawn from the softmax of one sample of the prior: from two or more samples, without bias.
     Clustering goes by agreement too: it joins pixels that agree in half of the samples. Which ids instances have is
-    not compared, nor what more than two of them do together, nor background; a pixel that samples give to no instance
-    agrees with none.
+    not compared, nor what more than two of them do together; a pixel that samples give to no instance agrees with
+    none.
 
     Args:
         num_fixed_classes: labels from this number on are instances.
@@ -360,16 +360,25 @@ class PairAgreement(nn.Module):
         num_instances: instances that are told apart; instances i and i + num_instances count as one.
         alike: what counts alike, "pixels" as in the Rand error, where large instances have most pairs, or
             "instances" as in AP, however large they are.
+        background: what pixels of other classes weigh, all together, for each unit that those of instances do. They
+            should agree with none; without them (0) samples may give background the id of an instance beside it.
     """
 
     def __init__(
-        self, *, num_fixed_classes: int, num_random_ids: int, num_instances: int, alike: str = "pixels"
+        self,
+        *,
+        num_fixed_classes: int,
+        num_random_ids: int,
+        num_instances: int,
+        alike: str = "pixels",
+        background: float = 0.0,
     ) -> None:
         super().__init__()
         self.num_fixed_classes = num_fixed_classes
         self.num_random_ids = num_random_ids
         self.num_instances = num_instances
         self.alike = alike
+        self.background = background
 
     def forward(
         self,
@@ -399,9 +408,14 @@ class PairAgreement(nn.Module):
             weight = inside / zeros.scatter_add(1, number, inside).gather(1, number).clamp(min=1)
         total = weight.sum(dim=1).clamp(min=1e-9)
         weighted = probs.flatten(3) * weight[:, None, None]  # (b, s, k, n)
+        in_pairs = weighted
+        if self.background:
+            outside = ((instance < 0) & valid.flatten(1)).to(probs.dtype)
+            share = self.background * total[:, None] / outside.sum(dim=1, keepdim=True).clamp(min=1)
+            in_pairs = weighted + probs.flatten(3) * (share * outside)[:, None, None]
         # Σ over pairs of pixels of (Σ_k p_ik p_jk) · (Σ_l q_il q_jl) is Σ_kl (Σ_i p_ik q_il)². Row by row: many small
         # products instead of one with a long sum for each image. Divided after it, since TF32 rounds.
-        rows = [maps.reshape(b, s * k, h, -1).transpose(1, 2) for maps in (weighted, probs)]
+        rows = [maps.reshape(b, s * k, h, -1).transpose(1, 2) for maps in (in_pairs, probs)]
         pairs = (rows[0] @ rows[1].transpose(2, 3)).sum(dim=1) / total[:, None, None]
         twice = pairs.view(b, s, k, s, k).square().sum(dim=(2, 4))
         in_two = (twice.sum(dim=(1, 2)) - twice.diagonal(dim1=1, dim2=2).sum(dim=1)) / (s * (s - 1))

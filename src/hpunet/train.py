@@ -119,6 +119,7 @@ class Training:
             energy=settings.objective.energy,
             energy_samples=settings.objective.energy_samples,
             energy_alike=settings.objective.energy_alike,
+            energy_background=settings.objective.energy_background,
             network=network,
             draw=fused_draw() if self.why_not_fused is None else None,
         )
@@ -490,7 +491,7 @@ def _deciding(settings: Settings, *, step: int) -> dict[str, Any]:
     if fade is not None and fade[0] + 1 >= step:  # at its first step nothing has faded yet
         flat["augmentation.fade"] = None
     if settings.objective.energy == 0 or settings.objective.energy_from >= step:
-        flat |= {f"objective.{name}": None for name in ("energy", "energy_samples", "energy_alike", "energy_from")}
+        flat |= {key: None for key in flat if key.startswith("objective.energy")}
     return flat
 
 

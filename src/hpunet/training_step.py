@@ -130,6 +130,7 @@ class TrainingStep:
         energy: float = 0.0,
         energy_samples: int = 4,
         energy_alike: str = "pixels",
+        energy_background: float = 0.0,
         network: Any = None,
         draw: Draw | None = None,
     ) -> None:
@@ -142,7 +143,7 @@ class TrainingStep:
         self.energy, self.energy_samples = energy, energy_samples
         self.uses_energy = energy > 0
         """Whether steps draw samples from the prior for it; it may begin later."""
-        self.energy_distance = energy_distance(recipe.info, alike=energy_alike)
+        self.energy_distance = energy_distance(recipe.info, alike=energy_alike, background=energy_background)
         self.parameters = [p for group in optimiser.param_groups for p in group["params"]]
         device = self.parameters[0].device
         self.averaged = [p.detach().clone() for p in model.parameters()] if average else []
@@ -243,7 +244,7 @@ class TrainingStep:
         return [part.unflatten(2, shape) for part, shape in zip(flat.split(sizes, dim=2), shapes, strict=True)]
 
 
-def energy_distance(info: SetInfo, *, alike: str) -> EnergyDistance | PairAgreement:
+def energy_distance(info: SetInfo, *, alike: str, background: float) -> EnergyDistance | PairAgreement:
     """How far samples are from the labels: by classes, or by pairs of pixels where there are instances."""
     if info.has_instances:
         return PairAgreement(
@@ -251,6 +252,7 @@ def energy_distance(info: SetInfo, *, alike: str) -> EnergyDistance | PairAgreem
             num_random_ids=info.num_random_ids,
             num_instances=NUM_TABLE_IDS,
             alike=alike,
+            background=background,
         )
     everything = range(1, info.num_classes)  # where the data do not say what graders differ in
     return EnergyDistance(classes=info.stochastic_classes or everything)
