@@ -166,7 +166,9 @@ def test_small_suggestions_are_smaller_and_build(info: SetInfo, model: str) -> N
             networks.append(build_model(chosen.model, info=info))
     small, large = (sum(p.numel() for p in network.parameters()) for network in networks)
     assert small < large / 4
-    assert settings.optimiser.iterations < usual.optimiser.iterations / 4
+    longer = info.has_instances and model == "hpu"
+    assert settings.optimiser.iterations == (5000 if longer else 2000) <= usual.optimiser.iterations / 4
+    assert settings.optimiser.learning_rates[0] == (1e-3 if longer else 5e-4)
     assert settings.objective == usual.objective
 
 

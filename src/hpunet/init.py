@@ -28,8 +28,8 @@ BATCH_PIXELS = 24 * 256**2
 """Pixels in a batch: those of the paper's on SNEMI3D."""
 LARGE_CROP = 256**2
 """Crops of more pixels get fewer blocks and recomputed activations."""
-SMALL_CROP, SMALL_BATCH, SMALL_ITERATIONS = 128, 8, 2000
-"""A first try on a CPU: sides of the crop at most, images in a batch at most, iterations."""
+SMALL_CROP, SMALL_BATCH = 128, 8
+"""A first try on a CPU: sides of the crop at most, images in a batch at most."""
 RESIDENT_BYTES = 8 * 2**30
 """Larger data are not expected to fit on the GPU."""
 
@@ -148,11 +148,13 @@ def suggest(
         "optimiser": _optimiser(look, model, crop=size, batch_size=batch_size),
         "watch": _watch(look, crop=size, iterations=_iterations(look.num_train, batch_size)),
     }
-    return _smaller(sections, look) if small else sections
+    return _smaller(sections, look, model) if small else sections
 
 
-def _smaller(sections: dict[str, list[Setting]], look: Look) -> dict[str, list[Setting]]:
+def _smaller(sections: dict[str, list[Setting]], look: Look, model: ModelKind) -> dict[str, list[Setting]]:
     """The same for a network and a training that a CPU gets done with, not as in the paper."""
+    longer = look.info.has_instances and model == "hpu"  # ids are slow to learn
+    iterations, rates = (5000, [1e-3, 4e-4, 5e-5]) if longer else (2000, [5e-4, 2e-4, 5e-5])
     (scales,) = (len(setting.value) for setting in sections["model"] if setting.key == "channels")
     why = "Small, for a first try on a CPU (--small)"
     changes = {
@@ -161,13 +163,10 @@ def _smaller(sections: dict[str, list[Setting]], look: Look) -> dict[str, list[S
             f"{why}: {scales} scales whose widths start at 16 and double to 64.",
         ),
         "blocks_per_scale": (1, f"{why}."),
-        "iterations": (SMALL_ITERATIONS, f"{why}; results go on getting better for much longer."),
+        "iterations": (iterations, f"{why}; results go on getting better for much longer."),
         "batch_size": (min(SMALL_BATCH, look.num_train), f"{why}."),
-        "learning_rates": (
-            [5e-4, 2e-4, 5e-5],
-            f"{why}: Adam's, one after the other; smaller networks bear larger ones.",
-        ),
-        "validate_every": (SMALL_ITERATIONS // 4, "Iterations between two validations."),
+        "learning_rates": (rates, f"{why}: Adam's, one after the other; smaller networks bear larger ones."),
+        "validate_every": (iterations // 4, "Iterations between two validations."),
         "validate_images": (min(20, look.num_val), f"{why}; always the same ones."),
     }
     return {
