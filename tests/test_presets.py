@@ -31,6 +31,8 @@ PAPER: dict[str, dict[str, Any]] = {
 }
 """κ, β, share of pixels, latents where they are not 1 on each of four scales, trainable parameters (those of local,
 global and extrapolate are counted, not published)."""
+PLUS = ("lidc-hpu-plus", "snemi3d-hpu-plus", "cityscapes-hpu-plus")
+"""The better recipes."""
 SCHEDULES: dict[str, dict[str, Any]] = {
     "lidc": {"iterations": 240_000, "batch_size": 32, "crop": (128, 128), "num_rates": 4},
     "snemi3d": {"iterations": 450_000, "batch_size": 24, "crop": (256, 256), "num_rates": 5},
@@ -44,7 +46,7 @@ def kind_of(preset: str) -> str:
 
 
 def test_presets_are_those_of_the_paper_the_better_recipes_and_the_demonstration() -> None:
-    assert set(preset_names()) == {*PAPER, "lidc-hpu-plus", "snemi3d-hpu-plus", "demo", "demo-punet"}
+    assert set(preset_names()) == {*PAPER, *PLUS, "demo", "demo-punet"}
 
 
 def test_preset_with_the_better_recipe_trains_the_papers_network() -> None:
@@ -137,7 +139,7 @@ TINY = [
 ]
 
 
-@pytest.mark.parametrize("preset", [*PAPER, "lidc-hpu-plus", "snemi3d-hpu-plus"])
+@pytest.mark.parametrize("preset", [*PAPER, *PLUS])
 def test_preset_trains_on_data_of_its_kind(preset: str, data_of_each_kind: dict[str, Path], tmp_path: Path) -> None:
     kind = kind_of(preset)
     num_scales = 3 if preset.endswith("punet") else 6

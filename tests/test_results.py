@@ -49,7 +49,7 @@ def numbers_of(folder: Path) -> list[str]:
     scope = summary["scope"]
     if not scope.has_instances:
         return [f"{entry['mean']:.3f} ± {entry['patient_std']:.3f}" for entry in scores_of(folder)]
-    names = ["rand_error", "iou_rec", *(["ap50"] if scope.has_average_precision else [])]
+    names = ["rand_error", "iou_rec", *(["ap50", "ap"] if scope.has_average_precision else [])]
     if scope.extrapolates:
         names = ["hidden_iou_rec", "hidden_iou_samples", "border_agreement_samples", "hidden_sample_disagreement"]
     return [f"{summary[name]['mean']:.3f} ± {summary[name]['std']:.3f}" for name in names]
@@ -61,6 +61,21 @@ def test_results_page_says_what_the_kept_rows_say(folder: Path) -> None:
         rf"^\| `{re.escape(folder.name)}` \|.*", (DOCS / "results.md").read_text(), flags=re.MULTILINE
     )
     assert re.findall(r"\d\.\d{3} ± \d\.\d{3}", line) == numbers_of(folder)
+
+
+@pytest.mark.parametrize(
+    ("folder", "row"),
+    [
+        ("neurites/full-hpu", r"`hpunet train snemi3d-hpu-plus`"),
+        ("neurites/full-punet", r"the same, .*\| Probabilistic U-Net"),
+        ("streets/scenes-hpu", r"`hpunet train cityscapes-hpu-plus`"),
+    ],
+)
+def test_readme_says_what_the_kept_rows_of_instances_say(folder: str, row: str) -> None:
+    (line,) = re.findall(rf"^\|.*{row} \|.*", (DOCS.parent / "README.md").read_text(), flags=re.MULTILINE)
+    found = re.findall(r"\d\.\d{3} ± \d\.\d{3}", line)
+    assert found == numbers_of(DOCS / "results" / folder)[: len(found)]
+    assert len(found) >= 2
 
 
 @pytest.mark.parametrize("folder", KEPT, ids=lambda folder: folder.name)
