@@ -514,6 +514,14 @@ def test_summary_says_which_part_of_the_images_was_scored(tmp_path: Path) -> Non
     assert scored_part({key: value for key, value in centre.items() if key != "crop"}) == ""
 
 
+def test_evaluation_says_that_images_are_smaller_than_what_it_scores(tmp_path: Path) -> None:
+    said: list[str] = []
+    run_it(tmp_path / "small", lesions(3, size=16), say=said.append)
+    assert said == ["3 images smaller than 32×32, the least 16×16: only what there is was scored"]
+    run_it(tmp_path / "whole", lesions(3), say=said.append)
+    assert len(said) == 1
+
+
 def test_evaluation_says_what_was_there_and_replaces_it_only_when_told(tmp_path: Path) -> None:
     said: list[str] = []
     run_it(tmp_path, lesions(4), limit=3, say=said.append)

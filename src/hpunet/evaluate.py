@@ -14,7 +14,7 @@ from hpunet.data.base import SetInfo, Source
 from hpunet.distributed import rank, world_size
 from hpunet.errors import ConfigError
 from hpunet.evaluation_rows import EXAMPLES_FILE, SUMMARY_FILE, Row, RowStore, first_keys, mean_rows
-from hpunet.evaluation_summary import summarise
+from hpunet.evaluation_summary import counted, summarise
 from hpunet.pictures import spread
 from hpunet.scorer import Drawn, Item, Scorer, read_item
 from hpunet.scoring import fast_batch_size
@@ -53,7 +53,7 @@ def evaluate(
         batch_size: images that go through the network together; by default as many as is fast.
         replace: whether another evaluation may be in the folder; whatever is there goes.
         watch: told of the progress, of this process alone.
-        say: told how many rows were there already, if any.
+        say: told how many rows were there already, if any, and if images are smaller than what is scored of them.
     """
     start = time.perf_counter()
     for name, value in (("limit", limit), ("batch", batch_size)):
@@ -76,10 +76,15 @@ def evaluate(
         total = sum(map(len, mine))
         watch(0, total)
         done = 0
-        for rows in scored(scorer, source, read_ahead(source, mine, scorer.info)):
+        small: list[tuple[int, ...]] = []
+        for rows in scored(scorer, source, _noting(small, read_ahead(source, mine, scorer.info), crop=scorer.crop)):
             store.append(rows)
             done += len(rows)
             watch(done, total)
+        if small:
+            crop, least = ("×".join(map(str, size)) for size in (scorer.crop, min(small)))
+            how_many = counted(len(small), "image")
+            say(f"{how_many} smaller than {crop}, the least {least}: only what there is was scored")
         wanted = {source.identities[i].key for i in chosen}
         rows = [row for row in store.finish() if row.key in wanted]
     summary = {
@@ -141,6 +146,16 @@ def read_ahead(source: Source, batches: Sequence[Sequence[int]], info: SetInfo) 
             items = coming.result()
             coming = pool.submit(read, batches[number + 1]) if number + 1 < len(batches) else None
             yield items
+
+
+def _noting(
+    small: list[tuple[int, ...]], batches: Iterable[list[Item]], *, crop: tuple[int, int]
+) -> Iterator[list[Item]]:
+    """The same batches; sizes of images that are smaller than the crop are added to a list."""
+    for items in batches:
+        sizes = [item.sample.valid.shape for item in items if item.sample is not None]
+        small += [size for size in sizes if size[0] < crop[0] or size[1] < crop[1]]
+        yield items
 
 
 def _save_examples(scorer: Scorer, source: Source, rows: Sequence[Row], folder: Path) -> None:
