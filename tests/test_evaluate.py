@@ -1,5 +1,6 @@
 """Evaluation of whole sets: exact values of a perfect sampler, restarts, any batch size, unreadable images."""
 
+import csv
 import json
 import time
 from collections.abc import Sequence
@@ -21,6 +22,8 @@ from hpunet.data.synthetic import INFO, SyntheticSource, open_synthetic
 from hpunet.errors import ConfigError, DataError
 from hpunet.evaluate import chosen_images, evaluate
 from hpunet.evaluation_rows import (
+    CLUSTER_COLUMNS,
+    CLUSTER_METRICS,
     COLUMNS,
     EXAMPLES_FILE,
     HIDDEN_METRICS,
@@ -152,6 +155,7 @@ def test_rows_do_not_depend_on_the_batch_size(kind: str, tmp_path: Path) -> None
     rows = read_rows(folder / ROWS_FILE)
     assert len({row.scores["ged2"] for row in rows}) == 5
     assert all(("rand_error" in row.scores) == (kind != "lesions") for row in rows if row.subset_b)
+    assert all(("background_iou" in row.scores) == (kind != "lesions") for row in rows)
     assert all((row.matches is not None) == (kind == "streets") for row in rows)
 
 
@@ -367,7 +371,8 @@ def test_undefined_metrics_are_null_with_a_reason(tmp_path: Path) -> None:
     assert 0 <= one_grader["rand_error"]["mean"] <= 1
     for summary in (one_sample, one_grader, one_sample["subset_b"]):
         assert {name for name in listed(summary) if summary[name] is None} == summary["reasons"].keys()
-        assert set(listed(summary)) == set(ALL_METRICS) - set(HIDDEN_METRICS)
+        absent = {*HIDDEN_METRICS, *(CLUSTER_METRICS if summary is not one_grader else ())}
+        assert set(listed(summary)) == set(ALL_METRICS) - absent
 
 
 def test_evaluation_where_every_image_fails_still_ends_with_a_summary(tmp_path: Path) -> None:
@@ -415,6 +420,7 @@ def test_average_precision_of_perfect_samples_is_that_of_the_true_cars(tmp_path:
     # Thin cars are painted over in the order of their numbers, which clustering draws.
     assert summary["ap50"]["value"] == pytest.approx(expected.ap50, abs=0.03)
     assert summary["ap"]["value"] == pytest.approx(expected.ap, abs=0.03)
+    assert 0.95 < summary["background_iou"]["mean"] < 1  # thin cars became background
     assert summary["ap"]["mean"] == pytest.approx(expected.ap, abs=3 * summary["ap"]["std"])
     assert summary["iou_rec"]["mean"] == 1
 
@@ -438,6 +444,29 @@ def test_examples_hold_what_the_rows_were_scored_on(tmp_path: Path) -> None:
     assert found.tolist() == [rows[key].scores["ged2"] for key in keys]  # all four samples fit in
     again = rand_error(prediction=shown["instances"], truth=shown["true_instances"], valid=shown["valid"])
     assert again.tolist() == shown["hardness"].tolist()
+    found, truth = ((shown[name] == 0) & shown["valid"] for name in ("instances", "true_instances"))
+    expected = (found & truth).sum(axis=(1, 2)) / (found | truth).sum(axis=(1, 2))
+    assert expected.tolist() == [rows[key].scores["background_iou"] for key in keys]
+
+
+def test_rows_of_instances_without_the_newer_columns_can_still_be_read(tmp_path: Path) -> None:
+    source = open_synthetic("neurites", split="val", num_images=3, size=32)
+    scorer = scorer_of(small_model("neurites"), "neurites")
+    run_it(tmp_path, source, scorer)
+    path = tmp_path / ROWS_FILE
+    whole = path.read_text()
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    _, older = read_evaluation(tmp_path)
+    summary = summarise(older, scope=scorer.scope)
+    assert summary["rand_error"] is not None
+    assert summary["reasons"]["background_iou"] == "rows are older than this metric"
+    run_it(tmp_path, source, scorer)  # measures them again
+    assert path.read_text() == whole
 
 
 @pytest.mark.parametrize(
@@ -500,7 +529,8 @@ def test_rows_with_random_damage_are_read_or_refused(tmp_path: Path) -> None:
 
 
 def test_rows_have_all_metrics_as_columns() -> None:
-    assert set(METRICS) - set(HIDDEN_METRICS) < set(COLUMNS)
+    assert set(METRICS) - set(HIDDEN_METRICS) < set(CLUSTER_COLUMNS)
+    assert set(METRICS) - set(HIDDEN_METRICS) - set(CLUSTER_METRICS) < set(COLUMNS)
 
 
 def test_summary_says_which_part_of_the_images_was_scored(tmp_path: Path) -> None:

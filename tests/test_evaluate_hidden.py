@@ -19,6 +19,7 @@ from hpunet.config import load_settings
 from hpunet.data.synthetic import INFO, open_synthetic
 from hpunet.evaluate import evaluate
 from hpunet.evaluation_rows import (
+    CLUSTER_COLUMNS,
     COLUMNS,
     EXAMPLES_FILE,
     HIDDEN_COLUMNS,
@@ -124,7 +125,7 @@ def test_undefined_metrics_say_why(tmp_path: Path) -> None:
 def test_models_that_see_all_have_neither_columns_nor_metrics_of_hidden_parts(tmp_path: Path) -> None:
     whole = run_it(tmp_path / "whole", scorer_of("neurites", extrapolate=False))
     assert not set(HIDDEN_METRICS) & {*whole, *whole["reasons"], *whole["subset_b"]}
-    assert header(tmp_path / "whole") == COLUMNS
+    assert header(tmp_path / "whole") == CLUSTER_COLUMNS
     completed = run_it(tmp_path / "part", scorer_of("neurites"))
     assert header(tmp_path / "part") == HIDDEN_COLUMNS
     for pair in ([whole, completed], [completed, whole]):

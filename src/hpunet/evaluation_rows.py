@@ -34,15 +34,20 @@ HIDDEN_METRICS = (
     "hidden_sample_disagreement",
 )
 """Those that only an image with a hidden part has (`data.extrapolate`)."""
+CLUSTER_METRICS = ("background_iou",)
+"""Those that only an image with instances has, if no part is hidden; besides the Rand error, which all may have."""
 METRICS = (
     *("ged2", "ged2_unbiased", "hm_iou", "iou_rec", "best_match_dice", "sample_diversity"),
     *("calibration_error", "uncertainty_error_ncc", "rand_error"),
+    *CLUSTER_METRICS,
     *HIDDEN_METRICS,
 )
 """The metrics that an image can have."""
-HIDDEN_COLUMNS = ("image", "key", "patient", "num_graders", "subset_b", *METRICS, "instances", "error")
+_ALL_COLUMNS = ("image", "key", "patient", "num_graders", "subset_b", *METRICS, "instances", "error")
+HIDDEN_COLUMNS = tuple(name for name in _ALL_COLUMNS if name not in CLUSTER_METRICS)
+CLUSTER_COLUMNS = tuple(name for name in _ALL_COLUMNS if name not in HIDDEN_METRICS)
 COLUMNS = tuple(name for name in HIDDEN_COLUMNS if name not in HIDDEN_METRICS)
-"""Those of other images; and of all that were evaluated before there were metrics of hidden parts."""
+"""Those of other images; and of all that were evaluated before there were the metrics of some."""
 MAX_PAIRS = 2**24
 """Bound on the pairs of predicted and true instances of an image that are read back."""
 csv.field_size_limit(2**27)  # an image of very many instances
@@ -91,7 +96,10 @@ class RowStore:
     def __init__(self, folder: Path, *, identity: Mapping[str, Any], replace: bool = False) -> None:
         self.folder = folder
         self.identity = {"format": FORMAT, **identity}
-        self._columns = HIDDEN_COLUMNS if identity.get("extrapolate") else COLUMNS
+        has_instances = identity.get("alpha") is not None
+        self._columns = (
+            HIDDEN_COLUMNS if identity.get("extrapolate") else CLUSTER_COLUMNS if has_instances else COLUMNS
+        )
         earlier = _read_identity(folder)
         if earlier is not None and earlier != self.identity and not replace:
             changed = sorted(k for k in {*earlier, *self.identity} if earlier.get(k) != self.identity.get(k))
@@ -236,7 +244,7 @@ def _read_table(path: Path) -> tuple[Sequence[str], list[Row]]:
     except (UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path}: not rows of an evaluation ({error})") from None
     columns = COLUMNS  # parts of an earlier version have no header
-    if lines and tuple(lines[0]) in (COLUMNS, HIDDEN_COLUMNS):
+    if lines and tuple(lines[0]) in (COLUMNS, CLUSTER_COLUMNS, HIDDEN_COLUMNS):
         columns = tuple(lines.pop(0))
     elif path.name == ROWS_FILE:
         raise DataError(f"{path}: expected the columns {', '.join(COLUMNS)}")

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from hpunet.evaluation_rows import HIDDEN_METRICS, METRICS, Row
+from hpunet.evaluation_rows import CLUSTER_METRICS, HIDDEN_METRICS, METRICS, Row
 from hpunet.metrics import average_precision, resampled_average_precision, resampled_means
 
 ALL_METRICS = (*METRICS, "ap50", "ap")
@@ -15,7 +15,9 @@ TOGETHER = (*((name,) for name in METRICS), ("ap50", "ap"))
 """Metrics that are defined, and resampled, together."""
 DIRECTIONS = {
     **dict.fromkeys(("ged2", "ged2_unbiased", "calibration_error", "rand_error"), "↓"),
-    **dict.fromkeys(("hm_iou", "iou_rec", "best_match_dice", "uncertainty_error_ncc", "ap50", "ap"), "↑"),
+    **dict.fromkeys(
+        ("hm_iou", "iou_rec", "best_match_dice", "uncertainty_error_ncc", "background_iou", "ap50", "ap"), "↑"
+    ),
     **{f"hidden_{what}_{of}": "↑" for what in ("iou", "accuracy") for of in ("rec", "samples")},
 }
 """Which way is better, where there is one."""
@@ -73,8 +75,12 @@ def why_fewer(found: Mapping[str, Any], name: str) -> str:
 
 
 def together(scope: Scope) -> list[tuple[str, ...]]:
-    """Those of `TOGETHER` that are listed: metrics of hidden parts only where there are hidden parts."""
-    return [names for names in TOGETHER if scope.extrapolates or names[0] not in HIDDEN_METRICS]
+    """Those of `TOGETHER` that are listed: those that some images alone have only where there are such."""
+    unlisted = {
+        *(() if scope.extrapolates else HIDDEN_METRICS),
+        *(() if scope.has_instances and not scope.extrapolates else CLUSTER_METRICS),
+    }
+    return [names for names in TOGETHER if names[0] not in unlisted]
 
 
 def listed(found: Mapping[str, Any]) -> list[str]:
@@ -181,6 +187,7 @@ def _reason(name: str, rows: Sequence[Row], *, scope: Scope) -> str:
         (name in of_pairs and scope.num_samples == 1, "needs at least two samples"),
         (name == "ged2_unbiased" and one_grader, "needs at least two graders"),
         (name in of_instances, "no image has a true instance"),
+        (name in CLUSTER_METRICS, "rows are older than this metric"),
         (name in HIDDEN_METRICS and none_hidden, "no hidden pixel is valid, or rows are older than this metric"),
         (name.startswith("border_agreement"), "nothing that is given reaches the hidden part, in every image"),
         (name == "calibration_error", "no image has a valid pixel"),

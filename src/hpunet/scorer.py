@@ -24,6 +24,7 @@ from hpunet.instances import clustering_threshold, instance_scores
 from hpunet.metrics import (
     best_match_dice,
     calibration_error,
+    iou,
     match_instances,
     rand_error,
     subset_b,
@@ -208,6 +209,9 @@ class Scorer:
                 values["rand_error"] = float(
                     rand_error(prediction=predicted[None], truth=truth[i][None], valid=valid[None])[0]
                 )
+                # Whether membranes, or gaps, are found: the Rand error does not look at them.
+                taken = [(maps > 0).astype(np.uint8)[None] for maps in (predicted, truth[i])]
+                values["background_iou"] = float(iou(*taken, num_classes=2, classes=[0], valid=valid[None])[0])
                 if confidence is not None:
                     matches = match_instances(
                         prediction=predicted,
