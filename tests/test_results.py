@@ -67,7 +67,7 @@ def test_results_page_says_what_the_kept_rows_say(folder: Path) -> None:
     ("folder", "row"),
     [
         ("neurites/full-hpu", r"`hpunet train snemi3d-hpu-plus`"),
-        ("neurites/full-punet", r"the same, .*\| Probabilistic U-Net"),
+        ("neurites/full-punet", r"the same, .*\| Probabilistic U-Net, the paper's objective"),
         ("streets/scenes-hpu", r"`hpunet train cityscapes-hpu-plus`"),
     ],
 )
