@@ -66,7 +66,7 @@ def test_results_page_says_what_the_kept_rows_say(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("folder", "row"),
     [
-        ("neurites/full-hpu", r"`hpunet train snemi3d-hpu-plus`"),
+        ("neurites/full-hpu", r"`hpunet train snemi3d-hpu-plus --set objective.energy_background=0.0`"),
         ("neurites/full-punet", r"the same, .*\| Probabilistic U-Net, the paper's objective"),
         ("streets/scenes-hpu", r"`hpunet train cityscapes-hpu-plus`"),
     ],
