@@ -56,8 +56,8 @@ bench: .venv/.base
 	@$(BIN)/python benchmarks/metrics.py
 
 chaos: .venv/.dev
-	@$(BIN)/python tests/two_processes.py
-	@$(BIN)/python tests/chaos.py
+	@$(BIN)/python tests/helpers/two_processes.py
+	@$(BIN)/python tests/helpers/chaos.py
 
 clean:
 	rm -rf .venv runs

@@ -23,8 +23,8 @@ from statistics import median
 import numpy as np
 import torch
 
-from hpunet.batch import Batch
 from hpunet.data.augment import AugmentSettings, augment, draw_warp
+from hpunet.data.batch import Batch
 
 SOURCE, CROP, GRADERS = 180, 128, 4
 SETTINGS = AugmentSettings()

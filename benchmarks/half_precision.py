@@ -12,7 +12,7 @@ import copy
 import torch
 
 import hpunet
-from hpunet.sampling import Samples
+from hpunet.sampling.sample import Samples
 
 TYPES = (torch.float16, torch.bfloat16)
 NUM_SAMPLES = 4

@@ -18,9 +18,9 @@ from rich.table import Table
 from scipy import ndimage
 from scipy.optimize import linear_sum_assignment
 
-from hpunet.data.synthetic import open_synthetic
-from hpunet.instances import cluster
+from hpunet.data.synthetic.source import open_synthetic
 from hpunet.metrics import iou_rec, pair_ious, rand_error
+from hpunet.sampling.instances import cluster
 from timing import medians
 
 BATCH = 32

@@ -17,8 +17,8 @@ from pathlib import Path
 import torch
 
 import hpunet
-from hpunet.sampling import stream
-from hpunet.tiling import Tiled
+from hpunet.sampling.sample import stream
+from hpunet.sampling.tiling import Tiled
 
 
 def measure(model_name: str, tile: str, side: int, out: Path) -> None:

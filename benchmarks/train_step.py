@@ -20,8 +20,8 @@ from rich.console import Console
 from rich.table import Table
 
 from hpunet import GECO, HPUNet, sample
-from hpunet.allocation import keep_freed_memory
-from hpunet.objectives import parameter_groups
+from hpunet.objectives.loss import parameter_groups
+from hpunet.utils.allocation import keep_freed_memory
 from timing import medians
 
 CONTESTANTS = {

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-import hpunet.train
-from hpunet.config import Settings, load_settings, preset_names
+import hpunet.training.loop
+from hpunet.config.settings import Settings, load_settings, preset_names
 
 DOCS = Path(__file__).parents[1] / "docs"
 TEXT = (DOCS / "training.md").read_text()
@@ -43,8 +43,8 @@ def test_training_page_logger_example_runs(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     (block,) = re.findall(r"```python\n(.*?)```", TEXT, flags=re.DOTALL)
     changes = ["model.channels=[4,4,4,4,4]", "data.crop=[16,16]", "data.options={num_images=2, size=16}"]
-    changes += ["optimiser.iterations=1", "watch.validate_samples=2"]
+    changes += ["optimiser.iterations=1", "logging.validate_samples=2"]
     block = block.replace('load_settings("demo")', f'load_settings("demo", {changes})')
     exec(block, {"__name__": "example"})
     assert {key for line in heard for key in line} >= {"rec", "kl", "val_ged2", "samples"}
-    assert (tmp_path / "runs/wandb" / hpunet.train.SETTINGS_FILE).is_file()
+    assert (tmp_path / "runs/wandb" / hpunet.training.loop.SETTINGS_FILE).is_file()

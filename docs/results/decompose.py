@@ -19,11 +19,11 @@ import torch
 from rich.progress import track
 
 import hpunet
-from hpunet.build import build_recipe
 from hpunet.data.augment import AugmentSettings, augment
 from hpunet.data.packs import open_pack
 from hpunet.metrics.distributions import PairIoUs, pair_ious
-from hpunet.sampling import sample
+from hpunet.sampling.sample import sample
+from hpunet.training.build import build_example_builder
 
 NUM_SAMPLES, BATCH = 16, 8
 SPECK = 5
@@ -42,7 +42,7 @@ def main() -> None:
     args = parser.parse_args()
     trained = hpunet.load(args.run)
     pack = open_pack(args.data, split=args.split)
-    recipe = build_recipe(trained.settings, info=trained.info)
+    recipe = build_example_builder(trained.settings, info=trained.info)
     warps = {"rigid": AugmentSettings(elastic=0, shear=0, scale=(1, 1)), "training": recipe.augmentation}
     generator = torch.Generator(trained.device).manual_seed(0)
     ged2, empty, specks, among_all, among_marked = [], [], [], [], []

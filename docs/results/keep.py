@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hpunet.config import load_settings
-from hpunet.evaluation_rows import IDENTITY_FILE, METRICS, ROWS_FILE, SUMMARY_FILE
+from hpunet.config.settings import load_settings
+from hpunet.evaluation.rows import IDENTITY_FILE, METRICS, ROWS_FILE, SUMMARY_FILE
 
 
 def main() -> None:

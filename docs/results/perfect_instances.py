@@ -14,13 +14,13 @@ import numpy as np
 from rich.console import Console
 from rich.progress import track
 
-from hpunet.config import parse_assignments
-from hpunet.data.base import Source
-from hpunet.data.sources import open_data
-from hpunet.instances import instance_scores
+from hpunet.config.settings import parse_assignments
+from hpunet.data.open import open_data
+from hpunet.data.types import Source
+from hpunet.evaluation.scoring import instances_of
 from hpunet.metrics import average_precision, match_instances, rand_error
-from hpunet.pictures import spread
-from hpunet.scoring import instances_of
+from hpunet.sampling.instances import instance_scores
+from hpunet.utils.pictures import spread
 
 
 def main() -> None:

@@ -1,41 +1,41 @@
 """hpunet: segmentation of ambiguous images as a distribution over hypotheses.
 
-The public names below are imported when first used, so that `import hpunet` (and `hpunet --help`) does not
-wait for torch.
+Public names are imported on first use, so `import hpunet` and `hpunet --help` do not load torch.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from hpunet.errors import (
-        CheckpointError,
-        ConfigError,
-        DataError,
-        DivergenceError,
-        HPUNetError,
-    )
+    from hpunet.config.settings import load_settings
+    from hpunet.errors import CheckpointError, ConfigError, DataError, DivergenceError, HPUNetError
     from hpunet.models.hpunet import HPUNet
     from hpunet.models.punet import ProbUNet
-    from hpunet.objectives import ELBO, GECO
-    from hpunet.sampling import reconstruct, sample
-    from hpunet.trained import load
+    from hpunet.objectives.loss import ELBO, GECO, parameter_groups
+    from hpunet.sampling.hypotheses import distinct_hypotheses
+    from hpunet.sampling.sample import reconstruct, sample
+    from hpunet.training.loop import train
+    from hpunet.weights.load import load
 
 __version__ = "0.1.0"
 
-_HOME = {
-    "HPUNet": "hpunet.models.hpunet",
-    "ProbUNet": "hpunet.models.punet",
-    "sample": "hpunet.sampling",
-    "reconstruct": "hpunet.sampling",
-    "load": "hpunet.trained",
-    "ELBO": "hpunet.objectives",
-    "GECO": "hpunet.objectives",
-    "HPUNetError": "hpunet.errors",
+_MODULES = {
+    "load_settings": "hpunet.config.settings",
+    "CheckpointError": "hpunet.errors",
     "ConfigError": "hpunet.errors",
     "DataError": "hpunet.errors",
-    "CheckpointError": "hpunet.errors",
     "DivergenceError": "hpunet.errors",
+    "HPUNetError": "hpunet.errors",
+    "HPUNet": "hpunet.models.hpunet",
+    "ProbUNet": "hpunet.models.punet",
+    "ELBO": "hpunet.objectives.loss",
+    "GECO": "hpunet.objectives.loss",
+    "parameter_groups": "hpunet.objectives.loss",
+    "distinct_hypotheses": "hpunet.sampling.hypotheses",
+    "reconstruct": "hpunet.sampling.sample",
+    "sample": "hpunet.sampling.sample",
+    "train": "hpunet.training.loop",
+    "load": "hpunet.weights.load",
 }
 
 __all__ = [
@@ -48,15 +48,19 @@ __all__ = [
     "HPUNet",
     "HPUNetError",
     "ProbUNet",
+    "distinct_hypotheses",
     "load",
+    "load_settings",
+    "parameter_groups",
     "reconstruct",
     "sample",
+    "train",
 ]
 
 
 def __getattr__(name: str) -> object:
-    if name in _HOME:
-        return getattr(import_module(_HOME[name]), name)
+    if name in _MODULES:
+        return getattr(import_module(_MODULES[name]), name)
     raise AttributeError(f"module 'hpunet' has no attribute {name!r}")
 
 

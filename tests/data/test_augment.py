@@ -7,8 +7,8 @@ import torch
 from scipy import stats
 from scipy.interpolate import CubicSpline
 
-from hpunet.batch import Batch
 from hpunet.data.augment import NO_AUGMENTATION, AugmentSettings, Warp, apply_warp, augment, draw_warp
+from hpunet.data.batch import Batch
 from hpunet.errors import ConfigError, DataError
 
 CPU = torch.device("cpu")

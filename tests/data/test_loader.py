@@ -3,11 +3,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from hpunet.batch import Batch
 from hpunet.data.augment import AugmentSettings, augment
+from hpunet.data.batch import Batch
 from hpunet.data.loader import TrainingSteps, images_at
 from hpunet.data.packs import Pack, open_pack, write_pack
-from hpunet.data.synthetic import open_synthetic
+from hpunet.data.synthetic.source import open_synthetic
 from hpunet.errors import ConfigError
 
 FIELDS = ("image", "labels", "valid", "graders")

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from hpunet.data.base import Identity, Sample, SetInfo, make_sample
 from hpunet.data.packs import Pack, is_pack, open_pack, write_pack
-from hpunet.data.synthetic import open_synthetic
+from hpunet.data.synthetic.source import open_synthetic
+from hpunet.data.types import Identity, Sample, SetInfo, make_sample
 from hpunet.errors import ConfigError, DataError
 
 

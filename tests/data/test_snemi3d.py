@@ -1,6 +1,5 @@
 """Stacks of slices as a source of patches with cell instances."""
 
-import os
 import pickle
 from pathlib import Path
 
@@ -8,12 +7,12 @@ import h5py
 import numpy as np
 import pytest
 import tifffile
+from places import SHARED
 
-from hpunet.data.base import Source
 from hpunet.data.snemi3d import default_slices, open_snemi3d
+from hpunet.data.types import Source
 from hpunet.errors import ConfigError, DataError
 
-SHARED = Path(os.environ.get("HPUNET_SHARED", Path(__file__).parents[3] / "shared"))
 EM = SHARED / "data" / "em_neurites"
 
 

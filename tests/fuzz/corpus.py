@@ -18,13 +18,13 @@ import numpy as np
 import tifffile
 from PIL import Image
 
-from hpunet.data.base import Source
-from hpunet.data.cityscapes import open_cityscapes
-from hpunet.data.folder import open_folder
-from hpunet.data.lidc import open_lidc_crops
+from hpunet.data.cityscapes.scenes import open_cityscapes
+from hpunet.data.folder.source import open_folder
+from hpunet.data.lidc.crops import open_lidc_crops
 from hpunet.data.snemi3d import open_snemi3d
+from hpunet.data.types import Source
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "data"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
 from lidc_study import Series, Session, square, write_xml
 
 Files = dict[str, bytes]

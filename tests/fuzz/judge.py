@@ -13,8 +13,8 @@ from corpus import Corpus, write_files
 from mutate import Change
 from PIL import Image
 
-from hpunet.data.base import Sample, SetInfo, Source
-from hpunet.data.lidc_import import ImportSummary, import_lidc
+from hpunet.data.lidc.importer import ImportSummary, import_lidc
+from hpunet.data.types import Sample, SetInfo, Source
 from hpunet.errors import DataError
 
 

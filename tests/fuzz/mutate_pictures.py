@@ -326,7 +326,7 @@ def huge_jpeg_size(data: bytes, rng: Random) -> bytes:
     return data[:place] + struct.pack(">HH", *rng.choices((65500, 65535, 20000, 9000), k=2)) + data[place + 4 :]
 
 
-def turned(data: bytes, rng: Random) -> bytes:
+def orient(data: bytes, rng: Random) -> bytes:
     exif, buffer = Image.Exif(), io.BytesIO()
     exif[0x0112] = rng.randrange(2, 9)
     Image.open(io.BytesIO(data)).save(buffer, format="JPEG", exif=exif)
@@ -370,5 +370,5 @@ def tiff_mutations(labels: str) -> list[Mutation]:
 
 
 def jpeg_mutations() -> list[Mutation]:
-    sure = (huge_jpeg_size, turned)
+    sure = (huge_jpeg_size, orient)
     return [*of_bytes(".jpg"), *(content(change, ending=".jpg", refused=True) for change in sure), swap_files]

@@ -13,7 +13,10 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from hpunet.kernels import bilinear, convolution, keyed, maps
+from hpunet.kernels import triton_bilinear as bilinear
+from hpunet.kernels import triton_convolution as convolution
+from hpunet.kernels import triton_maps as maps
+from hpunet.kernels import triton_random as keyed
 from hpunet.kernels.network import FusedNetwork
 from hpunet.models.hpunet import HPUNet
 from hpunet.models.punet import ProbUNet

@@ -12,15 +12,16 @@ import torch.nn.functional as F
 from jaxtyping import install_import_hook
 from torch import Tensor
 
-MODULES = ("plan", "punet_plan", "layers", "weights", "network")
-CHECKED = ["hpunet.models", "hpunet.sampling", *(f"hpunet.kernels.{name}" for name in MODULES)]
+MODULES = ("plan", "punet_plan", "layers", "flat_parameters", "network")
+CHECKED = ["hpunet.models", "hpunet.sampling.sample", *(f"hpunet.kernels.{name}" for name in MODULES)]
 with install_import_hook(CHECKED, "beartype.beartype"):  # types and shapes, as in the other tests
-    from hpunet import noise, sample
-    from hpunet.kernels import keyed, running, weights
-    from hpunet.kernels.convolution import Correlation, GradientView, KernelView, Tiling, convolve, correlate
+    from hpunet import sample
+    from hpunet.kernels import flat_parameters, running, triton_random
     from hpunet.kernels.network import FusedNetwork, FusedSampler
+    from hpunet.kernels.triton_convolution import Correlation, GradientView, KernelView, Tiling, convolve, correlate
     from hpunet.models.hpunet import HPUNet
     from hpunet.models.punet import ProbUNet
+    from hpunet.utils import keyed_random
 
 
 def large_tiles(height: int, width: int, _channels: int, out: int, *, taps: int, dtype: torch.dtype) -> Tiling:
@@ -39,7 +40,7 @@ def large_correlation_tiles(
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 if DEVICE.type == "cpu":
-    weights.convolution_tiling, running.correlation_tiling = large_tiles, large_correlation_tiles
+    flat_parameters.convolution_tiling, running.correlation_tiling = large_tiles, large_correlation_tiles
 SHAPES = [  # groups, batch, height, width, in, out, taps, and how they are cut
     (1, 2, 16, 16, 16, 24, 3, Tiling(py=2, px=4, patches=16, columns=64, chunk=16)),
     (2, 3, 4, 4, 24, 16, 3, Tiling(py=1, px=2, patches=32, columns=32, chunk=32)),  # several images a tile
@@ -211,13 +212,15 @@ def check_draws() -> None:
 
         def kernel(*, normal: bool, used: list[bool] = used, **others: Any) -> Tensor:
             used.append(normal)
-            return keyed.draw(**others, normal=normal)
+            return triton_random.draw(**others, normal=normal)
 
-        with noise.drawing_by(kernel):
-            uniform, normal = (draw(**key, **there).cpu() for draw in (noise.keyed_uniform, noise.keyed_normal))
+        with keyed_random.drawing_by(kernel):
+            uniform, normal = (
+                draw(**key, **there).cpu() for draw in (keyed_random.keyed_uniform, keyed_random.keyed_normal)
+            )
         assert used == [False, True]
-        assert torch.equal(uniform, noise.keyed_uniform(**key, step=step, index=index))
-        expected = noise.keyed_normal(**key, step=step, index=index)
+        assert torch.equal(uniform, keyed_random.keyed_uniform(**key, step=step, index=index))
+        expected = keyed_random.keyed_normal(**key, step=step, index=index)
         torch.testing.assert_close(normal, expected, rtol=2e-7, atol=1e-12)
 
 

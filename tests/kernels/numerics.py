@@ -22,11 +22,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from hpunet.config import load_settings, preset_names
+from hpunet.config.settings import load_settings, preset_names
+from hpunet.kernels.flat_parameters import Weights
 from hpunet.kernels.layers import Layer, channel_order
 from hpunet.kernels.plan import run_block, stage_gradient
 from hpunet.kernels.running import Beside
-from hpunet.kernels.weights import Weights
 from hpunet.models.blocks import ResidualBlock, initialise
 from hpunet.models.hpunet import HPUNet
 

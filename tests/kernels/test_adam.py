@@ -9,8 +9,8 @@ pytest.importorskip("triton")
 from hpunet.kernels.adam import Adam
 from hpunet.kernels.network import FusedNetwork
 from hpunet.models.hpunet import HPUNet
-from hpunet.objectives import GECO, parameter_groups
-from hpunet.run_state import optimiser_tensors, restore_optimiser
+from hpunet.objectives.loss import GECO, parameter_groups
+from hpunet.weights.run_state import optimiser_tensors, restore_optimiser
 
 HOW: dict[str, Any] = {"lr": 1e-2, "fused": True}
 
@@ -21,8 +21,8 @@ def networks() -> tuple[HPUNet, GECO, torch.optim.Adam, HPUNet, GECO, Adam]:
     objective = GECO(kappa=0.1)
     model2, objective2 = copy.deepcopy(model), copy.deepcopy(objective)
     fused = FusedNetwork(model2, dtype=torch.bfloat16, size=(8, 8))
-    adam = torch.optim.Adam(parameter_groups(model, objective, penalty=0.1), **HOW)
-    adam2 = fused.adam(parameter_groups(model2, objective2, penalty=0.1), **HOW)
+    adam = torch.optim.Adam(parameter_groups(model, objective, weight_decay=0.1), **HOW)
+    adam2 = fused.adam(parameter_groups(model2, objective2, weight_decay=0.1), **HOW)
     return model, objective, adam, model2, objective2, adam2
 
 

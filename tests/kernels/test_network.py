@@ -5,8 +5,8 @@ pytest.importorskip("triton")
 
 from hpunet.errors import ConfigError
 from hpunet.kernels.network import FusedNetwork, FusedSampler
+from hpunet.models.base import SegmentationModel
 from hpunet.models.hpunet import HPUNet
-from hpunet.models.protocol import SegmentationModel
 
 
 def tiny_model() -> HPUNet:

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import torch
 
-from hpunet.config import load_settings
+from hpunet.config.settings import load_settings
 from hpunet.data.packs import write_pack
-from hpunet.data.synthetic import open_synthetic
-from hpunet.train import Training
+from hpunet.data.synthetic.source import open_synthetic
+from hpunet.training.loop import Training
 
 ALLOWED = 1.5
 RUNS = {"float32": ("fp32", "torch"), "bfloat16": ("bf16", "torch"), "fused": ("bf16", "fused")}

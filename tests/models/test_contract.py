@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from hpunet import ConfigError, DataError, HPUNet, ProbUNet
-from hpunet.batch import check_image, check_labels
-from hpunet.models.protocol import SegmentationModel
-from hpunet.objectives import ELBO
+from hpunet.models.base import SegmentationModel
+from hpunet.objectives.loss import ELBO
+from hpunet.utils.tensors import check_image, check_labels
 
 
 def hpu(**changes: object) -> HPUNet:

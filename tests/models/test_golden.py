@@ -1,22 +1,22 @@
 """Our model against what the authors' own TensorFlow code computed (tests/golden, made with their versions)."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from places import TESTS
 from torch import Tensor
 
 from hpunet import GECO, HPUNet
-from hpunet.batch import TrainingOutput
-from hpunet.convert import load_tf_variables
 from hpunet.errors import CheckpointError
+from hpunet.models.base import TrainingOutput
 from hpunet.models.gaussian import Gaussian
-from hpunet.objectives import masked_cross_entropy, parameter_groups, top_k_pixels
-from hpunet.sampling import reconstruct, sample
+from hpunet.objectives.loss import masked_cross_entropy, parameter_groups, top_k_pixels
+from hpunet.sampling.sample import reconstruct, sample
+from hpunet.weights.tensorflow.variables import load_tf_variables
 
-GOLDEN = Path(__file__).parents[1] / "golden"
+GOLDEN = TESTS / "golden"
 ATOL = 5e-6
 NUM_LATENTS = 3
 
@@ -211,15 +211,15 @@ def test_golden_first_geco_loss(model: HPUNet, golden: Fixture) -> None:
 
 
 def test_golden_l2_penalty_is_what_the_optimiser_adds(golden: Fixture) -> None:
-    """Their penalty covers weights and biases; weight decay in Adam adds exactly its gradient."""
+    """Their weight decay covers weights and biases; weight decay in Adam adds exactly its gradient."""
     total = sum(float((a.astype(np.float64) ** 2).sum()) for a in golden.variables.values())
     assert 1e-5 * total == pytest.approx(float(golden.arrays["reg_loss_sum"]), rel=1e-5)
 
     model = golden.empty_model()
     network, own = parameter_groups(model, GECO(kappa=0.05))
     assert own["weight_decay"] == 0
-    penalty = 1e-5 * sum(p.double().square().sum() for p in model.parameters())
-    (gradient,) = torch.autograd.grad(penalty, [model.logits.weight])
+    weight_decay = 1e-5 * sum(p.double().square().sum() for p in model.parameters())
+    (gradient,) = torch.autograd.grad(weight_decay, [model.logits.weight])
     torch.testing.assert_close(gradient, network["weight_decay"] * model.logits.weight)
 
 

@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from hpunet import GECO, ConfigError, HPUNet, ProbUNet, sample
-from hpunet.objectives import parameter_groups
+from hpunet.objectives.loss import parameter_groups
 
 WIDE = (32, 64, 128, *[256] * 6)
 

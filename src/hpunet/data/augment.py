@@ -26,9 +26,9 @@ import torch
 from jaxtyping import Float, Float32, Float64, Int, Int64, Shaped
 from torch import Tensor
 
-from hpunet.batch import Batch
+from hpunet.data.batch import Batch
 from hpunet.errors import ConfigError, DataError
-from hpunet.noise import Stream, keyed_normal, keyed_uniform
+from hpunet.utils.keyed_random import Stream, keyed_normal, keyed_uniform
 
 CONTROL_POINTS = 5
 """Elastic deformation: control points along each axis, the outermost at the crop's outermost pixel centres."""

@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from hpunet.batch import one_hot
 from hpunet.errors import DataError
+from hpunet.utils.tensors import one_hot
 
 NUM_UNIFORMS = 5
 """Numbers in [0, 1) that one image takes: its side, its shape, then extent, depth and place of what is hidden."""

@@ -13,7 +13,7 @@ from jaxtyping import Int
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from hpunet.batch import Batch
+from hpunet.data.batch import Batch
 from hpunet.data.packs import Pack
 from hpunet.errors import ConfigError
 

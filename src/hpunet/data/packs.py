@@ -25,9 +25,9 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from hpunet.batch import Batch
-from hpunet.data.base import Identity, NoSuchSplitError, Sample, SetInfo, Source, make_sample, refuse_shared_patients
-from hpunet.data.files import read_bytes
+from hpunet.data.batch import Batch
+from hpunet.data.io.images import read_bytes
+from hpunet.data.types import Identity, NoSuchSplitError, Sample, SetInfo, Source, make_sample, refuse_shared_patients
 from hpunet.errors import ConfigError, DataError
 
 FORMAT, VERSION = "hpunet-pack", 1

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from hpunet.data.base import SPLITS, Identity, NoSuchSplitError, Sample, SetInfo, make_sample
-from hpunet.data.bounds import check_unpacked
-from hpunet.data.label_maps import check_num_random_ids, number_instances
-from hpunet.data.volumes import read_stack, stack_header
+from hpunet.data.io.label_maps import check_num_random_ids, number_instances
+from hpunet.data.io.limits import check_unpacked
+from hpunet.data.io.volumes import read_stack, stack_header
+from hpunet.data.types import SPLITS, Identity, NoSuchSplitError, Sample, SetInfo, make_sample
 from hpunet.errors import ConfigError, DataError
 
 _ENDINGS = (".tif", ".tiff", ".h5", ".hdf5")

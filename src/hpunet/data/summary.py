@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image
 
-from hpunet.data.base import Sample, Source
-from hpunet.pictures import grey_or_colour, label_colours, overlay, sheet, spread, stretched
+from hpunet.data.types import Sample, Source
+from hpunet.utils.pictures import grey_or_colour, label_colours, overlay, sheet, spread, stretched
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hpunet.kernels.weights import Weights
+from hpunet.kernels.flat_parameters import Weights
 
 
 class Adam(torch.optim.Adam):

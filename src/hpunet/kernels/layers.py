@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from hpunet.kernels.convolution import GradientView, KernelView, Tiling
+from hpunet.kernels.triton_convolution import GradientView, KernelView, Tiling
 from hpunet.models.blocks import ResidualBlock
 
 NOWHERE = -1

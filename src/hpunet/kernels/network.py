@@ -13,16 +13,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from hpunet.batch import TrainingOutput
 from hpunet.kernels.adam import Adam
 from hpunet.kernels.launch import compiling_ahead
-from hpunet.kernels.maps import lay_out
 from hpunet.kernels.plan import Plan
 from hpunet.kernels.punet_plan import ProbUNetPlan
+from hpunet.kernels.triton_maps import lay_out
+from hpunet.models.base import PerScale, SamplerWrapper, TrainingOutput, check_pair
 from hpunet.models.gaussian import LOG_SIGMA_RANGE, Gaussian, elementwise_kl
 from hpunet.models.gradients import with_value
 from hpunet.models.hpunet import HPUNet
-from hpunet.models.protocol import PerScale, StandIn, check_pair
 from hpunet.models.punet import ProbUNet
 
 
@@ -124,7 +123,7 @@ class FusedNetwork(nn.Module):
             plan.weights.collect()
 
 
-class FusedSampler(StandIn[HPUNet]):
+class FusedSampler(SamplerWrapper[HPUNet]):
     """An HPU-Net's sampling on fused kernels, computing in `dtype`; give it to `sample` in the model's place.
 
     It takes the weights as they are when it is made. On a GPU the passes are CUDA graphs, one for each size of input:

@@ -20,8 +20,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from hpunet.errors import ConfigError
+from hpunet.kernels.flat_parameters import Weights
 from hpunet.kernels.layers import Layer, channel_order, padded
-from hpunet.kernels.maps import (
+from hpunet.kernels.running import Beside, add_weight_gradient, run, run_back
+from hpunet.kernels.triton_maps import (
     add_up_pixels,
     below_gradient,
     feature_gradient,
@@ -32,10 +34,8 @@ from hpunet.kernels.maps import (
     logits,
     logits_gradient,
 )
-from hpunet.kernels.running import Beside, add_weight_gradient, run, run_back
-from hpunet.kernels.weights import Weights
+from hpunet.models.base import PerScale
 from hpunet.models.hpunet import HPUNet
-from hpunet.models.protocol import PerScale
 
 Stage = list[Layer]
 
@@ -137,7 +137,7 @@ class BasePlan:
         if images > self.most_images:
             raise ConfigError(
                 f"fused kernels take at most {self.most_images} images of {self.size[0]}x{self.size[1]} at once, got "
-                f"{images}; work in pieces (optimiser.accumulate, chunk_size) or with kernels torch"
+                f"{images}; work in pieces (optimiser.accumulation_steps, chunk_size) or with kernels torch"
             )
 
 

@@ -13,12 +13,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hpunet.kernels.bilinear import below_bilinear, join_bilinear
+from hpunet.kernels.flat_parameters import Weights
 from hpunet.kernels.layers import PlainLayer, channel_order, padded
-from hpunet.kernels.maps import add_up_pixels, feature_gradient, halve, logits, logits_gradient
 from hpunet.kernels.plan import BasePlan, padded_to
 from hpunet.kernels.running import Beside, add_weight_gradient, run, run_back
-from hpunet.kernels.weights import Weights
+from hpunet.kernels.triton_bilinear import below_bilinear, join_bilinear
+from hpunet.kernels.triton_maps import add_up_pixels, feature_gradient, halve, logits, logits_gradient
 from hpunet.models.gaussian import LOG_SIGMA_RANGE
 from hpunet.models.gradients import leading_back
 from hpunet.models.punet import ProbUNet

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hpunet.kernels.convolution import convolve, correlate
 from hpunet.kernels.layers import Convolutions
-from hpunet.kernels.tilings import correlation_tiling
+from hpunet.kernels.tile_sizes import correlation_tiling
+from hpunet.kernels.triton_convolution import convolve, correlate
 
 
 def run(layer: Convolutions, name: str, x: Tensor, **around: Any) -> Tensor:

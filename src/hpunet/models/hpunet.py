@@ -24,11 +24,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from hpunet.batch import TrainingOutput, check_image
 from hpunet.errors import ConfigError, DataError
+from hpunet.models.base import PerScale, TrainingOutput, posterior_input, training_pass
 from hpunet.models.blocks import halve, initialise, join, match_memory_format, residual_stage, run_doubled
 from hpunet.models.gaussian import Gaussian, GaussianHead
-from hpunet.models.protocol import PerScale, posterior_input, training_pass
+from hpunet.utils.tensors import check_image
 
 
 class LatentUNet(nn.Module):
@@ -148,7 +148,7 @@ class HPUNet(nn.Module):
         self.check_values = True
         """Whether `forward` looks at the values of its tensors (on a GPU that waits for the device)."""
         self.orientations = 1
-        """Of an image, that hypotheses are drawn from: 1, 2, 4 or 8 (`sampling.turned`)."""
+        """Of an image, that hypotheses are drawn from: 1, 2, 4 or 8 (`sampling.orient`)."""
 
         self.prior = LatentUNet(
             in_channels=in_channels + cond_channels,

@@ -12,11 +12,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from hpunet.batch import TrainingOutput, check_image
 from hpunet.errors import ConfigError
+from hpunet.models.base import PerScale, TrainingOutput, posterior_input, training_pass
 from hpunet.models.blocks import conv_stage, double_bilinear, halve, initialise, match_memory_format
 from hpunet.models.gaussian import Gaussian, GaussianHead
-from hpunet.models.protocol import PerScale, posterior_input, training_pass
+from hpunet.utils.tensors import check_image
 
 
 class ConvEncoder(nn.Module):

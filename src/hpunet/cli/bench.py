@@ -1,0 +1,116 @@
+"""`hpunet bench`: how fast this machine trains, samples, evaluates and augments."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from hpunet.bench.run import Row
+
+console = Console()
+notes = Console(stderr=True)
+_COLUMNS = ("", "", "median", "speed", "spread", "peak memory")
+
+
+def bench_command(
+    preset: Annotated[str, typer.Option(help="A preset's name, or a TOML file.")] = "lidc-hpu",
+    batch: Annotated[
+        int | None, typer.Option(help="Images a step; by default the preset's, on a CPU 4.", min=1)
+    ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(help="train, sample, end-to-end, evaluate or augment; may be given repeatedly."),
+    ] = None,
+    repeats: Annotated[int, typer.Option(help="Repeats, of which medians are given.", min=1)] = 7,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write all numbers to this file.")] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print rows for docs/speed.md, not a table.")] = False,
+) -> None:
+    """Measure how fast this machine trains, samples, evaluates and augments: contestants in turn, medians of repeats.
+
+    On a GPU: plain float32, bf16, torch.compile and fused kernels, in CUDA graphs, with their memory. On a CPU: the
+    default against plain NCHW.
+    """
+    with notes.status("loading torch") as status:
+        from hpunet.bench.run import about, run_bench
+        from hpunet.training.loop import pick_device
+        from hpunet.utils.files import dump_json, replace_file
+
+        device = pick_device()
+        found: list[Row] = []
+        header = {"preset": preset, "repeats": repeats, **about(device)}
+
+        def say(words: str) -> None:
+            status.update(escape(words))
+
+        if markdown:
+            print(*markdown_header(), sep="\n", flush=True)
+        for rows in run_bench(preset, device=device, batch=batch, only=only or [], repeats=repeats, say=say):
+            found += rows
+            if markdown:  # after every group, for the impatient
+                print(*map(markdown_row, rows), sep="\n", flush=True)
+            if json_file:
+                content = dump_json({**header, "rows": [asdict(row) for row in found]}, name=str(json_file))
+                replace_file(json_file, content)
+    if markdown:
+        where = f"`hpunet bench --preset {preset}`; {_where(header)}; medians of {repeats}"
+        print("", where, sep="\n")
+    else:
+        console.print(_table(found, header))
+    for row in found:
+        if row.why_not:
+            notes.print(f"{row.contestant}: {row.why_not}", highlight=False, markup=False, soft_wrap=True)
+
+
+def markdown_header() -> list[str]:
+    """The lines above the rows of a table."""
+    return [f"| {' | '.join(cells)} |" for cells in (_COLUMNS, ["---"] * len(_COLUMNS))]
+
+
+def markdown_row(row: "Row") -> str:
+    """A line of it."""
+    return f"| {' | '.join(_cells(row))} |"
+
+
+def _table(rows: Sequence["Row"], header: Mapping[str, Any]) -> Table:
+    table = Table(title=escape(f"{header['preset']}: {_where(header)}"), title_justify="left")
+    with_memory = any(row.peak_mib is not None for row in rows)
+    for number, column in enumerate(_COLUMNS if with_memory else _COLUMNS[:-1]):
+        table.add_column(column, justify="left" if number < 2 else "right", no_wrap=number >= 2)
+    for _, same in groupby(rows, key=lambda row: row.question):
+        for number, row in enumerate(same):
+            question, *numbers = map(escape, _cells(row))
+            table.add_row("" if number else question, *numbers[: None if with_memory else -1])
+        table.add_section()
+    table.caption = "speed: against the first of each question; spread: slowest minus fastest repeat"
+    table.caption_justify = "left"
+    return table
+
+
+def _where(header: Mapping[str, Any]) -> str:
+    cuda = f", CUDA {header['cuda']}" if header["cuda"] else ""
+    return f"{header['device']}, torch {header['torch']}{cuda}, {header['date']}"
+
+
+def _cells(row: "Row") -> list[str]:
+    if row.value is None or row.spread is None:
+        return [row.question, row.contestant, "not measured", "", "", ""]
+    return [
+        row.question,
+        row.contestant,
+        f"{row.value:.{_digits(row.value)}f} {row.unit}",
+        "" if row.speed is None else f"{row.speed:.2f}×",
+        f"{row.spread:.0%}",
+        "" if row.peak_mib is None else f"{row.peak_mib / 1024:.1f} GiB",
+    ]
+
+
+def _digits(value: float) -> int:
+    """Three figures are enough."""
+    return 0 if value >= 100 else 1 if value >= 10 else 2

@@ -1,0 +1,89 @@
+"""The command line. Errors that we raise on purpose are printed as one line, without a traceback."""
+
+import sys
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from typer.core import TyperGroup
+
+from hpunet import __version__
+from hpunet.cli.bench import bench_command
+from hpunet.cli.data import app as data_app
+from hpunet.cli.evaluate import compare_command, evaluate_command
+from hpunet.cli.init import init_command
+from hpunet.cli.instances import instances_command
+from hpunet.cli.report import demo_command, report_command
+from hpunet.cli.sample import sample_command
+from hpunet.cli.train import train_command
+from hpunet.cli.weights import convert_tf_command, export_command
+from hpunet.errors import HPUNetError
+from hpunet.utils.allocation import keep_freed_memory
+
+_KEPT = {
+    "train": "Checkpoints that were saved are kept.",
+    "evaluate": "The rows so far are kept; the same command goes on from there.",
+    "sample": "The images that were finished are kept.",
+    "instances": "The images that were finished are kept.",
+}
+
+
+class _Commands(TyperGroup):
+    """All commands: Ctrl-C ends any of them with a line that says what is kept."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            kept = _KEPT.get(ctx.invoked_subcommand or "", "What was finished is kept.")
+            Console(stderr=True).print(f"Stopped. {kept}", highlight=False, soft_wrap=True)
+            raise typer.Exit(130) from None
+
+
+app = typer.Typer(
+    cls=_Commands,
+    help="Segment ambiguous images as a distribution over hypotheses.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+app.command(name="demo")(demo_command)
+app.add_typer(data_app, name="data")
+app.command(name="init")(init_command)
+app.command(name="train")(train_command)
+app.command(name="evaluate")(evaluate_command)
+app.command(name="compare")(compare_command)
+app.command(name="sample")(sample_command)
+app.command(name="instances")(instances_command)
+app.command(name="report")(report_command)
+app.command(name="export")(export_command)
+app.command(name="convert-tf")(convert_tf_command)
+app.command(name="bench")(bench_command)
+console = Console()
+
+
+def _show_version(value: bool) -> None:
+    if value:
+        console.print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Entry point of the `hpunet` command."""
+    keep_freed_memory()
+    try:
+        app()
+    except (HPUNetError, OSError) as error:
+        message = f"[bold red]error:[/bold red] {escape(str(error))}"
+        Console(stderr=True).print(message, highlight=False, soft_wrap=True)
+        sys.exit(2)

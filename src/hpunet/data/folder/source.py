@@ -1,0 +1,272 @@
+"""Your own images: a folder (or a tar archive of it) with `images/` and what was marked on them.
+
+    images/<name>.png            PNG, JPEG, TIFF (grey or RGB; 8 or 16 bits or float) or NIfTI volumes
+    graders/<grader>/<name>.png  one folder of class maps a grader, or
+    masks/<name>.png             class maps of a single grader, or
+    instances/<name>.png         instance maps: 0 is background, every other value one instance
+    data.csv                     optional: columns file, patient, split (`folder_table.py`)
+
+Files belong together by their names without ending. A grader without a file for an image is missing for that image;
+anything else that has no counterpart is an error. A NIfTI volume gives one sample for each slice along its last
+axis, and is one patient unless the table says otherwise.
+
+Pixels: 8 and 16 bit images are scaled by their type's maximum. Float images, other integers and NIfTI volumes are
+scaled by the least and greatest value of their file (a volume's are taken over all of it). A `window` of stored
+values, given by the caller, replaces both for all files: it becomes [0, 1], and what lies outside is clipped.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+
+from hpunet.data.folder.table import Entry, assign_splits, read_table
+from hpunet.data.io.archives import FileTree
+from hpunet.data.io.images import decode_image
+from hpunet.data.io.intensity import to_planes
+from hpunet.data.io.label_maps import MAX_CLASSES, check_num_random_ids, class_map, number_instances
+from hpunet.data.io.limits import ImageSize
+from hpunet.data.io.volumes import NIFTI_ENDINGS, NIFTI_HEAD_BYTES, decode_nifti, nifti_depth
+from hpunet.data.types import SPLITS, Identity, NoSuchSplitError, Sample, SetInfo, make_sample
+from hpunet.errors import ConfigError, DataError
+
+_TABLE = "data.csv"
+_TOPS = ("images", "graders", "masks", "instances", _TABLE)
+_ENDINGS = (".png", ".jpg", ".jpeg", ".tif", ".tiff", *NIFTI_ENDINGS)
+
+
+@dataclass(frozen=True)
+class _Item:
+    """The files of one image or volume."""
+
+    stem: str
+    image: str
+    masks: tuple[str | None, ...]
+
+
+@dataclass(frozen=True)
+class _Content:
+    """What the files of an item hold, slice by slice; a picture is one slice."""
+
+    images: np.ndarray  # (z, c, h, w)
+    masks: list[np.ndarray | None]  # each (z, h, w)
+
+
+def open_folder(
+    path: Path,
+    *,
+    split: str,
+    classes: Sequence[str] = ("background", "foreground"),
+    num_random_ids: int = 5,
+    window: tuple[float, float] | None = None,
+    val_every: int | None = None,
+    seed: int = 0,
+) -> "FolderSource":
+    """Your own images with class maps of any number of graders, or with instance maps.
+
+    `classes` names the values of class maps; `num_random_ids` counts the stochastic classes of instance maps.
+    Where the table names no splits, every `val_every`-th patient in sorted order, the first included, is validation
+    and the rest training; without `val_every` a shuffle by `seed` gives 0.8 / 0.1 / 0.1 of the patients.
+    """
+    if split not in SPLITS:
+        raise ConfigError(f"split: {split!r} is none of {SPLITS}")
+    if window is not None and not window[0] < window[1]:
+        raise ConfigError(f"window: expected (low, high) with low < high, got {window}")
+    if not 2 <= len(classes) <= MAX_CLASSES:
+        raise ConfigError(f"classes: expected 2 to {MAX_CLASSES} names, got {len(classes)}")
+    check_num_random_ids(num_random_ids, num_fixed_classes=1)
+    tree = FileTree(path, tops=_TOPS)
+    mask_folders = _mask_folders(tree)
+    items = _pair(tree, mask_folders)
+    table = read_table(tree.read(_TABLE), name=tree.where(_TABLE)) if _TABLE in tree.names else None
+    entries = _entries(tree, items, table)
+    named = tree.where(_TABLE) if table is not None else str(path)
+    splits = assign_splits(entries, val_every=val_every, seed=seed, name=named)
+
+    first, _ = _load_images(tree, items[0].image, window)
+    has_instances = mask_folders == ["instances"]
+    fixed = ("background",) if has_instances else tuple(classes)
+    info = SetInfo(
+        kind="folder",
+        in_channels=first.shape[1],
+        num_graders=len(mask_folders),
+        fixed_classes=fixed,
+        num_random_ids=num_random_ids if has_instances else 0,
+        stochastic_classes=tuple(range(1, 1 + num_random_ids if has_instances else len(fixed))),
+        image_bits=8 * first.itemsize,
+        intensity_window=window,
+    )
+    chosen = [item for item in items if splits[item.stem] == split]
+    if not chosen:
+        raise NoSuchSplitError(f"{path}: none of {len(items)} images is in the split {split!r}")
+    return FolderSource(tree, chosen, split=split, info=info, first=items[0].image, entries=entries, window=window)
+
+
+class FolderSource:
+    """Images of a folder, see `open_folder`. The files of the last item stay in memory, for its other slices."""
+
+    def __init__(
+        self,
+        tree: FileTree,
+        items: list[_Item],
+        *,
+        split: str,
+        info: SetInfo,
+        first: str,
+        entries: dict[str, Entry],
+        window: tuple[float, float] | None,
+    ) -> None:
+        self.info = info
+        self.split = split
+        self.identities: list[Identity] = []
+        self._slices: list[tuple[_Item, int]] = []
+        for item in items:
+            depth = _depth(tree, item.image)
+            for z in range(depth or 1):
+                key = item.stem if depth is None else f"{item.stem}/z-{z:03d}"
+                self.identities.append(Identity(patient=entries[item.stem].patient, key=key))
+                self._slices.append((item, z))
+        self._tree = tree
+        self._first = first
+        self._window = window
+        self._last: tuple[_Item, _Content] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the item in memory: another process reads its own."""
+        return self.__dict__ | {"_last": None}
+
+    def __len__(self) -> int:
+        return len(self._slices)
+
+    def __getitem__(self, index: int) -> Sample:
+        """One image, or one slice of a volume."""
+        item, z = self._slices[index]
+        if self._last is None or self._last[0] != item:
+            self._last = (item, self._load(item))
+        content = self._last[1]
+        image = content.images[z]
+        labels = np.zeros((self.info.num_graders, *image.shape[1:]), dtype=np.int32)
+        for r, mask in enumerate(content.masks):
+            if mask is not None:
+                labels[r] = self._instances(mask[z], item.masks[r]) if self.info.has_instances else mask[z]
+        return make_sample(
+            image=image,
+            labels=labels,
+            graders=np.array([mask is not None for mask in content.masks]),
+            identity=self.identities[index],
+            info=self.info,
+            where=self._tree.where(item.image),
+        )
+
+    def _instances(self, mask: np.ndarray, name: str | None) -> np.ndarray:
+        where = self._tree.where(str(name))
+        return number_instances(mask, num_fixed_classes=self.info.num_fixed_classes, name=where)
+
+    def _load(self, item: _Item) -> _Content:
+        where = self._tree.where(item.image)
+        images, affine = _load_images(self._tree, item.image, self._window)
+        if images.shape[1] != self.info.in_channels or 8 * images.itemsize != self.info.image_bits:
+            raise DataError(
+                f"{where}: {images.shape[1]} channels of {8 * images.itemsize} bits, the first image of the set, "
+                f"{self._first}, has {self.info.in_channels} of {self.info.image_bits}; save all images alike"
+            )
+        size = ImageSize(images.shape[0], images.shape[2], images.shape[3], item.image)
+        masks = [name if name is None else self._load_mask(name, size, affine) for name in item.masks]
+        return _Content(images, masks)
+
+    def _load_mask(self, name: str, size: ImageSize, affine: np.ndarray | None) -> np.ndarray:
+        where = self._tree.where(name)
+        mask, mask_affine = _read(self._tree, name, labels=True, size=size)
+        if mask.shape != size[:3]:
+            raise DataError(f"{where}: shape {mask.shape}, its image {size.name} has {size[:3]}")
+        if affine is not None and mask_affine is not None and not np.allclose(mask_affine, affine, atol=1e-3):
+            raise DataError(f"{where}: lies elsewhere, or orient, than its image (their affines differ)")
+        if self.info.has_instances:
+            return mask
+        return class_map(mask, num_classes=self.info.num_classes, name=where)
+
+
+def _ending(name: str) -> str:
+    """The ending of a file that can be read, else an empty string; '.nii.gz' is one ending."""
+    return next((ending for ending in reversed(_ENDINGS) if name.lower().endswith(ending)), "")
+
+
+def _mask_folders(tree: FileTree) -> list[str]:
+    """The folders of the graders in their order, or the one of masks or instances."""
+    graders = sorted({name.rsplit("/", 1)[0] for name in tree.names if name.startswith("graders/")})
+    found = [graders] if graders else []
+    found += [[top] for top in ("masks", "instances") if any(name.startswith(f"{top}/") for name in tree.names)]
+    if len(found) != 1:
+        raise DataError(f"{tree.path}: expected files in one of graders/<name>/, masks/ or instances/, found {found}")
+    if "graders" in graders:
+        raise DataError(f"{tree.path}: expected graders/<name>/ folders, found files in graders/ itself")
+    return found[0]
+
+
+def _by_stem(tree: FileTree, folder: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name in tree.names:
+        if not name.startswith(f"{folder}/"):
+            continue
+        ending = _ending(name)
+        if not ending or str(PurePosixPath(name).parent) != folder:
+            raise DataError(f"{tree.where(name)}: expected only files in {folder}/, of {' '.join(_ENDINGS)}")
+        stem = PurePosixPath(name).name[: -len(ending)]
+        if stem in found:
+            raise DataError(f"{tree.where(name)}: {found[stem]} has the same name")
+        found[stem] = name
+    return found
+
+
+def _pair(tree: FileTree, mask_folders: list[str]) -> list[_Item]:
+    images = _by_stem(tree, "images")
+    masks = [_by_stem(tree, folder) for folder in mask_folders]
+    for found in masks:
+        for stem, name in found.items():
+            if stem not in images:
+                raise DataError(f"{tree.where(name)}: there is no image of this name")
+    items = [_Item(stem, name, tuple(found.get(stem) for found in masks)) for stem, name in images.items()]
+    for item in items:
+        if not any(item.masks):
+            raise DataError(f"{tree.where(item.image)}: has no label map in {' or '.join(mask_folders)}")
+    return items
+
+
+def _entries(tree: FileTree, items: list[_Item], table: dict[str, Entry] | None) -> dict[str, Entry]:
+    """Patient and split of every item, by stem; without a table every file is a patient."""
+    if table is None:
+        return {item.stem: Entry(patient=item.stem, split=None) for item in items}
+    named = {file.removesuffix(_ending(file)) if _ending(file) else file: entry for file, entry in table.items()}
+    stems = {item.stem for item in items}
+    if named.keys() != stems or len(named) != len(table):
+        odd = sorted(named.keys() ^ stems) or "some twice"
+        raise DataError(f"{tree.where(_TABLE)}: must name every image once, and no others; see {odd}")
+    return named
+
+
+def _depth(tree: FileTree, name: str) -> int | None:
+    """Number of slices of a volume; None for a picture."""
+    if _ending(name) not in NIFTI_ENDINGS:
+        return None
+    return nifti_depth(tree.head(name, NIFTI_HEAD_BYTES), packed=tree.size(name), name=tree.where(name))
+
+
+def _read(
+    tree: FileTree, name: str, *, labels: bool, size: ImageSize | None = None
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """A file as slices (z, h, w) or (z, h, w, c), and a volume's affine; `size` is what a label map must have."""
+    where = tree.where(name)
+    if _ending(name) in NIFTI_ENDINGS:
+        return decode_nifti(tree.read(name), name=where, size=size)
+    return decode_image(tree.read(name), name=where, labels=labels, size=size)[None], None
+
+
+def _load_images(
+    tree: FileTree, name: str, window: tuple[float, float] | None
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """The pictures of a file as (z, c, h, w), uint8, uint16 or float32 in [0, 1], and a volume's affine."""
+    where = tree.where(name)
+    values, affine = _read(tree, name, labels=False)
+    return to_planes(values, by_range=affine is not None, window=window, name=where), affine

@@ -1,0 +1,147 @@
+"""The one door through which image files come in: bounded in size, and every failure a `DataError` with a name.
+
+Nothing is read silently in another way than it was written: what would lose precision, turn the image or guess at
+its colours is an error that says so. Stacks and volumes have their own file, `volumes.py`.
+"""
+
+import io
+import stat
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from hpunet.data.io.limits import MAX_PIXELS, ImageSize, check_picture
+from hpunet.data.io.png import check_png_pixels, num_pixel_bytes, read_png_header
+from hpunet.data.io.tiff import check_tiff_series, open_tiff
+from hpunet.errors import DataError
+
+MAX_FILE_BYTES = 2**30
+"""Largest single file that is read."""
+_EXIF_ORIENTATION = 0x0112
+_WITH_TRANSPARENCY = {"P": "RGBA", "L": "LA", "RGB": "RGBA"}
+_TIFF_COLOURS_TAKEN = ("MINISBLACK", "RGB")
+
+
+def read_bytes(path: Path) -> bytes:
+    """A file's content, or a `DataError` that says why not."""
+    try:
+        check_file(path, max_bytes=MAX_FILE_BYTES)
+        return path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from None
+
+
+def check_file(path: Path, *, max_bytes: int) -> None:
+    """Refuse what is too large, or no file: reading from a pipe or a device may never end."""
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise DataError(f"{path}: not a plain file")
+    if status.st_size > max_bytes:
+        raise DataError(f"{path}: {status.st_size} bytes, more than the {max_bytes} this reader takes")
+
+
+@contextmanager
+def _named_errors(kind: str, *, name: str) -> Iterator[None]:
+    """Whatever a decoder raises is a `DataError` with the file's name; its warnings are not for users."""
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            yield
+    except DataError:
+        raise
+    except Exception as error:  # Pillow and tifffile raise OSError, SyntaxError, ValueError, struct and codec errors
+        raise DataError(f"{name}: not a readable {kind} ({error})") from None
+
+
+def decode_png(content: bytes, *, name: str, labels: bool = False, size: ImageSize | None = None) -> np.ndarray:
+    """A PNG as (h, w) or (h, w, channels), uint8 or uint16 or, for 32 bit modes, int32.
+
+    With `labels` the stored numbers come back: palette images give their indices, and grey ones of less than 8 bits
+    are not stretched to 0...255 as they are for display. `size` is what it must have.
+    """
+    header = read_png_header(content, name=name)
+    num_bytes = num_pixel_bytes(header)
+    check_picture(header.height, header.width, num_bytes=num_bytes, packed=len(content), size=size, name=name)
+    check_png_pixels(content, header, name=name)
+    with _named_errors("PNG", name=name), Image.open(io.BytesIO(content), formats=["PNG"]) as image:
+        if getattr(image, "n_frames", 1) != 1:
+            raise DataError(f"{name}: an animation, expected one image")
+        array = np.asarray(image if labels else _colours(image))
+    if header.bits == 16 and array.dtype == np.uint8:
+        raise DataError(f"{name}: Pillow reads colour of 16 bits as 8 bits only; save it as TIFF or with 8 bits")
+    if array.dtype == np.bool_:
+        return array.astype(np.uint8) * (1 if labels else 255)
+    if labels and header.colour_type == 0 and header.bits < 8:
+        array = array // (255 // (2**header.bits - 1))
+    return array
+
+
+def _colours(image: Image.Image) -> Image.Image:
+    """The image with its palette applied, and with an alpha channel when it marks a colour as transparent."""
+    if "transparency" in image.info and image.mode in _WITH_TRANSPARENCY:
+        return image.convert(_WITH_TRANSPARENCY[image.mode])
+    return image.convert("RGB") if image.mode == "P" else image
+
+
+def decode_jpeg(content: bytes, *, name: str) -> np.ndarray:
+    """A JPEG as (h, w) or (h, w, 3), uint8. One that asks to be orient for display is an error."""
+    with _named_errors("JPEG", name=name), Image.open(io.BytesIO(content), formats=["JPEG"]) as image:
+        num_bytes = image.height * image.width * len(image.getbands())
+        check_picture(image.height, image.width, num_bytes=num_bytes, packed=len(content), size=None, name=name)
+        if image.mode not in ("L", "RGB"):
+            raise DataError(f"{name}: expected a grey or RGB JPEG, got {image.mode}")
+        if image.getexif().get(_EXIF_ORIENTATION, 1) != 1:
+            raise DataError(f"{name}: is stored orient (EXIF orientation); save it upright, as its masks are")
+        return np.asarray(image)
+
+
+def decode_tiff(content: bytes, *, name: str, labels: bool = False, size: ImageSize | None = None) -> np.ndarray:
+    """A TIFF of a single image as (h, w) or (h, w, channels), in the type it is stored in.
+
+    With `labels` palette images give their indices; otherwise they, and those where 0 is white, are errors. `size`
+    is what it must have.
+    """
+    with _named_errors("TIFF", name=name), open_tiff(io.BytesIO(content), name=name) as tiff:
+        if len(tiff.series) != 1:
+            raise DataError(f"{name}: holds {len(tiff.series)} images, expected one")
+        series = tiff.series[0]
+        if series.axes not in (("YX",) if labels else ("YX", "YXS", "SYX")):
+            what = "label map" if labels else "grey or colour image"
+            raise DataError(f"{name}: expected one {what}, got shape {series.shape}")
+        if series.size > 4 * MAX_PIXELS:
+            raise DataError(f"{name}: shape {series.shape} is more than {MAX_PIXELS} pixels of four channels")
+        check_tiff_series(series, name=name, size=size)
+        if not labels and series.keyframe.photometric.name not in _TIFF_COLOURS_TAKEN:
+            found = series.keyframe.photometric.name
+            raise DataError(f"{name}: expected colours {_TIFF_COLOURS_TAKEN}, got {found}")
+        array = np.asarray(series.asarray())
+    array = np.moveaxis(array, 0, -1) if series.axes == "SYX" else array
+    if array.dtype == np.bool_:
+        return array.astype(np.uint8) * (1 if labels else 255)
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
+
+
+def decode_image(content: bytes, *, name: str, labels: bool = False, size: ImageSize | None = None) -> np.ndarray:
+    """A PNG, JPEG or TIFF, told apart by the ending of `name`, as (h, w) or (h, w, channels).
+
+    `labels` reads a label map: the stored numbers, and never a JPEG, whose compression changes them. `size` is its
+    image's, which a label map must have.
+    """
+    suffix = Path(name).suffix.lower()
+    if suffix == ".png":
+        return decode_png(content, name=name, labels=labels, size=size)
+    if suffix in (".tif", ".tiff"):
+        return decode_tiff(content, name=name, labels=labels, size=size)
+    if suffix in (".jpg", ".jpeg"):
+        if labels:
+            raise DataError(f"{name}: JPEG changes label values; save label maps as PNG or TIFF")
+        return decode_jpeg(content, name=name)
+    raise DataError(f"{name}: expected an image as .png, .jpg or .tif")
+
+
+def read_image(path: Path, *, labels: bool = False) -> np.ndarray:
+    """The image in a file, see `decode_image`."""
+    return decode_image(read_bytes(path), name=str(path), labels=labels)

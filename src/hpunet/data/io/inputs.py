@@ -1,0 +1,94 @@
+"""Images to segment, without labels: a picture or the slices of a volume, scaled as the training images were."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float32
+
+from hpunet.data.io.images import MAX_FILE_BYTES, check_file, read_bytes, read_image
+from hpunet.data.io.intensity import to_planes, unit_floats
+from hpunet.data.io.limits import MAX_PIXELS
+from hpunet.data.io.volumes import NIFTI_ENDINGS, NIFTI_HEAD_BYTES, decode_nifti, nifti_header
+from hpunet.data.types import SetInfo
+from hpunet.errors import DataError
+
+ENDINGS = (*NIFTI_ENDINGS, ".png", ".jpg", ".jpeg", ".tif", ".tiff", ".npy")
+
+
+@dataclass(frozen=True)
+class Input:
+    """The content of one file."""
+
+    name: str
+    images: Float32[np.ndarray, "z c h w"]
+    """Pixels in [0, 1]; a picture is a single slice."""
+    header: Any | None
+    """A NIfTI volume's header, which says where its voxels lie."""
+
+
+def input_name(path: Path) -> str:
+    """A file's name without its ending; '.nii.gz' is one ending."""
+    ending = next((ending for ending in ENDINGS[::-1] if path.name.lower().endswith(ending)), path.suffix)
+    return path.name[: len(path.name) - len(ending)]
+
+
+def read_input(path: Path, *, name: str, info: SetInfo, window: tuple[float, float] | None = None) -> Input:
+    """A PNG, JPEG, TIFF, .npy array (h, w) or (h, w, c), or NIfTI volume, for a model trained on data like `info`.
+
+    `name` is what its results are called.
+
+    Pixels are scaled as they were in training (`folder.py`): by the window of the training set, or by their type's
+    maximum, or, float images, by the range of the file. Where a file is stored in another precision than the
+    training images, what its values mean is not known, and `window` (the stored values that become 0 and 1) must say.
+    """
+    header = None
+    if not path.name.lower().endswith(ENDINGS):
+        raise DataError(f"{path}: expected an image or a volume as {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]}")
+    if path.name.lower().endswith(NIFTI_ENDINGS):
+        content = read_bytes(path)
+        values = decode_nifti(content, name=str(path)).slices
+        header = nifti_header(content[:NIFTI_HEAD_BYTES], packed=len(content), name=str(path))
+    elif path.suffix.lower() == ".npy":
+        values = _read_npy(path)[None]
+    else:
+        values = read_image(path)[None]
+    window = window or info.intensity_window
+    by_range = header is not None and info.image_bits == 32
+    planes = to_planes(values, by_range=by_range, window=window, name=str(path))
+    if planes.shape[1] != info.in_channels:
+        modes = {1: "L", 3: "RGB"}
+        how = (
+            f"Image.open(FILE).convert({modes[info.in_channels]!r}).save(OTHER)" if info.in_channels in modes else ""
+        )
+        raise DataError(
+            f"{path}: {planes.shape[1]} channel(s), the model was trained on {info.in_channels}"
+            + (f"; convert it, for instance with Pillow: {how}" if how else "")
+        )
+    if window is None and 8 * planes.itemsize != info.image_bits:
+        raise DataError(
+            f"{path}: {values.dtype} pixels, the model was trained on images of {info.image_bits} bits; say with "
+            "--window LOW HIGH which stored values are 0 and 1 in training"
+        )
+    return Input(name, unit_floats(planes), header)
+
+
+def _read_npy(path: Path) -> np.ndarray:
+    """An array, never a pickle; mapped first, so that no header can ask for more than the file holds."""
+    try:
+        check_file(path, max_bytes=MAX_FILE_BYTES)
+        mapped = np.load(path, mmap_mode="r", allow_pickle=False)
+        if not isinstance(mapped, np.ndarray) or mapped.ndim not in (2, 3) or 0 in mapped.shape:
+            raise DataError(
+                f"{path}: expected an image (h, w) or (h, w, c), got shape {getattr(mapped, 'shape', '')}"
+            )
+        if mapped.shape[0] * mapped.shape[1] > MAX_PIXELS:
+            raise DataError(f"{path}: shape {mapped.shape} is more than {MAX_PIXELS} pixels")
+        return np.array(mapped, dtype=mapped.dtype.newbyteorder("="))
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from None
+    except (ValueError, EOFError, SyntaxError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"{path}: not a readable array ({error})") from None

@@ -1,0 +1,93 @@
+"""TIFF files: opened so that damage is an error, and held against their claims before they are decoded.
+
+tifffile by itself logs damage and goes on, fills missing parts with zeros, unpacks parts without bounds, and for some
+formats opens other files that this one names.
+"""
+
+import io
+import logging
+import math
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from hpunet.data.io.limits import ImageSize, check_picture, need
+from hpunet.errors import DataError
+
+_DECODERS = {"NONE": "", "LZW": "lzw", "ADOBE_DEFLATE": "zlib", "DEFLATE": "zlib", "PACKBITS": "packbits"}
+"""The compressions that are read, by the functions of imagecodecs that know when to stop."""
+_OF_SEVERAL_FILES = {"is_ome": False, "is_mmstack": False, "is_ndtiff": False}
+
+
+@contextmanager
+def open_tiff(file: Path | io.BytesIO, *, name: str) -> Iterator[Any]:
+    """An open `tifffile.TiffFile`. What it would only log is an error here."""
+    thread = threading.get_ident()
+    complaints: list[str] = []
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if record.thread == thread and record.levelno >= logging.WARNING:
+                complaints.append(record.getMessage())
+
+    listener, logger = Listener(), logging.getLogger("tifffile")
+    logger.addHandler(listener)
+    try:
+        with need("tifffile").TiffFile(file, **_OF_SEVERAL_FILES) as tiff:
+            yield tiff
+    finally:
+        logger.removeHandler(listener)
+    if complaints:
+        raise DataError(f"{name}: damaged ({complaints[0]})")
+
+
+def check_tiff_series(series: Any, *, name: str, size: ImageSize | None = None) -> None:
+    """Refuse what is too large, has holes, ends too early or unpacks to something else than it should.
+
+    `size` is what label maps must have; without it the size of the file on disk sets a bound.
+    """
+    tiff, first = series.parent, series.keyframe
+    packed = tiff.filehandle.size
+    num_bytes = series.nbytes
+    check_picture(first.imagelength, first.imagewidth, num_bytes=num_bytes, packed=packed, size=size, name=name)
+    if first.is_tiled:  # a small image may have tiles larger than itself
+        tile = first.tilelength * first.tilewidth * first.samplesperpixel * first.dtype.itemsize
+        check_picture(first.tilelength, first.tilewidth, num_bytes=tile, packed=packed, size=None, name=name)
+    if first.compression.name not in _DECODERS:
+        raise DataError(f"{name}: is packed by {first.compression.name}; save it with LZW, deflate or unpacked")
+    in_one_piece = series.dataoffset is not None
+    if in_one_piece and series.dataoffset + series.nbytes > packed:
+        raise DataError(f"{name}: truncated, {packed} bytes of {series.dataoffset + series.nbytes}")
+    for number, page in enumerate(series.pages):
+        if page is not None:
+            _check_segments(page, name=f"{name}, image {number}")
+        elif not in_one_piece:
+            raise DataError(f"{name}: image {number} is missing")
+
+
+def _check_segments(page: Any, *, name: str) -> None:
+    """Unpacks every strip or tile of an image once, into as much memory as it may take."""
+    first, file = page.keyframe, page.parent.filehandle
+    decoder = _DECODERS[first.compression.name]
+    planes = first.samplesperpixel if first.planarconfig == 2 else 1
+    samples = first.samplesperpixel // planes
+    height, width = (first.tilelength, first.tilewidth) if first.is_tiled else (first.rowsperstrip, first.imagewidth)
+    height = height if first.is_tiled else min(height, first.imagelength)
+    rows, columns = math.ceil(first.imagelength / height), math.ceil(first.imagewidth / width)
+    row_bytes = math.ceil(width * samples * first.bitspersample / 8)
+    if not len(page.dataoffsets) == len(page.databytecounts) == rows * columns * planes:
+        raise DataError(f"{name}: {len(page.dataoffsets)} parts, expected {rows * columns * planes}")
+    for number, (offset, length) in enumerate(zip(page.dataoffsets, page.databytecounts, strict=True)):
+        if not offset or not length or offset + length > file.size:
+            raise DataError(f"{name}: part {number} is missing or lies outside of the file")
+        is_last = number // columns % rows == rows - 1
+        present = first.imagelength - (rows - 1) * height if is_last and not first.is_tiled else height
+        found = length
+        if decoder:
+            file.seek(offset)
+            out = bytearray(height * row_bytes + 1)
+            found = len(getattr(need("imagecodecs"), f"{decoder}_decode")(file.read(length), out=out))
+        if not present * row_bytes <= found or (decoder and found > height * row_bytes):
+            raise DataError(f"{name}: part {number} holds {found} bytes, expected {present * row_bytes}")

@@ -1,0 +1,245 @@
+"""Stacks and volumes: TIFF and HDF5 stacks (z, h, w) from disk, NIfTI volumes from bytes and to bytes.
+
+Bounded and named in errors like everything in `files.py`; a header is read without the voxels, so that opening a
+set is quick.
+"""
+
+import gzip
+import io
+import logging
+import math
+import warnings
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float64, Shaped
+
+from hpunet.data.io.limits import ImageSize, check_unpacked, need
+from hpunet.data.io.tiff import check_tiff_series, open_tiff
+from hpunet.errors import DataError
+
+MAX_VOLUME_BYTES = 2**32
+"""Largest stack or volume that is read, unpacked (4 GiB)."""
+NIFTI_HEAD_BYTES = 4096
+"""So many bytes from the start of a NIfTI file, packed or not, hold its header."""
+NIFTI_ENDINGS = (".nii", ".nii.gz")
+MAX_SLICES = 2**15
+"""Largest number of slices of a NIfTI volume."""
+_NIFTI1_HEADER, _NIFTI2_HEADER = 348, 540
+_GZIP_MAGIC = b"\x1f\x8b"
+_SILENT = logging.Logger("hpunet.nifti", level=logging.CRITICAL + 1)
+
+
+class StackHeader(NamedTuple):
+    """What a stack says of itself before its voxels are read."""
+
+    shape: tuple[int, int, int]
+    dtype: np.dtype[Any]
+
+
+def _checked(shape: tuple[int, ...], dtype: np.dtype[Any], *, name: str) -> StackHeader:
+    """The header of a stack; a single slice is a stack of depth 1."""
+    if len(shape) == 2:
+        shape = (1, *shape)
+    if len(shape) != 3 or 0 in shape:
+        raise DataError(f"{name}: expected a stack of slices (depth, height, width), got shape {shape}")
+    if math.prod(shape) * dtype.itemsize > MAX_VOLUME_BYTES:
+        raise DataError(f"{name}: shape {shape} of {dtype} is more than {MAX_VOLUME_BYTES} bytes")
+    return StackHeader((shape[0], shape[1], shape[2]), dtype)
+
+
+@contextmanager
+def _open_stack(path: Path) -> Iterator[tuple[StackHeader, Any]]:
+    """The header, and what the voxels can be read from: a TIFF series or an HDF5 dataset."""
+    suffix = path.suffix.lower()
+    try:
+        if suffix in (".tif", ".tiff"):
+            with open_tiff(path, name=str(path)) as tiff:
+                if len(tiff.series) != 1 or "S" in tiff.series[0].axes:
+                    found = [series.shape for series in tiff.series]
+                    raise DataError(f"{path}: expected one stack of grey slices of one size, found {found}")
+                series = tiff.series[0]
+                yield _checked(series.shape, series.dtype, name=str(path)), series
+        elif suffix in (".h5", ".hdf5"):
+            with need("h5py").File(path, "r") as file:
+                dataset = _only_stack(file, name=str(path))
+                yield _checked(dataset.shape, dataset.dtype, name=str(path)), dataset
+        else:
+            raise DataError(f"{path}: expected a stack as .tif or .h5")
+    except DataError:
+        raise
+    except Exception as error:  # OSError, ValueError, struct, index and codec errors of tifffile and h5py
+        raise DataError(f"{path}: not a readable stack ({error})") from None
+
+
+def _only_stack(file: Any, *, name: str) -> Any:
+    """The one three-dimensional dataset of an HDF5 file. Links and storage in other files are not followed."""
+    found: list[Any] = []
+    file.visititems(lambda _, node: found.append(node) if getattr(node, "ndim", 0) == 3 else None)
+    if len(found) != 1:
+        names = ", ".join(node.name for node in found) or "none"
+        raise DataError(f"{name}: expected a single three-dimensional dataset, found {names}")
+    if found[0].is_virtual or found[0].external:
+        raise DataError(f"{name}: dataset {found[0].name} keeps its voxels in other files")
+    return found[0]
+
+
+def stack_header(path: Path) -> StackHeader:
+    """Shape and type of a TIFF or HDF5 stack, without reading its voxels."""
+    with _open_stack(path) as (header, _):
+        return header
+
+
+def read_stack(path: Path) -> Shaped[np.ndarray, "z h w"]:
+    """A TIFF or HDF5 stack as it is stored; mapped from disk rather than read where a TIFF is not compressed."""
+    with _open_stack(path) as (header, voxels):
+        if not hasattr(voxels, "asarray"):
+            _check_stored(voxels, name=str(path))
+            array = voxels[:]
+        else:
+            check_tiff_series(voxels, name=str(path), size=ImageSize(*header.shape, str(path)))
+            if voxels.dataoffset is not None and voxels.dtype != np.bool_:
+                stored = voxels.dtype.newbyteorder(voxels.parent.byteorder)
+                array = np.memmap(path, dtype=stored, mode="r", offset=voxels.dataoffset, shape=header.shape)
+            else:
+                array = voxels.asarray()
+        stack: np.ndarray = np.asanyarray(array).reshape(header.shape)
+        return stack
+
+
+def _check_stored(dataset: Any, *, name: str) -> None:
+    """HDF5 gives zeros for what was never written, and unpacks chunks as large as they claim to be."""
+    if dataset.chunks is None:
+        whole = dataset.id.get_storage_size() >= dataset.nbytes
+    else:
+        sides = zip(dataset.shape, dataset.chunks, strict=True)
+        whole = dataset.id.get_num_chunks() == math.prod(-(-side // chunk) for side, chunk in sides)
+        if math.prod(dataset.chunks) > 2 * dataset.size:
+            raise DataError(f"{name}: chunks {dataset.chunks} are larger than dataset {dataset.name} itself")
+    if not whole:
+        raise DataError(f"{name}: dataset {dataset.name} is not whole, some of its voxels are missing")
+
+
+def _unpacked_head(head: bytes) -> bytes:
+    """The start of a NIfTI file from the start of its possibly gzipped bytes."""
+    return zlib.decompressobj(31).decompress(head, NIFTI_HEAD_BYTES) if head[:2] == _GZIP_MAGIC else head
+
+
+def _nifti_header(head: bytes, *, packed: int, name: str, size: ImageSize | None = None) -> Any:
+    """The checked header of a file that has `packed` bytes on disk; with `size` its volume must have that."""
+    nibabel = need("nibabel")
+    sizes = {int.from_bytes(head[:4], "little"), int.from_bytes(head[:4], "big")}
+    if _NIFTI1_HEADER in sizes and len(head) >= _NIFTI1_HEADER:
+        header_class, length = nibabel.Nifti1Header, _NIFTI1_HEADER
+    elif _NIFTI2_HEADER in sizes and len(head) >= _NIFTI2_HEADER:
+        header_class, length = nibabel.Nifti2Header, _NIFTI2_HEADER
+    else:
+        raise DataError(f"{name}: not a readable NIfTI (no header)")
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            # Without the extensions that may follow, which can be longer than `head`.
+            header = header_class.from_fileobj(io.BytesIO(head[:length]), check=False)
+        header.check_fix(logger=_SILENT)  # by itself nibabel prints what it puts right
+        shape, end = _nifti_shape(header, name=name), _nifti_end(header)
+    except DataError:
+        raise
+    except Exception as error:  # nibabel raises HeaderDataError, ValueError, KeyError and others
+        raise DataError(f"{name}: not a readable NIfTI ({error})") from None
+    if end > MAX_VOLUME_BYTES or shape[2] > MAX_SLICES:
+        raise DataError(f"{name}: shape {shape} is more than {MAX_VOLUME_BYTES} bytes or {MAX_SLICES} slices")
+    if size is None:
+        check_unpacked(end, packed=packed, name=name)
+    elif (shape[2], shape[0], shape[1]) != size[:3]:
+        needed = (size.height, size.width, size.depth)
+        raise DataError(f"{name}: shape {shape}, but its image {size.name} has {needed}")
+    return header
+
+
+def _nifti_shape(header: Any, *, name: str) -> tuple[int, int, int]:
+    shape = tuple(int(side) for side in header.get_data_shape())
+    if header.get_data_dtype().kind not in "iuf":
+        raise DataError(f"{name}: expected numbers as voxels, got {header.get_data_dtype()}")
+    if len(shape) == 2:
+        shape = (*shape, 1)
+    if len(shape) < 3 or math.prod(shape[3:]) != 1 or min(shape) < 1:
+        raise DataError(f"{name}: expected a volume of three dimensions, got shape {shape}")
+    return shape[0], shape[1], shape[2]
+
+
+def _nifti_end(header: Any) -> int:
+    """The bytes that the file must have, unpacked."""
+    voxels = math.prod(int(side) for side in header.get_data_shape())
+    return int(header.get_data_offset()) + voxels * int(header.get_data_dtype().itemsize)
+
+
+def nifti_header(head: bytes, *, packed: int, name: str) -> Any:
+    """The checked header, as nibabel has it, from the first `NIFTI_HEAD_BYTES` of a file that has `packed` bytes."""
+    try:
+        head = _unpacked_head(head)
+    except zlib.error as error:
+        raise DataError(f"{name}: not a readable NIfTI ({error})") from None
+    return _nifti_header(head, packed=packed, name=name)
+
+
+def nifti_depth(head: bytes, *, packed: int, name: str) -> int:
+    """Slices along the last axis, from the first `NIFTI_HEAD_BYTES` of a file that has `packed` bytes."""
+    return _nifti_shape(nifti_header(head, packed=packed, name=name), name=name)[2]
+
+
+class Volume(NamedTuple):
+    """A NIfTI volume: its slices along the last axis as stored, and where the voxels lie in the scanner."""
+
+    slices: Shaped[np.ndarray, "z h w"]
+    affine: Float64[np.ndarray, "4 4"]
+
+
+def decode_nifti(content: bytes, *, name: str, size: ImageSize | None = None) -> Volume:
+    """A .nii or .nii.gz volume, with its own scaling applied; slice z is the stored array's [:, :, z].
+
+    `size` is its image's, which a label volume must have.
+    """
+    try:
+        head = _unpacked_head(content[:NIFTI_HEAD_BYTES])
+        header = _nifti_header(head, packed=len(content), name=name, size=size)
+        end = _nifti_end(header)
+        if content[:2] == _GZIP_MAGIC:  # may be of several gzip members
+            with gzip.GzipFile(fileobj=io.BytesIO(content)) as unpacked:
+                content = unpacked.read(end)
+                unpacked.read(1)  # at the end, where the checksum is
+        if len(content) < end:
+            raise DataError(f"{name}: truncated, {len(content)} bytes of {end}")
+        with np.errstate(all="ignore"):  # a scaling may lead to infinity; who takes the voxels looks at them
+            array = np.asarray(header.data_from_fileobj(io.BytesIO(content)))
+        array = array.reshape(_nifti_shape(header, name=name))
+        affine = np.asarray(header.get_best_affine(), dtype=np.float64)
+    except DataError:
+        raise
+    except Exception as error:  # what gzip, zlib and nibabel raise
+        raise DataError(f"{name}: not a readable NIfTI ({error})") from None
+    array = array.astype(array.dtype.newbyteorder("="), copy=False)
+    return Volume(np.moveaxis(array, 2, 0), affine)
+
+
+def encode_nifti(slices: Shaped[np.ndarray, "z h w"], *, header: Any | None) -> bytes:
+    """A .nii.gz volume of these slices, and of no scaling; the same bytes every time.
+
+    With the `header` of another volume of this size, it lies where that lies: affines, voxel sizes, units and their
+    codes are kept bit by bit. Extensions, where scanners put what they know of the patient, are not.
+    """
+    nibabel = need("nibabel")
+    voxels = np.moveaxis(slices, 0, 2)
+    if header is None:
+        image = nibabel.Nifti1Image(voxels, np.eye(4))
+    else:
+        header = header.copy()
+        header.set_data_dtype(slices.dtype)
+        header["cal_min"] = header["cal_max"] = 0  # the greys of the other volume
+        is_second_version = isinstance(header, nibabel.Nifti2Header)
+        image_class = nibabel.Nifti2Image if is_second_version else nibabel.Nifti1Image
+        image = image_class(voxels.reshape(header.get_data_shape()), header.get_best_affine(), header)
+    image.header.set_slope_inter(1, 0)
+    return gzip.compress(image.to_bytes(), compresslevel=6, mtime=0)

@@ -1,0 +1,224 @@
+"""What the LIDC readers drew: the XML of one scan, and outlines turned into masks.
+
+The rule of rasterisation. A contour is the polygon through its vertices, which are pixel positions (x, y) counted
+from 0 at the centre of the upper left pixel, in the order of the file, closed from the last to the first. LIDC's
+readers traced the first pixels *outside* the nodule (Armato et al. 2011), so a pixel belongs to the region of a
+contour if and only if its centre is strictly inside the polygon by the even-odd rule; a centre on an edge or at a
+vertex is not. Everything is integer arithmetic: there is nothing to round.
+
+A contour with `inclusion` FALSE cuts its region out. Its own line follows the same rule, it lies just outside the
+region it describes: what is cut out is the strict inside, and pixels under the line stay part of the nodule. (The
+files bear this out: most of their exclusions are drawn around a few pixels, often as four vertices around one, and
+hardly any has an empty inside. pylidc also removes the line.) Hence
+
+    mask of a nodule in a slice = union of the inclusions' regions − union of the exclusions' regions.
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Int64
+
+from hpunet.data.io.images import read_bytes
+from hpunet.errors import DataError
+
+MAX_XML_BYTES = 2**23
+"""Largest annotation file that is read (8 MiB)."""
+MAX_SIDE = 4096
+"""Largest height or width of a scan that is taken, in pixels."""
+_DECIMAL = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,2})?", flags=re.ASCII)
+
+
+@dataclass(frozen=True)
+class Contour:
+    """One outline in one slice."""
+
+    z: float
+    """Position of the slice, mm."""
+    sop_uid: str
+    """The slice's own identifier; empty where the file has none."""
+    inclusion: bool
+    vertices: Int64[np.ndarray, "n 2"]
+    """Pixel positions (x, y)."""
+
+
+@dataclass(frozen=True)
+class Nodule:
+    """One nodule as one reader outlined it."""
+
+    name: str
+    contours: tuple[Contour, ...]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The second (unblinded) reading of one reader."""
+
+    nodules: tuple[Nodule, ...]
+    """Those with at least one outline."""
+    num_point_nodules: int
+    """Nodules marked by single points only (below 3 mm): no outline, not used."""
+    num_point_contours: int
+    """Single points among the outlines of a nodule, not used."""
+    num_non_nodules: int
+    """Markers of what is no nodule, not used."""
+
+
+@dataclass(frozen=True)
+class Annotations:
+    """All readings of one scan."""
+
+    series_uid: str
+    readings: tuple[Reading, ...]
+
+
+def read_annotations(path: Path) -> Annotations | None:
+    """The second readings in an LIDC XML file; None if it is XML of another kind (radiographs have their own).
+
+    Only `unblindedReadNodule`s are nodules; element names count without their namespace, which differs between
+    releases. DTDs and entities are refused.
+    """
+    try:
+        from defusedxml.common import DefusedXmlException
+        from defusedxml.ElementTree import ParseError, fromstring
+    except ImportError:
+        raise DataError(f"{path}: reading XML needs defusedxml; pip install hpunet[data]") from None
+    content = read_bytes(path)
+    if len(content) > MAX_XML_BYTES:
+        raise DataError(f"{path}: {len(content)} bytes, more than the {MAX_XML_BYTES} of an annotation file")
+    try:
+        root = fromstring(content, forbid_dtd=True, forbid_entities=True, forbid_external=True)
+    except DefusedXmlException as error:
+        raise DataError(f"{path}: DTDs and entities are refused ({type(error).__name__})") from None
+    except (ParseError, ValueError, LookupError) as error:
+        raise DataError(f"{path}: not well-formed XML ({error})") from None
+    if _name(root) != "LidcReadMessage":
+        return None
+    uids = {_text(e) for header in _children(root, "ResponseHeader") for e in header if _is_series_uid(e)}
+    if len(uids) != 1 or uids == {""}:
+        raise DataError(f"{path}: expected one SeriesInstanceUid in its ResponseHeader, found {len(uids - {''})}")
+    sessions = _children(root, "readingSession")
+    return Annotations(series_uid=uids.pop(), readings=tuple(_reading(s, path=path) for s in sessions))
+
+
+def _reading(session: Any, *, path: Path) -> Reading:
+    nodules: list[Nodule] = []
+    num_point_nodules = num_point_contours = 0
+    for element in _children(session, "unblindedReadNodule"):
+        name = _child_text(element, "noduleID", path=path)
+        contours = [_contour(roi, path=path, nodule=name) for roi in _children(element, "roi")]
+        outlines = tuple(c for c in contours if len(np.unique(c.vertices, axis=0)) > 1)
+        if outlines:
+            nodules.append(Nodule(name=name, contours=outlines))
+            num_point_contours += len(contours) - len(outlines)
+        else:
+            num_point_nodules += 1
+    return Reading(
+        nodules=tuple(nodules),
+        num_point_nodules=num_point_nodules,
+        num_point_contours=num_point_contours,
+        num_non_nodules=len(_children(session, "nonNodule")),
+    )
+
+
+def _contour(roi: Any, *, path: Path, nodule: str) -> Contour:
+    where = f"{path}, nodule {nodule!r}"
+    inclusion = _child_text(roi, "inclusion", path=path).upper()
+    if inclusion not in ("TRUE", "FALSE"):
+        raise DataError(f"{where}: inclusion must be TRUE or FALSE, found {inclusion[:40]!r}")
+    edges = _children(roi, "edgeMap")
+    if not edges:
+        raise DataError(f"{where}: a roi without any edgeMap")
+    vertices = [[_coordinate(edge, axis, path=path) for axis in ("xCoord", "yCoord")] for edge in edges]
+    uids = [_text(element) for element in _children(roi, "imageSOP_UID")]
+    return Contour(
+        z=parse_decimal(_child_text(roi, "imageZposition", path=path), limit=1e5, where=f"{where}: imageZposition"),
+        sop_uid=uids[0] if uids else "",
+        inclusion=inclusion == "TRUE",
+        vertices=np.array(vertices, dtype=np.int64),
+    )
+
+
+def _coordinate(edge: Any, axis: str, *, path: Path) -> int:
+    text = _child_text(edge, axis, path=path)
+    if not re.fullmatch(r"\d{1,4}", text, flags=re.ASCII) or int(text) >= MAX_SIDE:
+        raise DataError(f"{path}: {axis} must be a pixel position 0...{MAX_SIDE - 1}, found {text[:40]!r}")
+    return int(text)
+
+
+def parse_decimal(text: str, *, limit: float, where: str) -> float:
+    """A finite decimal number of at most `limit` in size, or a `DataError` that begins with `where`."""
+    if not _DECIMAL.fullmatch(text) or not abs(value := float(text)) <= limit:
+        raise DataError(f"{where}: expected a number within ±{limit:g}, found {text[:40]!r}")
+    return value
+
+
+def _name(element: Any) -> str:
+    """The element's name without its namespace; comments and processing instructions have none."""
+    return element.tag.rsplit("}", 1)[-1] if isinstance(element.tag, str) else ""
+
+
+def _is_series_uid(element: Any) -> bool:
+    return _name(element).lower() == "seriesinstanceuid"
+
+
+def _text(element: Any) -> str:
+    return (element.text or "").strip()
+
+
+def _children(element: Any, name: str) -> list[Any]:
+    return [child for child in element if _name(child) == name]
+
+
+def _child_text(element: Any, name: str, *, path: Path) -> str:
+    found = _children(element, name)
+    if len(found) != 1:
+        raise DataError(f"{path}: expected one {name} in a {_name(element)}, found {len(found)}")
+    return _text(found[0])
+
+
+def rasterise(vertices: Int64[np.ndarray, "n 2"], *, shape: tuple[int, int]) -> Bool[np.ndarray, "h w"]:
+    """The region of one contour, by the rule above.
+
+    `vertices` are pixel positions (x, y) within an image of `shape` (h, w); one outside it is a `DataError`. Two
+    neighbouring vertices need not be neighbouring pixels: what joins them is the straight line.
+    """
+    height, width = shape
+    low, high = vertices.min(axis=0), vertices.max(axis=0)
+    if (low < 0).any() or high[0] >= width or high[1] >= height:
+        raise DataError(
+            f"contour: reaches from {tuple(low.tolist())} to {tuple(high.tolist())}, outside an image of "
+            f"{width}x{height} pixels"
+        )
+    x = np.arange(low[0], high[0] + 1)
+    inside = np.zeros((high[1] - low[1] + 1, len(x)), dtype=np.bool_)
+    on_line = np.zeros_like(inside)
+    for (x1, y1), (x2, y2) in zip(vertices, np.roll(vertices, -1, axis=0), strict=True):
+        if y1 > y2:
+            x1, y1, x2, y2 = x2, y2, x1, y1
+        rows = slice(y1 - low[1], y2 - low[1] + 1)
+        y = np.arange(y1, y2 + 1)[:, None]
+        # Twice the signed area of (first, second, pixel): 0 on the line, positive to its left in the image, where
+        # a ray towards larger x meets it. The row of the upper end counts, that of the lower one does not, so that
+        # a ray through a vertex meets one of its two edges if the polygon goes on in the same direction.
+        side = (x2 - x1) * (y - y1) - (x - x1) * (y2 - y1)
+        inside[rows][:-1] ^= side[:-1] > 0
+        on_line[rows] |= (side == 0) & (x >= min(x1, x2)) & (x <= max(x1, x2))
+    region = np.zeros(shape, dtype=np.bool_)
+    region[low[1] : high[1] + 1, low[0] : high[0] + 1] = inside & ~on_line
+    return region
+
+
+def rasterise_nodule(contours: list[Contour], *, shape: tuple[int, int]) -> Bool[np.ndarray, "h w"]:
+    """The mask of a nodule in one slice: its inclusions' regions less its exclusions'."""
+    included, excluded = np.zeros(shape, dtype=np.bool_), np.zeros(shape, dtype=np.bool_)
+    for contour in contours:
+        region = rasterise(contour.vertices, shape=shape)
+        if contour.inclusion:
+            included |= region
+        else:
+            excluded |= region
+    return included & ~excluded

@@ -1,0 +1,180 @@
+"""LIDC crops as the authors publish them (App. C): one image, up to four gradings of a lesion.
+
+Layout, in a folder or in one `<split>.tar.gz` a split:
+
+    <split>/images/<patient>/z-<z>_c<crop>.png           8 bit grey, square
+    <split>/gt/<patient>/z-<z>_c<crop>_l<grader>.png     0 and one other value, 1 or 255
+
+Graders are numbered 0–3 or 1–4. A grader without a file is missing; an all-zero file is a grading that says
+"nothing here", and counts.
+"""
+
+import functools
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import numpy as np
+
+from hpunet.data.io.archives import FileTree
+from hpunet.data.io.images import decode_png
+from hpunet.data.io.limits import ImageSize
+from hpunet.data.types import SPLITS, Identity, NoSuchSplitError, Sample, SetInfo, make_sample
+from hpunet.errors import ConfigError, DataError
+
+NUM_GRADERS = 4
+
+INFO = SetInfo(
+    kind="lidc",
+    in_channels=1,
+    num_graders=NUM_GRADERS,
+    fixed_classes=("background", "lesion"),
+    stochastic_classes=(1,),
+)
+
+_PATIENT = r"(?P<patient>[A-Za-z0-9][A-Za-z0-9._-]*)"
+_CROP = r"(?P<crop>z-(?:-?\d+(?:\.\d+)?)_c\d+)"
+_IMAGE_NAME = re.compile(rf"images/{_PATIENT}/{_CROP}\.png")
+_GRADING_NAME = re.compile(rf"gt/{_PATIENT}/{_CROP}_l(?P<grader>\d)\.png")
+
+
+class LidcCrops:
+    """A split of LIDC crops; made by `open_lidc_crops`.
+
+    It is pickled as the path it came from and opened anew on the other side, so that worker processes are not
+    sent an archive's content.
+    """
+
+    info = INFO
+
+    def __init__(
+        self,
+        *,
+        tree: FileTree,
+        split: str,
+        size: int | None,
+        reopen: Callable[[], "LidcCrops"],
+    ) -> None:
+        self.split = split
+        self._tree, self._size, self._reopen = tree, size, reopen
+        images, gradings = _sort_names(tree.names, where=str(tree.path))
+        self._gradings = [gradings[identity] for identity in images]
+        self._images = list(images.values())
+        self.identities = list(images)
+
+    def __len__(self) -> int:
+        return len(self.identities)
+
+    def __reduce__(self) -> tuple[Callable[[], "LidcCrops"], tuple[()]]:
+        return self._reopen, ()
+
+    def __getitem__(self, index: int) -> Sample:
+        name = self._images[index]
+        image = self._picture(name)
+        labels = np.zeros((NUM_GRADERS, *image.shape), dtype=np.int32)
+        graders = np.zeros(NUM_GRADERS, dtype=np.bool_)
+        size = ImageSize(1, image.shape[0], image.shape[1], name)
+        for slot, grading_name in self._gradings[index].items():
+            grading = self._picture(grading_name, size=size)
+            values = np.flatnonzero(np.bincount(grading.ravel())).tolist()
+            if values not in ([0], [1], [255], [0, 1], [0, 255]):
+                raise DataError(
+                    f"{self._tree.where(grading_name)}: expected 0 and one other value, 1 or 255; found {values[:8]}"
+                )
+            labels[slot] = grading > 0
+            graders[slot] = True
+        window = self._centre(image.shape, name=name)
+        return make_sample(
+            image=image[None, *window],
+            labels=labels[:, *window],
+            identity=self.identities[index],
+            info=self.info,
+            where=self._tree.where(name),
+            graders=graders,
+        )
+
+    def _picture(self, name: str, *, size: ImageSize | None = None) -> np.ndarray:
+        where = self._tree.where(name)
+        array = decode_png(self._tree.read(name), name=where, size=size)
+        if array.ndim != 2 or array.dtype != np.uint8 or array.shape[0] != array.shape[1]:
+            raise DataError(
+                f"{where}: expected a square 8 bit grey picture, got {array.dtype} of shape {array.shape}"
+            )
+        return array
+
+    def _centre(self, shape: tuple[int, ...], *, name: str) -> tuple[slice, slice]:
+        side = shape[0]
+        size = side if self._size is None else self._size
+        if size > side:
+            raise DataError(f"{self._tree.where(name)}: cannot crop {size} pixels from {side}")
+        start = (side - size) // 2
+        return slice(start, start + size), slice(start, start + size)
+
+
+def open_lidc_crops(path: Path, *, split: str, size: int | None = None) -> LidcCrops:
+    """The `split` of the crops below `path`, from the folder `<split>` or else from `<split>.tar.gz`.
+
+    `size` crops every image and grading at its centre (180 → 128 is [26:-26], the paper's evaluation). Names are
+    checked here, pictures when they are asked for. An archive is read once, into memory. A patient who also has a
+    folder in another split of `path` is refused; for archives, see `base.refuse_shared_patients`.
+    """
+    path = Path(path)
+    if split not in SPLITS:
+        raise ConfigError(f"split: expected one of {', '.join(SPLITS)}, got {split!r}")
+    if size is not None and size < 1:
+        raise ConfigError(f"size: expected a positive number of pixels, got {size}")
+    folder, archive = path / split, path / f"{split}.tar.gz"
+    if folder.is_dir():
+        tree = FileTree(folder)
+    elif archive.is_file():
+        tree = FileTree(archive, root=split)
+    else:
+        raise NoSuchSplitError(f"{path}: holds neither the folder {split}/ nor the archive {split}.tar.gz")
+    reopen = functools.partial(open_lidc_crops, path, split=split, size=size)
+    source = LidcCrops(tree=tree, split=split, size=size, reopen=reopen)
+    patients = {identity.patient for identity in source.identities}
+    for other in SPLITS:
+        if other != split and (path / other / "images").is_dir():
+            found = {entry.name for entry in (path / other / "images").iterdir()}
+            _refuse(patients & found, first=split, second=other, where=str(path))
+    return source
+
+
+def _refuse(shared: set[str], *, first: str, second: str, where: str) -> None:
+    if shared:
+        raise DataError(f"{where}: patient {min(shared)} is in both {first} and {second}; split by patient")
+
+
+def _sort_names(names: Iterable[str], *, where: str) -> tuple[dict[Identity, str], dict[Identity, dict[int, str]]]:
+    """Images in the order of their keys, and the files of each one's graders by slot 0...3."""
+    images: dict[Identity, str] = {}
+    by_number: dict[Identity, dict[int, str]] = defaultdict(dict)
+    for name in sorted(names):
+        match = _IMAGE_NAME.fullmatch(name) or _GRADING_NAME.fullmatch(name)
+        if match is None:
+            raise DataError(
+                f"{where}/{name}: expected images/<patient>/z-<z>_c<crop>.png or "
+                "gt/<patient>/z-<z>_c<crop>_l<grader>.png"
+            )
+        identity = Identity(patient=match["patient"], key=f"{match['patient']}/{match['crop']}")
+        if match.re is _IMAGE_NAME:
+            images[identity] = name
+        else:
+            by_number[identity][int(match["grader"])] = name
+    if not images:
+        raise DataError(f"{where}: no images")
+    numbers = {number for gradings in by_number.values() for number in gradings}
+    first = 0 if 0 in numbers else 1
+    for identity, gradings in by_number.items():
+        if identity not in images:
+            raise DataError(f"{where}/{min(gradings.values())}: a grading without its image")
+        for number, name in gradings.items():
+            if not first <= number < first + NUM_GRADERS:
+                last = first + NUM_GRADERS - 1
+                raise DataError(f"{where}/{name}: grader {number}; expected {first}...{last} as in the other files")
+    for identity, name in images.items():
+        if identity not in by_number:
+            raise DataError(f"{where}/{name}: an image without any grading")
+    slots = {identity: {n - first: name for n, name in found.items()} for identity, found in by_number.items()}
+    return images, slots

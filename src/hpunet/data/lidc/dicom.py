@@ -1,0 +1,150 @@
+"""DICOM files of a CT series: bounded, uncompressed, every number checked, every failure a named `DataError`."""
+
+import math
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float32
+
+from hpunet.data.io.images import check_file
+from hpunet.data.lidc.annotations import MAX_SIDE, parse_decimal
+from hpunet.errors import DataError
+
+MAX_DICOM_BYTES = 2**26
+_UNCOMPRESSED = {  # transfer syntaxes
+    "1.2.840.10008.1.2": "implicit little endian",
+    "1.2.840.10008.1.2.1": "explicit little endian",
+    "1.2.840.10008.1.2.2": "explicit big endian",
+}
+
+
+@dataclass(frozen=True)
+class SliceHeader:
+    """What a DICOM file says about its slice, pixels aside."""
+
+    path: Path
+    patient: str
+    series_uid: str
+    sop_uid: str
+    z: float
+    location: float | None
+    orientation: tuple[float, ...]
+    shape: tuple[int, int]
+    spacing: tuple[float, float]
+    """Distance of rows, distance of columns, mm."""
+
+
+def read_header(path: Path) -> SliceHeader | None:
+    """The header of a CT slice, or None if the file is of another modality."""
+    dataset = _read_dicom(path, pixels=False)
+    if _text(dataset, "Modality", path=path) != "CT":
+        return None
+    shape = tuple(_integer(dataset, name, path=path) for name in ("Rows", "Columns"))
+    if not all(2 <= side <= MAX_SIDE for side in shape):
+        raise DataError(f"{path}: expected 2...{MAX_SIDE} rows and columns, found {shape}")
+    spacing = _decimals(dataset, "PixelSpacing", count=2, limit=10.0, path=path)
+    if min(spacing) < 0.01:
+        raise DataError(f"{path}: PixelSpacing must lie in 0.01...10 mm, found {spacing}")
+    location = _optional(dataset, "SliceLocation", path=path)
+    return SliceHeader(
+        path=path,
+        patient=_text(dataset, "PatientID", path=path),
+        series_uid=_text(dataset, "SeriesInstanceUID", path=path),
+        sop_uid=_text(dataset, "SOPInstanceUID", path=path),
+        z=_decimals(dataset, "ImagePositionPatient", count=3, limit=1e5, path=path)[2],
+        location=_decimals(dataset, "SliceLocation", count=1, limit=1e5, path=path)[0]
+        if location is not None
+        else None,
+        orientation=_decimals(dataset, "ImageOrientationPatient", count=6, limit=1.001, path=path),
+        shape=(shape[0], shape[1]),
+        spacing=(spacing[0], spacing[1]),
+    )
+
+
+def read_hounsfield(header: SliceHeader) -> Float32[np.ndarray, "h w"]:
+    """A slice in Hounsfield units: stored value · RescaleSlope + RescaleIntercept.
+
+    MONOCHROME1 says that the smallest value is *shown* white; it does not change what the values mean.
+    """
+    path = header.path
+    dataset = _read_dicom(path, pixels=True)
+    if _text(dataset, "PhotometricInterpretation", path=path) not in ("MONOCHROME1", "MONOCHROME2"):
+        raise DataError(f"{path}: expected MONOCHROME1 or MONOCHROME2 pixels")
+    bits = _integer(dataset, "BitsAllocated", path=path)
+    if bits not in (8, 16) or "ModalityLUTSequence" in dataset:
+        raise DataError(f"{path}: expected 8 or 16 bit pixels with a RescaleSlope, not a lookup table")
+    slope = _decimals(dataset, "RescaleSlope", count=1, limit=1e4, path=path)[0]
+    intercept = _decimals(dataset, "RescaleIntercept", count=1, limit=1e6, path=path)[0]
+    if slope == 0:
+        raise DataError(f"{path}: RescaleSlope is 0")
+    expected = math.prod(header.shape) * bits // 8
+    found = len(_value(dataset, "PixelData", path=path))
+    if not expected <= found <= expected + expected % 2:  # pydicom would leave out what is too much
+        raise DataError(f"{path}: {found} bytes of pixels, expected {expected}")
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            stored: np.ndarray = dataset.pixel_array
+    except Exception as error:  # pydicom has no common base for what damaged pixels raise
+        raise DataError(f"{path}: its pixels cannot be read ({error})") from None
+    if stored.shape != header.shape:
+        raise DataError(f"{path}: its pixels have shape {stored.shape}, expected {header.shape}")
+    hounsfield: np.ndarray = stored.astype(np.float64) * slope + intercept
+    return hounsfield.astype(np.float32)
+
+
+def _read_dicom(path: Path, *, pixels: bool) -> Any:
+    try:
+        import pydicom
+    except ImportError:
+        raise DataError(f"{path}: reading DICOM needs pydicom; pip install hpunet[data]") from None
+    try:
+        check_file(path, max_bytes=MAX_DICOM_BYTES)
+        with warnings.catch_warnings(action="ignore"):
+            # Looked at first, because a deflated file would be inflated without bound by the next call.
+            syntax = str(pydicom.filereader.read_file_meta_info(path).get("TransferSyntaxUID", "none"))
+            if syntax not in _UNCOMPRESSED:
+                raise DataError(f"{path}: transfer syntax {syntax[:64]}; LIDC-IDRI is published uncompressed")
+            return pydicom.dcmread(path, stop_before_pixels=not pixels)
+    except DataError:
+        raise
+    except Exception as error:  # pydicom raises OSError, InvalidDicomError, struct.error, EOFError and more
+        raise DataError(f"{path}: not a readable DICOM file ({error})") from None
+
+
+def _optional(dataset: Any, name: str, *, path: Path) -> Any:
+    """The value of an element, or None where it is absent or empty."""
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            value = dataset.get(name)
+    except Exception as error:  # the element is decoded here, and may not be what its type says
+        raise DataError(f"{path}: {name} cannot be read ({error})") from None
+    return None if value == "" else value
+
+
+def _value(dataset: Any, name: str, *, path: Path) -> Any:
+    value = _optional(dataset, name, path=path)
+    if value is None:
+        raise DataError(f"{path}: has no {name}")
+    return value
+
+
+def _text(dataset: Any, name: str, *, path: Path) -> str:
+    return str(_value(dataset, name, path=path)).strip()
+
+
+def _integer(dataset: Any, name: str, *, path: Path) -> int:
+    value = _value(dataset, name, path=path)
+    if not isinstance(value, int):
+        raise DataError(f"{path}: {name} must be an integer, found {str(value)[:40]!r}")
+    return int(value)
+
+
+def _decimals(dataset: Any, name: str, *, count: int, limit: float, path: Path) -> tuple[float, ...]:
+    value = _value(dataset, name, path=path)
+    parts = [value] if isinstance(value, (str, float, int)) else list(value)
+    if len(parts) != count:
+        raise DataError(f"{path}: {name} must have {count} values, found {len(parts)}")
+    return tuple(parse_decimal(str(part).strip(), limit=limit, where=f"{path}: {name}") for part in parts)

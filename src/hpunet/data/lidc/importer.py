@@ -1,0 +1,332 @@
+"""From the original LIDC-IDRI download (DICOM series and one XML a scan) to the crops that `lidc.py` reads (App. C).
+
+Every patient is one unit of work: their crops are written beside the output and moved into place when complete, a
+record in `.import/` is written last, and a run that is started again takes the patients with a clean record as
+done. Nothing is left out in silence: what a rule drops is counted by reason, a file that cannot be used is named,
+and both are in the summary, returned and written to `summary.json`.
+"""
+
+import json
+import os
+import re
+import shutil
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from hpunet.data.io.images import read_bytes
+from hpunet.data.lidc.annotations import Annotations, read_annotations
+from hpunet.data.lidc.crops import NUM_GRADERS
+from hpunet.data.lidc.dicom import SliceHeader, read_header
+from hpunet.data.lidc.scan import crop_scan, order_slices
+from hpunet.data.types import split_by_patient
+from hpunet.data.workers import workers
+from hpunet.errors import DataError
+
+FRACTIONS = {"train": 722 / 1010, "val": 144 / 1010, "test": 144 / 1010}
+"""The paper's shares of the patients."""
+_PATIENT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+@dataclass
+class ImportSummary:
+    """What an import found, made and left out."""
+
+    seed: int
+    patients: dict[str, int] = field(default_factory=dict)
+    """By split, with those who have no crop."""
+    images: dict[str, int] = field(default_factory=dict)
+    """By split."""
+    num_scans: int = 0
+    num_lesions: int = 0
+    num_patients_done_before: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+    """How often a rule left something out, by reason."""
+    unused: list[str] = field(default_factory=list)
+    """Whole files and series that a rule left out, each with the reason."""
+    noted: Counter[str] = field(default_factory=Counter)
+    """What was used, but is worth knowing."""
+    failures: list[str] = field(default_factory=list)
+    """Files and scans that could not be used, each with the reason."""
+
+    def leave_out(self, path: Path, reason: str) -> None:
+        """Count and name what a rule left out."""
+        self.dropped[reason] += 1
+        self.unused.append(f"{path}: {reason}")
+
+
+@dataclass(frozen=True)
+class _Scan:
+    series_uid: str
+    headers: list[SliceHeader]
+    annotations: Annotations
+    xml: Path
+
+
+@dataclass
+class _Record:
+    """What is kept of a finished patient. `inputs` tells whether the same files are there when a run goes on."""
+
+    inputs: list[list[Any]]
+    num_images: int = 0
+    num_lesions: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+    noted: Counter[str] = field(default_factory=Counter)
+    failures: list[str] = field(default_factory=list)
+
+
+def import_lidc(
+    source: Path, out: Path, *, seed: int = 0, processes: int | None = None, progress: bool = True
+) -> ImportSummary:
+    """Crop every lesion below `source` into `out`, with train/val/test by a seeded shuffle of the patients.
+
+    DICOM files (`*.dcm`) and XML files may lie anywhere below `source`; they are matched by their identifiers.
+    `processes` is how many work at once, all cores by default. A second run with the same `out` goes on where the
+    first one stopped and tries again what failed; it must find the same patients and use the same `seed`.
+    """
+    for package in ("pydicom", "defusedxml"):
+        if find_spec(package) is None:
+            raise DataError(f"{source}: importing LIDC needs {package}; pip install hpunet[data]")
+    source, out = Path(source), Path(out)
+    summary = ImportSummary(seed=seed)
+    with workers(processes) as run:
+        headers, annotations = _read_source(source, run=run, progress=progress, summary=summary)
+        scans = _match(headers, annotations, summary=summary)
+        splits = split_by_patient({h.patient for h in headers}, fractions=FRACTIONS, seed=seed)
+        _begin(out, plan={"seed": seed, "splits": splits})
+        split_of = {patient: split for split, patients in splits.items() for patient in patients}
+        records: dict[str, _Record] = {}
+        jobs = []
+        for patient in sorted(split_of):
+            found = sorted(scans.get(patient, []), key=lambda scan: scan.series_uid)
+            before = _earlier_record(out, patient)
+            if before is not None and before.inputs == _inputs(found) and not before.failures:
+                records[patient] = before
+            else:
+                jobs.append((patient, split_of[patient], found))
+        summary.num_patients_done_before = len(records)
+        done = run(partial(_import_patient, out), jobs)
+        for (patient, _, _), record in zip(jobs, _shown(done, len(jobs), "patients", progress), strict=True):
+            records[patient] = record
+    summary.patients = {split: len(patients) for split, patients in splits.items()}
+    summary.images = dict.fromkeys(splits, 0)
+    for patient, record in sorted(records.items()):
+        summary.images[split_of[patient]] += record.num_images
+        summary.num_scans += len(record.inputs)
+        summary.num_lesions += record.num_lesions
+        summary.dropped.update(record.dropped)
+        summary.noted.update(record.noted)
+        summary.failures += record.failures
+    summary.dropped, summary.noted = +summary.dropped, +summary.noted  # without the reasons that never came up
+    _write_json(out / "summary.json", vars(summary))
+    return summary
+
+
+def _read_source(
+    source: Path, *, run: Callable[..., Iterator[Any]], progress: bool, summary: ImportSummary
+) -> tuple[list[SliceHeader], list[tuple[Path, Annotations]]]:
+    """All CT headers and all readings below `source`; what cannot be read becomes a failure."""
+    if not source.is_dir():
+        raise DataError(f"{source}: not a folder")
+
+    def name_unreadable(error: OSError) -> None:
+        summary.failures.append(f"{error.filename}: cannot be read ({error.strerror})")
+
+    dicom, xml = [], []
+    for folder, folders, names in os.walk(source, onerror=name_unreadable):
+        folders.sort()
+        paths = [Path(folder, name) for name in sorted(names) if not name.startswith(".")]
+        dicom += [path for path in paths if path.suffix.lower() == ".dcm"]
+        xml += [path for path in paths if path.suffix.lower() == ".xml"]
+    if not dicom or not xml:
+        raise DataError(f"{source}: found {len(dicom)} DICOM files (*.dcm) and {len(xml)} XML files below it")
+    headers, annotations = [], []
+    results = _shown(run(_read_patient_header, dicom), len(dicom), "DICOM headers", progress)
+    for path, (header, error) in zip(dicom, results, strict=True):
+        if error:
+            summary.failures.append(error)
+        elif header is None:
+            summary.leave_out(path, "file: not a CT slice")
+        else:
+            headers.append(header)
+    results = _shown(run(_try_annotations, xml), len(xml), "annotations", progress)
+    for path, (read, error) in zip(xml, results, strict=True):
+        if error:
+            summary.failures.append(error)
+        elif read is None:
+            summary.leave_out(path, "file: XML that is no CT reading")
+        else:
+            annotations.append((path, read))
+    return headers, annotations
+
+
+def _read_patient_header(path: Path) -> tuple[SliceHeader | None, str]:
+    try:
+        header = read_header(path)
+        if header is not None and not _PATIENT_NAME.fullmatch(header.patient):
+            raise DataError(f"{path}: PatientID {header.patient[:64]!r} cannot be the name of a folder")
+    except DataError as error:
+        return None, str(error)
+    return header, ""
+
+
+def _try_annotations(path: Path) -> tuple[Annotations | None, str]:
+    try:
+        annotations = read_annotations(path)
+        if annotations is not None and len(annotations.readings) > NUM_GRADERS:
+            raise DataError(f"{path}: {len(annotations.readings)} reading sessions, expected up to {NUM_GRADERS}")
+    except DataError as error:
+        return None, str(error)
+    return annotations, ""
+
+
+def _match(
+    headers: list[SliceHeader], annotations: list[tuple[Path, Annotations]], *, summary: ImportSummary
+) -> dict[str, list[_Scan]]:
+    """The scans of every patient that have one reading; series and readings without the other are counted."""
+    series: dict[str, list[SliceHeader]] = defaultdict(list)
+    for header in headers:
+        series[header.series_uid].append(header)
+    readings: dict[str, list[tuple[Path, Annotations]]] = defaultdict(list)
+    for path, read in annotations:
+        readings[read.series_uid].append((path, read))
+    for uid in sorted(readings.keys() - series.keys()):
+        for path, _ in readings[uid]:
+            summary.leave_out(path, "XML: its series is not there")
+    for uid in sorted(series.keys() - readings.keys()):
+        summary.leave_out(series[uid][0].path.parent, "series: no XML for it")
+    scans: dict[str, list[_Scan]] = defaultdict(list)
+    for uid in sorted(series.keys() & readings.keys()):
+        patient, found = _of_one_patient(series[uid], summary=summary)
+        path, read = readings[uid][0]
+        others = [other for other, _ in readings[uid][1:]]
+        different = [other for other in others if read_bytes(other) != read_bytes(path)]
+        if different:
+            summary.failures.append(f"{different[0]}: readings of the same series as {path}, but different ones")
+        elif not read.readings:
+            summary.failures.append(f"{path}: no reading session")
+        else:
+            for other in others:
+                summary.leave_out(other, "XML: a copy")
+            scans[patient].append(_Scan(series_uid=uid, headers=found, annotations=read, xml=path))
+    return scans
+
+
+def _of_one_patient(headers: list[SliceHeader], *, summary: ImportSummary) -> tuple[str, list[SliceHeader]]:
+    """The patient whom most slices of a series name, and these; the others are failures."""
+    counts = Counter(header.patient for header in headers)
+    patient = min(counts, key=lambda name: (-counts[name], name))
+    for header in headers:
+        if header.patient != patient:
+            summary.failures.append(
+                f"{header.path}: of patient {header.patient}, but most of series {header.series_uid} is of {patient}"
+            )
+    return patient, [header for header in headers if header.patient == patient]
+
+
+def _import_patient(out: Path, job: tuple[str, str, list[_Scan]]) -> _Record:
+    """Crop all scans of a patient, whose crops are numbered through, and put them in place."""
+    patient, split, scans = job
+    record = _Record(inputs=_inputs(scans))
+    staging = out / ".import" / "staging" / patient
+    targets = {kind: out / split / kind / patient for kind in ("images", "gt")}
+    try:
+        for folder in (staging, *targets.values()):
+            if folder.exists():
+                shutil.rmtree(folder)
+        for scan in scans:
+            _import_scan(scan, staging=staging, record=record)
+        if record.num_images:
+            for kind, target in targets.items():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                (staging / kind).rename(target)
+        _write_json(out / ".import" / "done" / f"{patient}.json", vars(record))
+    except OSError as error:
+        raise DataError(f"{error.filename or out}: cannot be written ({error.strerror or error})") from None
+    return record
+
+
+def _import_scan(scan: _Scan, *, staging: Path, record: _Record) -> None:
+    wanted = {c.sop_uid for r in scan.annotations.readings for nodule in r.nodules for c in nodule.contours}
+    dropped: Counter[str] = Counter()
+    noted: Counter[str] = Counter()
+    try:
+        slices = order_slices(scan.headers, wanted=wanted, dropped=dropped, noted=noted)
+        result = crop_scan(slices, scan.annotations, dropped=dropped, noted=noted)
+    except DataError as error:
+        record.failures.append(f"{scan.xml}: this scan was left out: {error}")
+        return
+    record.dropped += dropped
+    record.noted += noted
+    record.failures += result.failures
+    for crop in result.crops:
+        name = f"z-{crop.slice_number:03d}_c{record.num_lesions + crop.lesion}"
+        pictures = {f"images/{name}": crop.image}
+        pictures |= {
+            f"gt/{name}_l{grader}": labels * 255 for grader, labels in enumerate(crop.labels.astype("uint8"))
+        }
+        for path, pixels in pictures.items():
+            target = staging / f"{path}.png"
+            target.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels).save(target)
+    record.num_images += len(result.crops)
+    record.num_lesions += result.num_lesions
+
+
+def _inputs(scans: list[_Scan]) -> list[list[Any]]:
+    return [[scan.series_uid, len(scan.headers)] for scan in scans]
+
+
+def _begin(out: Path, *, plan: Mapping[str, Any]) -> None:
+    """Start in an empty folder, or go on in one that was begun with the same plan."""
+    path = out / ".import" / "plan.json"
+    if path.exists():
+        if _read_json(path) != plan:
+            raise DataError(f"{out}: begun with another seed or other patients; use an empty folder")
+    elif out.exists() and any(out.iterdir()):
+        raise DataError(f"{out}: not empty and not begun by this importer; use an empty folder")
+    else:
+        _write_json(path, plan)
+    shutil.rmtree(out / ".import" / "staging", ignore_errors=True)
+
+
+def _earlier_record(out: Path, patient: str) -> _Record | None:
+    path = out / ".import" / "done" / f"{patient}.json"
+    if not path.exists():
+        return None
+    content = _read_json(path)
+    try:
+        counters = {name: Counter(content[name]) for name in ("dropped", "noted")}
+        return _Record(**{**content, **counters})
+    except (TypeError, KeyError):
+        raise DataError(f"{path}: not a record of this importer; delete it to import the patient anew") from None
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(read_bytes(path))
+    except ValueError:
+        raise DataError(f"{path}: not readable as JSON; delete it, or use an empty folder") from None
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Written beside and renamed, so that there is never half a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_suffix(".part")
+    beside.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    beside.replace(path)
+
+
+def _shown(items: Iterable[Any], total: int, what: str, progress: bool) -> Iterator[Any]:
+    from rich.console import Console
+    from rich.progress import track
+
+    yield from track(
+        items, description=what, total=total, console=Console(stderr=True), disable=not progress, transient=True
+    )

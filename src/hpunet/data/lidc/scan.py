@@ -1,0 +1,260 @@
+"""One LIDC scan: its slices in order, its readers' outlines joined to lesions, its crops.
+
+Geometry, all of it in the plane of a slice. Native pixel n of an axis with spacing s lies at n·s mm. The resampled
+grid has its point i at i·0.5 mm, that is at native position p = i·0.5/s. Images are interpolated there linearly in
+both axes (in HU, before the window is applied), masks are rasterised at native resolution and take the pixel
+floor(p + ½). A grid point whose nearest native pixel does not exist is outside the scan: −1000 HU and no lesion.
+
+Outlines live in the pixels of a slice, so a tilted gantry changes nothing for them: tilted series are used, their
+slices ordered by the z of their first pixel, as long as they are closer to axial than to anything else.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from jaxtyping import Bool, Float32, UInt8
+
+from hpunet.data.lidc.annotations import Annotations, Contour, rasterise_nodule
+from hpunet.data.lidc.dicom import SliceHeader, read_hounsfield
+from hpunet.errors import DataError
+
+CROP = 180
+"""Side of a crop in pixels (App. C)."""
+SPACING = 0.5
+"""Of the resampled grid, mm (the authors' published crops)."""
+HU_WINDOW = (-1000.0, 400.0)
+"""Mapped to 0...255; the paper does not say which."""
+Z_TOLERANCE = 0.01
+"""Two positions closer than this, in mm, are the same slice."""
+LOCATION_TOLERANCE = 0.001
+"""How far |SliceLocation| and |ImagePositionPatient[2]| may differ by rounding, mm."""
+
+
+@dataclass(frozen=True)
+class Outline:
+    """One grader's nodule, rasterised."""
+
+    grader: int
+    masks: dict[int, Bool[np.ndarray, "h w"]]
+    """By the number of the slice; none is empty."""
+
+    def box(self) -> tuple[np.ndarray, np.ndarray]:
+        """First and last (slice, row, column) that it touches."""
+        corners = [
+            [(number, line.min(), column.min()), (number, line.max(), column.max())]
+            for number, mask in self.masks.items()
+            for line, column in [np.nonzero(mask)]
+        ]
+        return np.min([low for low, _ in corners], axis=0), np.max([high for _, high in corners], axis=0)
+
+
+@dataclass(frozen=True)
+class Crop:
+    """One picture with the gradings of one lesion."""
+
+    slice_number: int
+    lesion: int
+    image: UInt8[np.ndarray, "h w"]
+    labels: Bool[np.ndarray, "r h w"]
+
+
+@dataclass(frozen=True)
+class ScanCrops:
+    """What a scan gives; `failures` name the slices whose pixels could not be read."""
+
+    crops: list[Crop]
+    num_lesions: int
+    failures: list[str]
+
+
+def order_slices(
+    headers: Iterable[SliceHeader], *, wanted: set[str], dropped: Counter[str], noted: Counter[str]
+) -> list[SliceHeader]:
+    """The slices of a series by rising z, one a position; what is left out is counted in `dropped`.
+
+    Left out are copies of a slice, slices whose |SliceLocation| differs from their |z| (App. C; without a
+    SliceLocation there is nothing to differ), and all but one at the same z: one that an outline names (`wanted`
+    holds their SOP UIDs) rather than one that none does.
+    """
+    unique: dict[str, SliceHeader] = {}
+    for header in sorted(headers, key=lambda h: h.path):
+        first = unique.setdefault(header.sop_uid, header)
+        if first is not header:
+            if replace(header, path=first.path) != first:
+                raise DataError(f"{header.path}: another slice than {first.path}, but with the same SOP UID")
+            dropped["slice: a copy with the same SOP UID"] += 1
+    kept: list[SliceHeader] = []
+    for header in sorted(unique.values(), key=lambda h: (h.z, h.sop_uid not in wanted, h.sop_uid)):
+        if header.location is not None and abs(abs(header.location) - abs(header.z)) > LOCATION_TOLERANCE:
+            dropped["slice: |SliceLocation| is not |ImagePositionPatient[2]|"] += 1
+        elif kept and header.z - kept[-1].z < Z_TOLERANCE:
+            dropped["slice: a second one at the same position"] += 1
+        else:
+            kept.append(header)
+    if kept:
+        _check_geometry(kept, noted=noted)
+    return kept
+
+
+def _check_geometry(slices: Sequence[SliceHeader], *, noted: Counter[str]) -> None:
+    first = slices[0]
+    for other in slices:
+        alike = np.allclose(other.orientation, first.orientation, atol=1e-3)
+        if not alike or other.shape != first.shape or not np.allclose(other.spacing, first.spacing, rtol=1e-4):
+            raise DataError(f"{other.path}: orientation, size or spacing differ from {first.path} of the same series")
+    row, column = np.array(first.orientation[:3]), np.array(first.orientation[3:])
+    if not np.allclose([row @ row, column @ column, row @ column], [1, 1, 0], atol=0.01):
+        raise DataError(
+            f"{first.path}: ImageOrientationPatient {first.orientation} are not two orthogonal directions"
+        )
+    towards_z = abs(np.cross(row, column)[2])
+    if towards_z < np.cos(np.pi / 4):
+        raise DataError(f"{first.path}: not an axial series (ImageOrientationPatient {first.orientation})")
+    noted["series: tilted"] += int(towards_z < 0.999)
+    steps = np.diff([header.z for header in slices])
+    if len(steps):
+        noted["gaps where slices are missing"] += int((steps > 1.5 * np.quantile(steps, 0.5, method="lower")).sum())
+
+
+def find_outlines(annotations: Annotations, *, slices: Sequence[SliceHeader], dropped: Counter[str]) -> list[Outline]:
+    """Every nodule of every grader as masks. Outlines find their slice by its SOP UID, else by its z."""
+    by_uid = {header.sop_uid: number for number, header in enumerate(slices)}
+    z = np.array([header.z for header in slices])
+
+    def slice_of(contour: Contour) -> int | None:
+        if contour.sop_uid in by_uid:
+            return by_uid[contour.sop_uid]
+        if not slices:
+            return None
+        nearest = int(np.abs(z - contour.z).argmin())
+        return nearest if abs(z[nearest] - contour.z) < Z_TOLERANCE else None
+
+    outlines = []
+    for grader, reading in enumerate(annotations.readings):
+        dropped["nodule: marked by a point"] += reading.num_point_nodules
+        dropped["contour: a single point"] += reading.num_point_contours
+        dropped["marker of a non-nodule"] += reading.num_non_nodules
+        for nodule in reading.nodules:
+            by_slice: dict[int, list[Contour]] = {}
+            for contour in nodule.contours:
+                number = slice_of(contour)
+                if number is None:
+                    dropped["contour: its slice is missing or was dropped"] += 1
+                else:
+                    by_slice.setdefault(number, []).append(contour)
+            masks = {n: rasterise_nodule(found, shape=slices[n].shape) for n, found in sorted(by_slice.items())}
+            dropped["nodule slice: nothing inside its contours"] += sum(not mask.any() for mask in masks.values())
+            masks = {number: mask for number, mask in masks.items() if mask.any()}
+            if masks:
+                outlines.append(Outline(grader=grader, masks=masks))
+            else:
+                dropped["nodule: nothing of it is left"] += 1
+    return outlines
+
+
+def join_lesions(outlines: Sequence[Outline]) -> list[list[Outline]]:
+    """Outlines of different graders whose tightest 3D boxes overlap are one lesion (App. C), transitively.
+
+    Boxes are of pixels, both ends included, so they overlap if they share a pixel. Ordered by slice, row, column.
+    """
+    boxes = [outline.box() for outline in outlines]
+    left = sorted(range(len(outlines)), key=lambda i: (*boxes[i][0].tolist(), *boxes[i][1].tolist(), i))
+    lesions = []
+    while left:
+        members = [left.pop(0)]
+        for member in members:  # grows while it is walked through
+            low, high = boxes[member]
+            joined = [
+                i
+                for i in left
+                if outlines[i].grader != outlines[member].grader
+                and (boxes[i][0] <= high).all()
+                and (low <= boxes[i][1]).all()
+            ]
+            members += joined
+            left = [i for i in left if i not in joined]
+        lesions.append([outlines[i] for i in members])
+    return lesions
+
+
+def crop_scan(
+    slices: Sequence[SliceHeader],
+    annotations: Annotations,
+    *,
+    dropped: Counter[str],
+    noted: Counter[str],
+) -> ScanCrops:
+    """One crop a lesion and slice that any grader marked, with as many label maps as there were readings.
+
+    A label map holds its grader's mask of this lesion alone, and is empty where that grader marked nothing.
+    """
+    lesions = join_lesions(find_outlines(annotations, slices=slices, dropped=dropped))
+    crops, failures = [], []
+    images: dict[int, np.ndarray | None] = {}
+    for lesion, outlines in enumerate(lesions):
+        for number in sorted({number for outline in outlines for number in outline.masks}):
+            header = slices[number]
+            if number not in images:
+                try:
+                    images[number] = read_hounsfield(header)
+                except DataError as error:
+                    images[number] = None
+                    failures.append(str(error))
+            hounsfield = images[number]
+            if hounsfield is None:
+                dropped["crop: the pixels of its slice cannot be read"] += 1
+                continue
+            masks = np.zeros((len(annotations.readings), *header.shape), dtype=np.bool_)
+            for outline in outlines:
+                if number in outline.masks:
+                    masks[outline.grader] |= outline.masks[number]
+            image, labels, padded = crop_slice(hounsfield, masks=masks, spacing=header.spacing)
+            if not labels.any():
+                dropped["crop: nothing of the lesion is left after resampling"] += 1
+                continue
+            noted["crops: padded where they leave the scan"] += padded
+            noted["crops: smaller than their lesion"] += _exceeds_crop(masks, spacing=header.spacing)
+            crops.append(Crop(slice_number=number, lesion=lesion, image=image, labels=labels))
+    return ScanCrops(crops=crops, num_lesions=len(lesions), failures=failures)
+
+
+def _exceeds_crop(masks: Bool[np.ndarray, "r h w"], *, spacing: tuple[float, float]) -> bool:
+    extents = np.nonzero(masks.any(axis=0))
+    return any(
+        float(np.ptp(marked)) * side > (CROP - 1) * SPACING for marked, side in zip(extents, spacing, strict=True)
+    )
+
+
+def crop_slice(
+    hounsfield: Float32[np.ndarray, "h w"], *, masks: Bool[np.ndarray, "r h w"], spacing: tuple[float, float]
+) -> tuple[UInt8[np.ndarray, "side side"], Bool[np.ndarray, "r side side"], bool]:
+    """The 180×180 crop around the middle of the box of all masks; says, last, whether it had to be padded.
+
+    The grid point nearest to that middle becomes pixel (90, 90).
+    """
+    extents = np.nonzero(masks.any(axis=0))
+    lower, upper, weight, nearest, exists = [], [], [], [], []
+    for axis, marked in enumerate(extents):
+        length = hounsfield.shape[axis]
+        middle = (marked.min() + marked.max()) / 2 * spacing[axis] / SPACING
+        position = (np.floor(middle + 0.5) - CROP // 2 + np.arange(CROP)) * SPACING / spacing[axis]
+        pixel = np.floor(position + 0.5).astype(np.int64)
+        exists.append((pixel >= 0) & (pixel < length))
+        nearest.append(pixel.clip(0, length - 1))
+        position = position.clip(0, length - 1)
+        lower.append(np.floor(position).astype(np.int64).clip(0, length - 2))
+        upper.append(lower[-1] + 1)
+        weight.append(position - lower[-1])
+    within = exists[0][:, None] & exists[1][None, :]
+    columns = weight[1][None, :]
+    above, below = (
+        hounsfield[np.ix_(rows, lower[1])] * (1 - columns) + hounsfield[np.ix_(rows, upper[1])] * columns
+        for rows in (lower[0], upper[0])
+    )
+    values = above * (1 - weight[0][:, None]) + below * weight[0][:, None]
+    low, high = HU_WINDOW
+    image = np.rint((np.where(within, values, low).clip(low, high) - low) / (high - low) * 255).astype(np.uint8)
+    labels = masks[:, nearest[0]][:, :, nearest[1]] & within
+    return image, labels, not bool(within.all())

@@ -1,0 +1,252 @@
+"""One way to open any data: a pack, a data set in its published layout, your own folder, or a synthetic set."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from hpunet.data.cityscapes.scenes import open_cityscapes
+from hpunet.data.folder.source import open_folder
+from hpunet.data.io.archives import is_archive
+from hpunet.data.lidc.crops import open_lidc_crops
+from hpunet.data.options import as_set, in_toml, what_it_takes
+from hpunet.data.packs import Progress, is_pack, open_pack, pack_origin, write_pack
+from hpunet.data.snemi3d import open_snemi3d
+from hpunet.data.synthetic.source import INFO as SYNTHETIC
+from hpunet.data.synthetic.source import open_synthetic
+from hpunet.data.types import SPLITS, NoSuchSplitError, Source, refuse_shared_patients
+from hpunet.errors import ConfigError, DataError
+
+_OPENERS: dict[str, Callable[..., Source]] = {
+    "pack": open_pack,
+    "lidc": open_lidc_crops,
+    "snemi3d": open_snemi3d,
+    "cityscapes": open_cityscapes,
+    "folder": open_folder,
+    "synthetic": open_synthetic,
+}
+SYNTHETIC_PREFIX = "synthetic:"
+_MAX_LOOKED_AT = 1000
+"""Entries of a folder that are tried when it is not of a known layout itself."""
+
+
+def detect_kind(where: str) -> str:
+    """What kind of data lies at `where`, by its layout; 'synthetic:lesions' and the like name generated sets."""
+    if where.startswith(SYNTHETIC_PREFIX):
+        return "synthetic"
+    path = Path(where)
+    if not path.exists():
+        names = ", ".join(SYNTHETIC_PREFIX + name for name in SYNTHETIC)
+        raise DataError(f"{where}: no such file or folder (generated sets are called {names})")
+    found = _layout(path)
+    if found is not None:
+        return found
+    inside = [entry for entry in sorted(path.iterdir())[:_MAX_LOOKED_AT] if _layout(entry)] if path.is_dir() else []
+    raise DataError(
+        f"{where}: not a layout we know"
+        + (f" (did you mean {' or '.join(map(str, inside[:3]))}?)" if inside else "")
+        + "; expected a pack, lidc_crops (<split>/images or <split>.tar.gz), SNEMI3D (train-input.*), Cityscapes "
+        "(leftImg8bit/) or your own folder (images/ with masks/, graders/ or instances/)"
+    )
+
+
+def _layout(path: Path) -> str | None:
+    if is_pack(path):
+        return "pack"
+    if (path / "leftImg8bit").is_dir():
+        return "cityscapes"
+    if any(path.glob("train-input.*")):
+        return "snemi3d"
+    if any((path / split / "images").is_dir() or (path / f"{split}.tar.gz").is_file() for split in SPLITS):
+        return "lidc"
+    return "folder" if is_archive(path) or (path / "images").is_dir() else None
+
+
+def open_data(where: str, *, split: str, options: Mapping[str, Any] | None = None) -> Source:
+    """One split of the data at `where`; `options` are the keyword arguments of that kind's opener.
+
+    A pack takes the options of the data that it was made of as well, if they are those it was made with.
+    """
+    kind = detect_kind(where)
+    arguments = _as_arguments(options or {})
+    _check_options(where, arguments)
+    if kind == "pack":
+        _check_same_as_packed(where, arguments)
+        own = inspect.signature(open_pack).parameters
+        arguments = {name: value for name, value in arguments.items() if name in own}
+    first = where.removeprefix(SYNTHETIC_PREFIX) if kind == "synthetic" else Path(where)
+    return _OPENERS[kind](first, split=split, **arguments)
+
+
+def pack_data(
+    where: str,
+    out: Path,
+    *,
+    options: Mapping[str, Any],
+    processes: int = 1,
+    progress: Progress | None = None,
+) -> dict[str, Source]:
+    """Write all splits of the data at `where` as a pack that remembers how they were opened; returns them."""
+    sources = open_splits(where, options=options)
+    if detect_kind(where) == "pack":
+        made_with = pack_origin(Path(where))[1]
+    else:
+        made_with = {**_defaults(detect_kind(where)), **_as_arguments(options)}
+    write_pack(sources, out, processes=processes, progress=progress, options=made_with)
+    return sources
+
+
+def open_split(where: str, *, split: str, options: Mapping[str, Any] | None = None) -> Source:
+    """The split that a user chose with --split; the error for one that is not there names those that are."""
+    if split in SPLITS:
+        with suppress(NoSuchSplitError):
+            return open_data(where, split=split, options=options)
+    there = ", ".join(open_splits(where, options=options))
+    raise NoSuchSplitError(f"{where}: has no split {split!r}, only {there}; choose one with --split")
+
+
+def known_options(where: str) -> dict[str, Any]:
+    """The options that data of this kind take, with their types; a pack's are also those of what was packed."""
+    kinds = [detect_kind(where)]
+    if kinds == ["pack"]:
+        kind, made_with = _packed(where)
+        kinds += [kind] if made_with is not None else []
+    return {name: option.annotation for kind in reversed(kinds) for name, option in _options(kind).items()}
+
+
+def options_of_run(
+    where: str, *, kind: str, options: Mapping[str, Any], changes: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The options to open data with that a run was trained with, `changes` put over them.
+
+    They are those that data of this kind have. A pack of the run's kind must have been made with the run's options,
+    unless `changes` say otherwise: with another split, images of its training would be scored.
+    """
+    changes = changes or {}
+    known = known_options(where)
+    chosen = {name: value for name, value in options.items() if name in known and name not in changes}
+    if detect_kind(where) == "pack":
+        if pack_origin(Path(where))[0] != kind:
+            return dict(changes)
+        packed_kind, made_with = _packed(where)
+        if made_with is not None:
+            usual = {name: value for name, value in _defaults(packed_kind).items() if name not in changes}
+            _check_same_as_packed(where, {**usual, **_as_arguments(chosen)}, by_run=True)
+    return {**chosen, **changes}
+
+
+def settled_options(where: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """`options`, and for a pack those it was made with besides: all that says how the data were read."""
+    if detect_kind(where) != "pack":
+        return dict(options)
+    kind, made_with = _packed(where)
+    if made_with is None:
+        return dict(options)
+    defaults = _defaults(kind)
+    unusual = {k: v for k, v in made_with.items() if k not in defaults or _as_arguments({k: v})[k] != defaults[k]}
+    return {**unusual, **options}
+
+
+def check_options_of_settings(where: str, options: Mapping[str, Any]) -> None:
+    """Refuse settings whose data.options were made for other data than those at `where`: of another kind, or packed
+    with other options.
+    """
+    kind = detect_kind(where)
+    if kind == "pack":
+        kind, made_with = _packed(where)
+        if made_with is None:
+            return
+    known = known_options(where)
+    for name in options:
+        if name not in known:
+            kinds = [other for other in _OPENERS if name in _options(other)]
+            made_for = f", an option of {' and '.join(kinds)} data" if kinds else ""
+            raise ConfigError(
+                f"data.options.{name}: set by the preset or settings{made_for}; {where} is of the kind "
+                f"{kind} and takes none such; make settings that fit: hpunet init --data {where}"
+            )
+    arguments = _as_arguments(options)
+    _check_options(where, arguments)
+    if detect_kind(where) == "pack":
+        _check_same_as_packed(where, arguments, prefix="data.options.")
+
+
+def _check_options(where: str, arguments: Mapping[str, Any]) -> None:
+    kind, known = detect_kind(where), known_options(where)
+    for name, value in arguments.items():
+        if name not in known:
+            raise ConfigError(f"{name}: {kind} data take no such option, only {', '.join(known)}")
+        try:
+            TypeAdapter(known[name]).validate_python(value, strict=True)
+        except ValidationError:
+            wanted, got = what_it_takes(name, known[name]), value if isinstance(value, str) else in_toml(value)
+            raise ConfigError(f"{name}: option of {kind} data, expected {wanted}; got {got}") from None
+
+
+def _check_same_as_packed(
+    where: str, arguments: Mapping[str, Any], *, prefix: str = "", by_run: bool = False
+) -> None:
+    """Refuse options that a pack was not made with: its splits and ids would not be those asked for, or a run's."""
+    kind, made_with = _packed(where)
+    if made_with is None:
+        return
+    usual = _defaults(kind)
+    there = {**usual, **_as_arguments(made_with)}
+    different = {name: value for name, value in arguments.items() if name in there and there[name] != value}
+    if not different:
+        return
+    words = "the run was trained with {}" if by_run else "{} is asked for"
+    what = [
+        f"{prefix}{name}: {words.format(in_toml(value))}, but the pack {where} was made with {in_toml(there[name])}"
+        for name, value in different.items()
+    ]
+    wanted = {**there, **different}
+    to_pack = [as_set(name, wanted[name]) for name in usual if wanted[name] != usual[name]]
+    to_take = [as_set(prefix + name, there[name]) for name in different]
+    unseen = "if the run has not seen these images, " if by_run else ""
+    raise ConfigError(
+        f"{'; '.join(what)}; pack again ({' '.join(['hpunet data pack WHERE OUT', *to_pack])}), or {unseen}take what "
+        f"the pack has ({' '.join(to_take)})"
+    )
+
+
+def _packed(where: str) -> tuple[str, dict[str, Any] | None]:
+    """What was packed: the kind of the data, and their options if they are known."""
+    name, made_with = pack_origin(Path(where))
+    kind = name.partition("-")[0]  # synthetic-lesions and the like are one kind
+    return kind, made_with if kind in _OPENERS else None
+
+
+def _options(kind: str) -> dict[str, inspect.Parameter]:
+    _, *parameters = inspect.signature(_OPENERS[kind]).parameters.values()
+    return {parameter.name: parameter for parameter in parameters if parameter.name != "split"}
+
+
+def _defaults(kind: str) -> dict[str, Any]:
+    return {name: option.default for name, option in _options(kind).items()}
+
+
+def open_splits(where: str, *, options: Mapping[str, Any] | None = None) -> dict[str, Source]:
+    """All splits that the data have; at least one."""
+    found: dict[str, Source] = {}
+    for split in SPLITS:
+        with suppress(NoSuchSplitError):
+            found[split] = open_data(where, split=split, options=options)
+    if not found:
+        raise DataError(f"{where}: has none of the splits {', '.join(SPLITS)}")
+    refuse_shared_patients(list(found.values()))
+    return found
+
+
+def _as_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
+    """TOML knows lists, our arguments are tuples; it has no word for nothing, which is "none" here."""
+
+    def tuples(value: Any) -> Any:
+        if isinstance(value, list):
+            return tuple(tuples(v) for v in value)
+        return {k: tuples(v) for k, v in value.items()} if isinstance(value, dict) else value
+
+    return {name: None if value == "none" else tuples(value) for name, value in options.items()}

@@ -1,0 +1,119 @@
+"""Synthetic data that need no download and whose truth is known: the embedded default of the package.
+
+Three kinds, one for each data set of the paper (App. C):
+
+* lesions: lung-like images, four graders drawn from a known distribution (`SyntheticSource.distribution`);
+* neurites: EM-like images, each cell one instance; the partition is exact, ids are uniform and independent;
+* streets: street scenes in Cityscapes' classes, each car one instance, with ignored pixels and car groups.
+
+Image i is a pure function of kind, seed, split, i and size: generated when asked for, the same in every process.
+"""
+
+import numpy as np
+
+from hpunet.data.synthetic.lesions import KnownDistribution, make_lesions
+from hpunet.data.synthetic.neurites import make_neurites
+from hpunet.data.synthetic.streets import FIXED_CLASSES, labels_from_ids, make_street
+from hpunet.data.types import SPLITS, Identity, Sample, SetInfo, make_sample
+from hpunet.errors import ConfigError
+
+INFO = {
+    "lesions": SetInfo(
+        kind="synthetic-lesions",
+        in_channels=1,
+        num_graders=4,
+        fixed_classes=("background", "lesion"),
+        stochastic_classes=(1,),
+    ),
+    "neurites": SetInfo(
+        kind="synthetic-neurites",
+        in_channels=1,
+        num_graders=1,
+        fixed_classes=("background",),
+        num_random_ids=15,
+        stochastic_classes=tuple(range(1, 16)),
+    ),
+    "streets": SetInfo(
+        kind="synthetic-streets",
+        in_channels=3,
+        num_graders=1,
+        fixed_classes=FIXED_CLASSES,
+        num_random_ids=5,
+        stochastic_classes=tuple(range(len(FIXED_CLASSES), len(FIXED_CLASSES) + 5)),
+    ),
+}
+"""The kinds, and what each knows of itself."""
+IMAGES_PER_PATIENT = 4
+_DEFAULT_HEIGHT = {"lesions": 64, "neurites": 128, "streets": 128}
+_MIN_SIDE = 16
+
+
+def open_synthetic(
+    name: str, *, split: str, num_images: int = 256, size: int | tuple[int, int] | None = None, seed: int = 0
+) -> "SyntheticSource":
+    """One split of a synthetic set: `name` is 'lesions', 'neurites' or 'streets'.
+
+    `size` is (height, width), or the height alone: streets are then twice as wide as high, the others square. Images
+    of different splits, seeds or kinds come from different random streams.
+    """
+    if name not in INFO:
+        raise ConfigError(f"synthetic set {name!r} is unknown, expected one of {', '.join(INFO)}")
+    if split not in SPLITS:
+        raise ConfigError(f"split {split!r} is unknown, expected one of {', '.join(SPLITS)}")
+    if num_images < 1:
+        raise ConfigError(f"num_images must be at least 1, got {num_images}")
+    if not 0 <= seed < 2**32:
+        raise ConfigError(f"seed must lie in 0...{2**32 - 1}, got {seed}")
+    size = _DEFAULT_HEIGHT[name] if size is None else size
+    if isinstance(size, int):
+        size = (size, 2 * size if name == "streets" else size)
+    if min(size) < _MIN_SIDE:
+        raise ConfigError(f"size must be at least {_MIN_SIDE} on each side, got {size[0]}x{size[1]}")
+    return SyntheticSource(name, split=split, num_images=num_images, size=size, seed=seed)
+
+
+class SyntheticSource:
+    """A `Source` whose samples are made when asked for; see `open_synthetic`."""
+
+    def __init__(self, name: str, *, split: str, num_images: int, size: tuple[int, int], seed: int) -> None:
+        self.info = INFO[name]
+        self.split = split
+        self.size = size
+        patients = [f"{name}-s{seed}-{split}-{i // IMAGES_PER_PATIENT:04d}" for i in range(num_images)]
+        self.identities = [Identity(patient=p, key=f"{p}/{i:05d}") for i, p in enumerate(patients)]
+        self._name = name
+        self._stream = (seed, list(INFO).index(name), SPLITS.index(split))
+
+    def __len__(self) -> int:
+        return len(self.identities)
+
+    def __getitem__(self, index: int) -> Sample:
+        identity = self.identities[index]
+        rng = self.rng(index)
+        valid = None
+        if self._name == "lesions":
+            image, distribution = make_lesions(rng, size=self.size)
+            image, labels = image[None], distribution.sample(rng, self.info.num_graders)
+        elif self._name == "neurites":
+            image, cells = make_neurites(rng, size=self.size)
+            image, labels = image[None], cells[None]
+        else:
+            image, ids = make_street(rng, size=self.size)
+            classes, valid = labels_from_ids(ids)
+            labels = classes[None]
+        return make_sample(
+            image=image, labels=labels, valid=valid, identity=identity, info=self.info, where=identity.key
+        )
+
+    def distribution(self, index: int) -> KnownDistribution:
+        """The exact distribution that the graders of image `index` were drawn from; lesions only.
+
+        For the kinds with instances the labels themselves are the truth: ids are uniform and independent.
+        """
+        if self._name != "lesions":
+            raise ConfigError(f"{self._name} have no distribution of gradings, only lesions do")
+        return make_lesions(self.rng(index), size=self.size)[1]
+
+    def rng(self, index: int) -> np.random.Generator:
+        """The random stream that image `index` is made from, at its beginning."""
+        return np.random.default_rng((*self._stream, range(len(self))[index]))

@@ -1,0 +1,209 @@
+"""Street scenes in Cityscapes' classes: a street in perspective, lined by houses, with cars that hide each other.
+
+The street is a world in metres: lateral X (right), height Y, depth Z; the camera looks along Z. Ground, houses and
+sky are found pixel by pixel; everything else is painted on them, the farthest first (`synthetic_street_objects.py`).
+"""
+
+import numpy as np
+from jaxtyping import Bool, Int32, UInt8
+from PIL import Image
+from scipy import ndimage
+
+from hpunet.data.synthetic.street_objects import Camera, Painter, paint_objects
+from hpunet.data.synthetic.texture import smooth_noise, to_bytes
+
+OFFICIAL_IDS = {
+    "road": 7,
+    "sidewalk": 8,
+    "building": 11,
+    "wall": 12,
+    "fence": 13,
+    "pole": 17,
+    "traffic light": 19,
+    "traffic sign": 20,
+    "vegetation": 21,
+    "terrain": 22,
+    "sky": 23,
+    "person": 24,
+    "rider": 25,
+    "car": 26,
+    "truck": 27,
+    "bus": 28,
+    "train": 31,
+    "motorcycle": 32,
+    "bicycle": 33,
+}
+"""The 19 classes of the benchmark in the order of its train ids, with their label ids."""
+FIXED_CLASSES = tuple(name for name in OFFICIAL_IDS if name != "car")
+_EGO_VEHICLE, _BORDER = 1, 2
+_CAR = OFFICIAL_IDS["car"]
+_COLOURS = {
+    name: np.asarray(colour, np.float32)
+    for name, colour in {
+        "road": (96, 94, 98),
+        "sidewalk": (142, 136, 132),
+        "sky": (196, 210, 226),
+        "vegetation": (62, 86, 48),
+        "wall": (128, 120, 112),
+        "fence": (90, 84, 80),
+    }.items()
+}
+_HOUSES = ((168, 148, 126), (186, 176, 160), (142, 98, 82), (198, 184, 150), (122, 118, 120), (160, 166, 172))
+
+
+def make_street(
+    rng: np.random.Generator, *, size: tuple[int, int]
+) -> tuple[UInt8[np.ndarray, "3 h w"], Int32[np.ndarray, "h w"]]:
+    """A scene and its ids, as in Cityscapes' `instanceIds`: label id, or label id · 1000 + i for instance i.
+
+    Cars of a group (far away, where single ones are hard to tell) have the plain id 26.
+    """
+    h, w = size
+    camera = Camera(
+        focal=1.1 * max(w, 1.5 * h),
+        horizon=h * rng.uniform(0.4, 0.46),
+        centre=w * rng.uniform(0.44, 0.56),
+        height=1.5,
+    )
+    half_road = tuple(rng.uniform(4.5, 7.5, 2))
+    sidewalk = tuple(rng.uniform(2.5, 5, 2))
+    end = rng.uniform(70, 140)
+    colour, ids = _surroundings(rng, camera=camera, size=size, half_road=half_road, sidewalk=sidewalk, end=end)
+    painter = Painter(colour=Image.fromarray(to_bytes(colour / 255)), ids=Image.fromarray(ids), camera=camera)
+    paint_objects(rng, painter=painter, half_road=half_road, sidewalk=sidewalk, end=end)
+    _paint_own_car(rng, painter=painter, size=size)
+    ids = _renumber(np.array(painter.ids))
+    return _photograph(rng, colour=np.array(painter.colour), ids=ids), ids
+
+
+def labels_from_ids(ids: Int32[np.ndarray, "h w"]) -> tuple[Int32[np.ndarray, "h w"], Bool[np.ndarray, "h w"]]:
+    """Labels by the contract of `data/base.py`, and where they count: not on ignored pixels, nor on car groups."""
+    single_car = ids // 1000 == _CAR
+    label_id = np.where(ids >= 1000, ids // 1000, ids)
+    table = np.full(1 + max(OFFICIAL_IDS.values()), -1, dtype=np.int32)
+    table[[OFFICIAL_IDS[name] for name in FIXED_CLASSES]] = np.arange(len(FIXED_CLASSES))
+    labels = np.where(single_car, len(FIXED_CLASSES) + ids % 1000, table[label_id]).astype(np.int32)
+    return np.maximum(labels, 0), labels >= 0
+
+
+def _surroundings(
+    rng: np.random.Generator,
+    *,
+    camera: Camera,
+    size: tuple[int, int],
+    half_road: tuple[float, ...],
+    sidewalk: tuple[float, ...],
+    end: float,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Ground, house fronts and sky: colours (h, w, 3) and ids (h, w)."""
+    h, w = size
+    y, x = np.arange(h, dtype=np.float32)[:, None], np.arange(w, dtype=np.float32)[None, :]
+    on_right = (x >= camera.centre).astype(int)
+    front = np.asarray(half_road)[on_right] + np.asarray(sidewalk)[on_right]
+    depth = np.minimum(camera.focal * front / np.maximum(np.abs(x - camera.centre), 1e-3), end)
+    height = camera.height - (y - camera.horizon) * depth / camera.focal  # in metres, of the ray at the front
+    colour = _sky(rng, size=size)
+    ids = np.full(size, OFFICIAL_IDS["sky"], dtype=np.int32)
+
+    front_ids, tops, front_colours = _fronts(rng, depth=depth[0], on_right=on_right[0], end=end)
+    leafy = front_ids == OFFICIAL_IDS["vegetation"]
+    tops = tops + 0.6 * leafy * smooth_noise(rng, size=size, scale=max(h / 60, 1.5))
+    is_front = (height < tops) & (height >= 0)
+    in_storey, in_bay = np.abs(height % 3.2 - 1.75) < 0.8, np.abs(depth % 2.6 - 1.3) < 0.7
+    is_house = (front_ids == OFFICIAL_IDS["building"]) & (depth < end)
+    window = is_house & in_storey & in_bay & (height < tops - 0.8)
+    side_light = rng.permutation(rng.uniform((0.6, 0.85), (0.8, 1.0)))[on_right]
+    light = np.where(depth < end, side_light, 0.8) * np.where(window, 0.45, 1) * np.where(height < 0.5, 0.75, 1)
+    np.copyto(colour, front_colours * light[..., None].astype(np.float32), where=is_front[..., None])
+    np.copyto(ids, front_ids, where=is_front)
+
+    below = np.maximum(y - camera.horizon, 1e-3)
+    ground_depth = camera.focal * camera.height / below
+    ground_colour, ground_ids = _ground(
+        lateral=(x - camera.centre) * camera.height / below, depth=ground_depth, half_road=half_road
+    )
+    is_ground = (height < 0) & (y > camera.horizon)
+    np.copyto(colour, ground_colour, where=is_ground[..., None])
+    np.copyto(ids, ground_ids, where=is_ground)
+    return colour, ids
+
+
+def _sky(rng: np.random.Generator, *, size: tuple[int, int]) -> np.ndarray:
+    """Colours (h, w, 3), bluer towards the top, with clouds."""
+    h = size[0]
+    up = 1 - np.arange(h, dtype=np.float32)[:, None, None] / h
+    wide, narrow = (smooth_noise(rng, size=size, scale=max(h / parts, 2.0)) for parts in (4, 14))
+    clouds = 12 * np.clip(wide + 0.5 * narrow, -0.5, 1.5)[..., None]
+    return np.asarray(_COLOURS["sky"] - up * np.asarray((30, 14, 0), np.float32) + clouds)
+
+
+def _ground(*, lateral: np.ndarray, depth: np.ndarray, half_road: tuple[float, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """Road with a broken centre line, kerbs and sidewalks: colours (h, w, 3) and ids (h, w)."""
+    is_road = (lateral > -half_road[0]) & (lateral < half_road[1])
+    kerb = np.minimum(np.abs(lateral + half_road[0]), np.abs(lateral - half_road[1])) < 0.12
+    middle = (half_road[1] - half_road[0]) / 2
+    line = (np.abs(lateral - middle) < 0.09) & (depth % 6 < 3) & (depth < 60)
+    colour = np.where(is_road[..., None], _COLOURS["road"], _COLOURS["sidewalk"])
+    colour += (70 * line + 35 * kerb)[..., None]
+    return colour, np.where(is_road, OFFICIAL_IDS["road"], OFFICIAL_IDS["sidewalk"]).astype(np.int32)
+
+
+def _fronts(
+    rng: np.random.Generator, *, depth: np.ndarray, on_right: np.ndarray, end: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What stands along the street in each column: ids (w,), heights in metres (w,) and colours (w, 3)."""
+    num_plots = 40
+    kinds = ("building", "vegetation", "wall", "fence")
+    plot_kind = rng.choice(4, (2, num_plots), p=(0.72, 0.18, 0.05, 0.05))
+    plot_kind[:, -1] = rng.choice(2, p=(0.4, 0.6))  # the last plot closes the street, the same on both sides
+    low, high = np.asarray([(7, 20), (5, 11), (1.8, 2.6), (1.4, 2)]).T
+    heights = rng.uniform(low[plot_kind], high[plot_kind])
+    heights[:, -1] = rng.uniform(6, 12)
+    edges = np.cumsum(rng.uniform(9, 22, (2, num_plots - 1)), axis=1)
+    paint = rng.integers(len(_HOUSES), size=(2, num_plots))
+    house = np.asarray(_HOUSES)[paint] * rng.uniform(0.85, 1.1, (2, num_plots, 1))
+    house[:, -1] = house[0, -1]
+    plain = np.stack([_COLOURS.get(kind, np.zeros(3)) for kind in kinds])
+    colours = np.where((plot_kind == 0)[..., None], house, plain[plot_kind])
+    plot = np.where(on_right == 1, np.searchsorted(edges[1], depth), np.searchsorted(edges[0], depth))
+    plot = np.where(depth >= end, num_plots - 1, plot)
+    official = np.asarray([OFFICIAL_IDS[kind] for kind in kinds], dtype=np.int32)
+    return official[plot_kind[on_right, plot]], heights[on_right, plot], colours[on_right, plot].astype(np.float32)
+
+
+def _paint_own_car(rng: np.random.Generator, *, painter: Painter, size: tuple[int, int]) -> None:
+    """The bonnet of the car that carries the camera, and the border left by rectification: both are ignored."""
+    h, w = size
+    rise = h * rng.uniform(0.05, 0.11)
+    angle = np.linspace(np.pi, 2 * np.pi, 48)
+    arc = np.stack([w / 2 + 0.62 * w * np.cos(angle), h + rise * np.sin(angle) * 1.3 + rise * 0.2], axis=1)
+    painter.polygon(arc, colour=(44, 46, 52), value=_EGO_VEHICLE)
+    side = max(1, h // 128)
+    for left in (0, w - side):
+        corners = np.asarray([(left, 0), (left + side - 1, 0), (left + side - 1, h), (left, h)])
+        painter.polygon(corners, colour=(8, 8, 8), value=_BORDER)
+
+
+def _renumber(ids: np.ndarray) -> np.ndarray:
+    """Number the instances of each class that can be seen from 0 on: some are wholly hidden."""
+    values = np.unique(ids)
+    new = values.copy()
+    for label_id in np.unique(values[values >= 1000] // 1000):
+        of_class = values // 1000 == label_id
+        new[of_class] = label_id * 1000 + np.arange(of_class.sum())
+    return new[np.searchsorted(values, ids)].astype(np.int32)
+
+
+def _photograph(rng: np.random.Generator, *, colour: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    """Texture, light, optics and noise: (h, w, 3) as (3, h, w)."""
+    size = ids.shape
+    leafy = ids == OFFICIAL_IDS["vegetation"]
+    grain = smooth_noise(rng, size=size, scale=max(size[0] / 150, 1.2))
+    patches = smooth_noise(rng, size=size, scale=max(size[0] / 20, 2.0))
+    light = (1 + np.where(leafy, 0.22, 0.025) * grain + 0.025 * patches) * rng.uniform(0.85, 1.2)
+    tint = rng.uniform(0.95, 1.05, 3)
+    noise = 0.012 * rng.standard_normal((3, *size), dtype=np.float32)
+    planes = [
+        ndimage.gaussian_filter(colour[..., i] / 255 * light * tint[i], size[0] / 800, truncate=3) for i in range(3)
+    ]
+    return to_bytes(np.stack(planes) + noise)

@@ -1,0 +1,113 @@
+"""Synthetic data written to disk in the layouts of the real sets, so that every reader and preset can be tried.
+
+Whoever gets the real data later changes a path and nothing else.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from hpunet.data.synthetic.neurites import make_neurite_slices
+from hpunet.data.synthetic.source import IMAGES_PER_PATIENT, SyntheticSource, open_synthetic
+from hpunet.data.synthetic.streets import make_street
+from hpunet.data.types import SPLITS
+from hpunet.data.workers import workers
+from hpunet.errors import ConfigError, DataError
+
+CITIES = {
+    "train": ("train", ("aachen", "bochum")),
+    "val": ("train", ("darmstadt", "ulm")),
+    "test": ("val", ("frankfurt", "munster")),
+}
+"""By our split: the official split and the cities that hold it (our validation cities are official training ones)."""
+
+
+def write_lidc_crops(out: Path, *, num_patients: int, size: int | tuple[int, int] = 128, seed: int = 0) -> None:
+    """Lesions as `<split>/images/<patient>/z-<z>_c0.png` and `<split>/gt/<patient>/z-<z>_c0_l<0-3>.png` (0 or 255).
+
+    Each split gets `num_patients` patients of 4 images, the same as `open_synthetic` yields.
+    """
+    _claim(out)
+    for split in SPLITS:
+        num_images = num_patients * IMAGES_PER_PATIENT
+        source = open_synthetic("lesions", split=split, num_images=num_images, size=size, seed=seed)
+        for i, identity in enumerate(source.identities):
+            sample, name = source[i], f"z-{i % IMAGES_PER_PATIENT:03d}_c0"
+            pixels = np.rint(sample.image[0] * 255).astype(np.uint8)
+            _save(out / split / "images" / identity.patient / f"{name}.png", pixels)
+            for grader, labels in enumerate(sample.labels):
+                path = out / split / "gt" / identity.patient / f"{name}_l{grader}.png"
+                _save(path, (labels * 255).astype(np.uint8))
+
+
+def write_snemi3d_stack(out: Path, *, depth: int, size: int | tuple[int, int] = 256, seed: int = 0) -> None:
+    """Neurites as `train-input.tif` (uint8) and `train-labels.tif` (uint16), both (z, y, x).
+
+    A cell keeps its number through the slices, also where it falls into pieces.
+    """
+    try:
+        import tifffile
+    except ImportError:
+        raise DataError(f"{out}: writing TIFF needs tifffile: pip install hpunet[data]") from None
+    if depth < 1:
+        raise ConfigError(f"depth must be at least 1, got {depth}")
+    source = open_synthetic("neurites", split="train", size=size, seed=seed)
+    _claim(out)
+    slices = make_neurite_slices(source.rng(0), size=source.size)
+    images, cells = (np.stack(volume) for volume in zip(*islice(slices, depth), strict=True))
+    for name, volume in (("train-input", images), ("train-labels", cells.astype(np.uint16))):
+        tifffile.imwrite(out / f"{name}.tif", volume, photometric="minisblack", compression="zlib")
+
+
+def write_cityscapes_scenes(
+    out: Path,
+    *,
+    num_images: int,
+    size: int | tuple[int, int] = (512, 1024),
+    seed: int = 0,
+    processes: int | None = 1,
+    progress: Callable[[Iterable[Any], int, str], Iterable[Any]] | None = None,
+) -> None:
+    """Streets as `leftImg8bit/<split>/<city>/…` and `gtFine/<split>/<city>/…_gtFine_{labelIds,instanceIds}.png`.
+
+    Each of our splits gets `num_images` scenes, the same as `open_synthetic` yields, in its `CITIES` by turns.
+    So many `processes` paint them, None for one a core.
+    """
+    _claim(out)
+    scenes = [(split, i) for split in CITIES for i in range(num_images)]
+    sources = {
+        split: open_synthetic("streets", split=split, num_images=num_images, size=size, seed=seed) for split in CITIES
+    }
+    with workers(processes) as run:
+        written = run(partial(_write_scene, out, sources), scenes)
+        for _ in progress(written, len(scenes), "painting scenes") if progress else written:
+            pass
+
+
+def _write_scene(out: Path, sources: Mapping[str, SyntheticSource], scene: tuple[str, int]) -> None:
+    split, i = scene
+    official_split, cities = CITIES[split]
+    image, ids = make_street(sources[split].rng(i), size=sources[split].size)
+    city = cities[i % len(cities)]
+    stem = Path(official_split) / city / f"{city}_{i // len(cities):06d}_000019"
+    label_ids = np.where(ids >= 1000, ids // 1000, ids)
+    _save(out / "leftImg8bit" / f"{stem}_leftImg8bit.png", image.transpose(1, 2, 0))
+    _save(out / "gtFine" / f"{stem}_gtFine_labelIds.png", label_ids.astype(np.uint8))
+    _save(out / "gtFine" / f"{stem}_gtFine_instanceIds.png", ids.astype(np.uint16))
+
+
+def _claim(out: Path) -> None:
+    """Make the folder; never write among files that are there already."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise DataError(f"{out}: already exists and is not an empty folder, choose another one")
+    out.mkdir(parents=True, exist_ok=True)
+
+
+def _save(path: Path, pixels: np.ndarray) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(pixels).save(path)

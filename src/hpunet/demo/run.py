@@ -1,0 +1,142 @@
+"""The demonstration that `make demo` runs: two small models on lesions whose distribution is known exactly.
+
+An HPU-Net and a Probabilistic U-Net are trained for the same time, each with settings of its own that were chosen on
+the validation images (`presets/demo.toml`, `presets/demo-punet.toml`), and compared on test images with the truth.
+"""
+
+import json
+import math
+import shutil
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpunet.config.settings import Settings, load_settings
+from hpunet.data.packs import write_pack
+from hpunet.data.synthetic.source import SyntheticSource, open_synthetic
+from hpunet.demo.scores import NUM_SAMPLES, border_shares, perfect_ged2, scores_against_truth
+from hpunet.errors import ConfigError
+from hpunet.metrics import Bootstrap, bootstrap
+from hpunet.reports.page import Table, write_report
+from hpunet.training.loop import Callback, train
+from hpunet.weights.load import load
+
+MODELS = {"HPU-Net": "demo", "Probabilistic U-Net": "demo-punet"}
+"""The models that are compared, and their presets."""
+METRICS = {"ged2": "GED² (lower is better)", "hm_iou": "matched IoU", "iou_rec": "IoU_rec"}
+SPLIT_SIZES = {"train": 2000, "val": 100, "test": 200}
+_MARKER = "demo.json"
+"""Marks a folder as the demonstration's; holds its numbers once there are any."""
+_MADE_BY = {"made by": "hpunet demo"}
+TrainingDisplay = Callable[[str, Settings], AbstractContextManager[Callback]]
+"""Given a model's name and settings, what is told how its training goes."""
+
+
+@dataclass(frozen=True)
+class DemoResult:
+    """What there is to print."""
+
+    report: Path
+    scores: dict[str, dict[str, Bootstrap]]
+    """Metrics by model, with errors by bootstrap over the test images."""
+    perfect_ged2: float
+    border_shares: dict[str, float]
+    """Share of the HPU-Net's sample variance at borders, by what was sampled."""
+
+    def tables(self) -> list[Table]:
+        """The comparison, and what the scales do."""
+        rows = [
+            [title, *(f"{found[name].mean:.3f} ± {found[name].std:.3f}" for found in self.scores.values())]
+            for name, title in METRICS.items()
+        ]
+        comparison = Table(
+            title="Against the known truth",
+            says=f"Test images, {NUM_SAMPLES} samples each, mean ± standard deviation by bootstrap over images. GED² "
+            "compares the samples with the exact distribution that the graders were drawn from; a perfect sampler "
+            f"would have {self.perfect_ged2:.3f}. Matched IoU compares them with {NUM_SAMPLES} draws of it. IoU_rec "
+            "is of the graders' own maps.",
+            columns=["", *self.scores],
+            rows=rows,
+        )
+        scales = Table(
+            title="What the scales decide",
+            says="Share of the variance of the HPU-Net's samples that lies within 2 pixels of an outline that a "
+            "grader may draw, the core's or the halo's, when only one latent scale is sampled. If the coarse scale "
+            "decides about whole lesions and the fine one about their borders, the second share is the larger.",
+            columns=["sampled", "variance at borders"],
+            rows=[[name, f"{share:.1%}"] for name, share in self.border_shares.items()],
+        )
+        return [comparison, scales]
+
+
+def run_demo(
+    out: Path,
+    *,
+    seed: int = 0,
+    changes: Sequence[str] = (),
+    display: TrainingDisplay | None = None,
+    say: Callable[[str], None] = print,
+) -> DemoResult:
+    """Make data, train both models, compare them, write the report page.
+
+    `out` is a new folder, an empty one, or that of an earlier demonstration, which is replaced. `changes` are
+    assignments such as `optimiser.iterations=100`, for both models.
+    """
+    show = display or (lambda _name, _settings: nullcontext(lambda _step, _numbers: None))
+    settings = {name: load_settings(preset, [*changes, f"seed={seed}"]) for name, preset in MODELS.items()}
+    _clear(out)
+    splits = {split: _lesions(split, settings["HPU-Net"]) for split in SPLIT_SIZES}
+    say("making synthetic lesions")
+    data = write_pack(splits, out / "data")
+    for name, chosen in settings.items():
+        with show(name, chosen) as watch:
+            train(chosen, data=str(data), run=run_folder(out, name), say=say, watch=watch)
+    models = {name: load(run_folder(out, name), device="cpu").model for name in settings}
+    say("comparing the models with the truth")
+    scores = {}
+    for name, model in models.items():
+        found = scores_against_truth(model, splits["test"], seed=seed)
+        scores[name] = {metric: bootstrap(values, seed=0) for metric, values in found.items()}
+    result = DemoResult(
+        report=out / "report.html",
+        scores=scores,
+        perfect_ged2=perfect_ged2(splits["test"]),
+        border_shares=border_shares(models["HPU-Net"], splits["test"], seed=seed),
+    )
+    numbers = {name: {metric: value._asdict() for metric, value in each.items()} for name, each in scores.items()}
+    shares = {name: share if math.isfinite(share) else None for name, share in result.border_shares.items()}
+    about = {"scores": numbers, "perfect_ged2": result.perfect_ged2, "border_shares": shares}
+    (out / _MARKER).write_text(json.dumps({**_MADE_BY, "seed": seed, **about}, indent=1), encoding="utf-8")
+    runs = [run_folder(out, name) for name in MODELS]
+    write_report(runs, result.report, title="hpunet demonstration", tables=result.tables())
+    return result
+
+
+def run_folder(out: Path, name: str) -> Path:
+    """Where the run of a model lies: `out` / "hpu-net" and the like."""
+    return out / name.lower().replace(" ", "-")
+
+
+def _lesions(split: str, settings: Settings) -> SyntheticSource:
+    size = settings.data.crop
+    return open_synthetic("lesions", split=split, num_images=SPLIT_SIZES[split], size=size)
+
+
+def _clear(out: Path) -> None:
+    """Make room in `out`: an earlier demonstration goes, anything else stays and is an error."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        earlier = (out / _MARKER).is_file()
+        ours = [*(run_folder(out, name) for name in MODELS), out / "data", out / "report.html"]
+        in_the_way = [path for path in ours if path.exists()]
+        if in_the_way and not earlier:
+            raise ConfigError(f"{in_the_way[0]}: is not of an earlier demonstration; choose another --out")
+        (out / _MARKER).write_text(json.dumps(_MADE_BY), encoding="utf-8")
+        for path in in_the_way:
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+    except OSError as error:
+        raise ConfigError(f"{out}: cannot hold the demonstration ({error.strerror or error})") from None

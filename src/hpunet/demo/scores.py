@@ -1,0 +1,113 @@
+"""How well a model knows a distribution that is known exactly: the synthetic lesions of the demonstration."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float64
+from scipy.ndimage import distance_transform_edt
+from torch import Tensor
+
+from hpunet.data.synthetic.lesions import KnownDistribution
+from hpunet.data.synthetic.source import SyntheticSource
+from hpunet.metrics import hungarian_iou, iou_rec, pair_ious
+from hpunet.models.base import SegmentationModel
+from hpunet.sampling.sample import LatentSource, reconstruct, sample
+
+NUM_SAMPLES = 16
+BORDER_WIDTH = 2.0
+"""How far from an outline, in pixels, still counts as its border."""
+_IMAGES_AT_ONCE = 10
+
+
+def scores_against_truth(
+    model: SegmentationModel, source: SyntheticSource, *, seed: int
+) -> dict[str, Float64[np.ndarray, " images"]]:
+    """GED², matched IoU and IoU_rec of every image of `source`, against the distribution its graders come from.
+
+    GED² takes E d(S, Y) and E d(Y, Y') over all label maps Y there are, with their probabilities, and E d(S, S') over
+    all pairs of the samples drawn (self-pairs included, App. B); a perfect sampler gets D / samples on average, D the
+    mean distance of two maps. Matched IoU compares the samples with as many draws of the truth, IoU_rec is of the
+    graders' maps.
+    """
+    ged2: list[float] = []
+    matched: list[float] = []
+    rebuilt_well: list[float] = []
+    for indices, image, labels in _batches(source):
+        samples = _draw(model, image, "sample", seed=seed + indices[0])
+        rebuilt = reconstruct(model, image=image, labels=labels, return_logits=False).labels
+        for i, index in enumerate(indices):
+            truth = source.distribution(index)
+            ged2.append(_exact_ged2(samples[i : i + 1], truth))
+            draws = torch.from_numpy(truth.sample(np.random.default_rng((seed, index)), NUM_SAMPLES))
+            matched.append(hungarian_iou(samples=samples[i : i + 1], labels=draws[None], num_classes=2).item())
+        rebuilt_well.extend(iou_rec(reconstructions=rebuilt, labels=labels, num_classes=2).tolist())
+    return {"ged2": np.array(ged2), "hm_iou": np.array(matched), "iou_rec": np.array(rebuilt_well)}
+
+
+def _exact_ged2(samples: Tensor, truth: KnownDistribution) -> float:
+    """GED² of samples (1, s, h, w) against all of a distribution."""
+    pairs = pair_ious(samples=samples, labels=torch.from_numpy(truth.support)[None], num_classes=2)
+    between = (1 - pairs.cross[0]).mean(axis=0) @ truth.probabilities
+    return float(2 * between - (1 - pairs.samples[0]).mean() - truth.mean_distance)
+
+
+def perfect_ged2(source: SyntheticSource) -> float:
+    """What `scores_against_truth` gives a sampler that draws from the truth, on average."""
+    return float(np.mean([source.distribution(i).mean_distance for i in range(len(source))]) / NUM_SAMPLES)
+
+
+GLOBAL_ONLY, LOCAL_ONLY = "most global scale, others at their mean", "most local scale, others at their mean"
+
+
+def border_shares(model: SegmentationModel, source: SyntheticSource, *, seed: int) -> dict[str, float]:
+    """The share of the samples' variance that lies at the borders of lesions, by what was sampled.
+
+    Of every pixel's label (0 or 1) the variance over the samples of an image is taken and summed over all pixels of
+    all images; the share is that of the pixels in `border_zone`. One latent scale is sampled, the others stay at
+    their mean, as in the paper's figure. NaN if the samples never differ.
+    """
+    rest: list[LatentSource] = ["mean"] * (len(model.latent_dims) - 1)
+    ways: dict[str, Sequence[LatentSource]] = {GLOBAL_ONLY: ["sample", *rest], LOCAL_ONLY: [*rest, "sample"]}
+    at_borders, everywhere = (dict.fromkeys(ways, 0.0) for _ in range(2))
+    for indices, image, _ in _batches(source):
+        zones = np.stack([border_zone(source.distribution(index)) for index in indices])
+        for name, latents in ways.items():
+            samples = _draw(model, image, latents, seed=seed + indices[0])
+            variance = samples.double().var(dim=1, correction=0).numpy()
+            at_borders[name] += float(variance[zones].sum())
+            everywhere[name] += float(variance.sum())
+    return {name: at_borders[name] / total if total else float("nan") for name, total in everywhere.items()}
+
+
+def border_zone(truth: KnownDistribution) -> Bool[np.ndarray, "h w"]:
+    """Pixels within `BORDER_WIDTH`, on either side, of an outline that a grader may draw: a core's or a halo's."""
+    return np.asarray(_near_edge(truth.cores) | _near_edge(truth.regions > 0))
+
+
+def _near_edge(inside: Bool[np.ndarray, "h w"]) -> Bool[np.ndarray, "h w"]:
+    return np.asarray((distance_transform_edt(inside) + distance_transform_edt(~inside)) <= BORDER_WIDTH)
+
+
+def _draw(model: SegmentationModel, image: Tensor, latents: str | Sequence[LatentSource], *, seed: int) -> Tensor:
+    drawn = sample(
+        model,
+        image=image,
+        num_samples=NUM_SAMPLES,
+        latents=latents,  # type: ignore[arg-type]
+        generator=torch.Generator().manual_seed(seed),
+        return_logits=False,
+    )
+    return drawn.labels
+
+
+def _batches(source: SyntheticSource) -> list[tuple[list[int], Tensor, Tensor]]:
+    """Numbers, images (b, 1, h, w) and graders' labels (b, r, h, w), a few images at a time."""
+    batches = []
+    for start in range(0, len(source), _IMAGES_AT_ONCE):
+        indices = list(range(start, min(start + _IMAGES_AT_ONCE, len(source))))
+        samples = [source[i] for i in indices]
+        image = torch.from_numpy(np.stack([s.image for s in samples]))
+        labels = torch.from_numpy(np.stack([s.labels for s in samples])).long()
+        batches.append((indices, image, labels))
+    return batches

@@ -1,0 +1,306 @@
+"""The folder of an evaluation: one row an image, kept as it is measured, so that an interrupted one can go on.
+
+evaluation.json    what was evaluated: sums of the weights and of the data, split, samples, seed ...
+rows.csv           one row an image, in the order of the data; there when the evaluation is finished
+rows-<n>.part.csv  rows of process n while it goes on
+summary.json       means and deviations of the images chosen by its `limit`: rows.csv may hold more
+examples.npz       maps of a few of these, for figures
+"""
+
+import csv
+import hashlib
+import io
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from hpunet.data.io.images import read_bytes
+from hpunet.errors import ConfigError, DataError
+from hpunet.metrics import InstanceMatches
+from hpunet.utils.distributed import barrier, rank
+from hpunet.utils.files import dump_json, naming_errors, parse_json, replace_file
+
+IDENTITY_FILE, ROWS_FILE, SUMMARY_FILE, EXAMPLES_FILE = "evaluation.json", "rows.csv", "summary.json", "examples.npz"
+FORMAT = "hpunet-evaluation 1"
+HIDDEN_METRICS = (
+    *("hidden_iou_rec", "hidden_iou_samples", "hidden_accuracy_rec", "hidden_accuracy_samples"),
+    *("hidden_accuracy_background", "border_agreement_samples", "border_agreement_truth"),
+    "hidden_sample_disagreement",
+)
+"""Those that only an image with a hidden part has (`data.extrapolate`)."""
+CLUSTER_METRICS = ("background_iou",)
+"""Those that only an image with instances has, if no part is hidden; besides the Rand error, which all may have."""
+METRICS = (
+    *("ged2", "ged2_unbiased", "hm_iou", "iou_rec", "best_match_dice", "sample_diversity"),
+    *("calibration_error", "uncertainty_error_ncc", "rand_error"),
+    *CLUSTER_METRICS,
+    *HIDDEN_METRICS,
+)
+"""The metrics that an image can have."""
+_ALL_COLUMNS = ("image", "key", "patient", "num_graders", "subset_b", *METRICS, "instances", "error")
+HIDDEN_COLUMNS = tuple(name for name in _ALL_COLUMNS if name not in CLUSTER_METRICS)
+CLUSTER_COLUMNS = tuple(name for name in _ALL_COLUMNS if name not in HIDDEN_METRICS)
+COLUMNS = tuple(name for name in HIDDEN_COLUMNS if name not in HIDDEN_METRICS)
+"""Those of other images; and of all that were evaluated before there were the metrics of some."""
+MAX_PAIRS = 2**24
+"""Bound on the pairs of predicted and true instances of an image that are read back."""
+csv.field_size_limit(2**27)  # an image of very many instances
+
+
+@dataclass(frozen=True)
+class Row:
+    """What was measured on one image, or why nothing was."""
+
+    image: int
+    """Its number in the data."""
+    key: str
+    patient: str
+    num_graders: int = 0
+    subset_b: bool = False
+    """Whether every grader marked something."""
+    scores: Mapping[str, float] = field(default_factory=dict)
+    """Only those that are defined."""
+    matches: InstanceMatches | None = None
+    """What average precision needs of it."""
+    error: str = ""
+
+
+def mean_rows(by_seed: Sequence[Sequence[Row]]) -> list[Row]:
+    """Rows of the same images with several seeds as one an image: the mean of each score over where it is defined."""
+    means = []
+    for rows in zip(*by_seed, strict=True):
+        values = {name: [row.scores[name] for row in rows if name in row.scores] for name in METRICS}
+        scores = {name: math.fsum(found) / len(found) for name, found in values.items() if found}
+        means.append(replace(rows[0], scores=scores))
+    return means
+
+
+def folder_name(*, split: str, num_samples: int, num_seeds: int = 1) -> str:
+    """Where an evaluation of a run is by default, in its folder `evaluation`: val-16, or val-16x3 with 3 seeds."""
+    return f"{split}-{num_samples}" + (f"x{num_seeds}" if num_seeds > 1 else "")
+
+
+class RowStore:
+    """The rows of an evaluation in its folder; with several processes each appends to a file of its own.
+
+    A context in which rows are appended. `done` are those of an earlier attempt at the same evaluation, errors not
+    among them: those are tried again. So are images whose rows an earlier version wrote with other columns.
+    """
+
+    def __init__(self, folder: Path, *, identity: Mapping[str, Any], replace: bool = False) -> None:
+        self.folder = folder
+        self.identity = {"format": FORMAT, **identity}
+        has_instances = identity.get("alpha") is not None
+        self._columns = (
+            HIDDEN_COLUMNS if identity.get("extrapolate") else CLUSTER_COLUMNS if has_instances else COLUMNS
+        )
+        earlier = _read_identity(folder)
+        if earlier is not None and earlier != self.identity and not replace:
+            changed = sorted(k for k in {*earlier, *self.identity} if earlier.get(k) != self.identity.get(k))
+            raise ConfigError(
+                f"{folder}: holds another evaluation (different: {', '.join(changed)}); choose another --out, or "
+                "replace it with --replace"
+            )
+        barrier()  # before anything is changed: all processes have seen the same
+        if rank() == 0:
+            self._prepare(keep=earlier == self.identity and not replace)
+        barrier()
+        self.done = {row.key: row for row in self._all_rows() if not row.error}
+        barrier()  # before a process appends what another one would then read
+        with naming_errors(self._part(rank()), action="written"):
+            self._file = self._part(rank()).open("a", encoding="utf-8", newline="")
+            if not self._file.tell():
+                self._file.write(self._header)
+
+    def __enter__(self) -> "RowStore":
+        return self
+
+    def __exit__(
+        self, _type: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+    def append(self, rows: Iterable[Row]) -> None:
+        """Add rows; they are in the file when this returns."""
+        with naming_errors(self._part(rank()), action="written"):
+            self._file.write(self._as_csv(rows))
+            self._file.flush()
+
+    def finish(self) -> list[Row]:
+        """All rows of all processes, in the order of the data, now in `rows.csv`; no more can be appended."""
+        self._file.close()
+        barrier()
+        by_key: dict[str, Row] = {}
+        for row in self._all_rows():
+            if not row.error or row.key not in by_key or by_key[row.key].error:  # the newest, but none for an error
+                by_key[row.key] = row
+        rows = sorted(by_key.values(), key=lambda row: (row.image, row.key))
+        barrier()  # all have read, now the parts may go
+        if rank() == 0:
+            replace_file(self.folder / ROWS_FILE, (self._header + self._as_csv(rows)).encode())
+            for part in self._parts():
+                part.unlink()
+        barrier()
+        return rows
+
+    def _prepare(self, *, keep: bool) -> None:
+        """One part file with what earlier attempts left, and empty ones for the other processes."""
+        with naming_errors(self.folder, action="written"):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            if not keep:
+                for name in (ROWS_FILE, SUMMARY_FILE, EXAMPLES_FILE, *(part.name for part in self._parts())):
+                    (self.folder / name).unlink(missing_ok=True)
+            replace_file(self.folder / IDENTITY_FILE, dump_json(self.identity, name=IDENTITY_FILE))
+            rows = [row for part in self._parts() for row in self._read(part) if not row.error]
+            replace_file(self._part(0), (self._header + self._as_csv(rows)).encode())
+            for part in self._parts():
+                if part != self._part(0):
+                    part.unlink()
+
+    def _all_rows(self) -> list[Row]:
+        """Finished rows first, then those of the parts."""
+        finished = self.folder / ROWS_FILE
+        return [row for path in [finished, *self._parts()] if path.is_file() for row in self._read(path)]
+
+    def _read(self, path: Path) -> list[Row]:
+        columns, rows = _read_table(path)
+        return rows if columns == self._columns else []
+
+    @property
+    def _header(self) -> str:
+        return ",".join(self._columns) + "\n"
+
+    def _as_csv(self, rows: Iterable[Row]) -> str:
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        for row in rows:
+            cells = _cells(row)
+            writer.writerow([cells.get(name, "") for name in self._columns])
+        return text.getvalue()
+
+    def _part(self, number: int) -> Path:
+        return self.folder / f"rows-{number}.part.csv"
+
+    def _parts(self) -> list[Path]:
+        return sorted(self.folder.glob("rows-*.part.csv"))
+
+
+def first_keys(keys: Iterable[str], limit: int | None) -> set[str]:
+    """So many of the images' keys, or all: those whose sums are the smallest, so that 10 are among 20 of the same."""
+    return set(sorted(keys, key=lambda key: hashlib.sha256(key.encode()).digest())[:limit])
+
+
+def read_evaluation(folder: Path) -> tuple[dict[str, Any], list[Row]]:
+    """What a finished evaluation is of, its seeds and limit too, and the rows that its summary is of."""
+    identity = _read_identity(folder)
+    if identity is None or not all((folder / name).is_file() for name in (ROWS_FILE, SUMMARY_FILE)):
+        unfinished = identity is not None and any(folder.glob("rows*.csv"))
+        state = "is not finished; go on with the same command" if unfinished else "holds no evaluation"
+        raise ConfigError(f"{folder}: {state}: hpunet evaluate RUN --data DIR")
+    if missing := {"split", "samples", "crop", "extrapolate", "alpha", "data"} - identity.keys():
+        raise DataError(f"{folder / IDENTITY_FILE}: lacks {', '.join(sorted(missing))}; evaluate again")
+    summary = parse_json(read_bytes(folder / SUMMARY_FILE), name=str(folder / SUMMARY_FILE))
+    limit = summary.get("limit", 0) if isinstance(summary, dict) else 0
+    if limit is not None and (type(limit) is not int or limit < 1):
+        raise DataError(f"{folder / SUMMARY_FILE}: limit is no number of images; evaluate again")
+    rows = read_rows(folder / ROWS_FILE)
+    chosen = first_keys((row.key for row in rows), limit)
+    if identity["extrapolate"]:
+        rows = [_without_instances(row) for row in rows]
+    return {"seeds": 1, **identity, "limit": limit}, [row for row in rows if row.key in chosen]
+
+
+def _without_instances(row: Row) -> Row:
+    """An earlier version clustered samples that complete a hidden part too, which says nothing of them."""
+    return replace(row, scores={k: v for k, v in row.scores.items() if k != "rand_error"}, matches=None)
+
+
+def _read_identity(folder: Path) -> dict[str, Any] | None:
+    path = folder / IDENTITY_FILE
+    if not path.is_file():
+        return None
+    found = parse_json(read_bytes(path), name=str(path))
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        raise DataError(f"{path}: not of an evaluation that this version knows ({FORMAT})")
+    return found
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows in a file. A last one that was cut off by a crash is left out."""
+    return _read_table(path)[1]
+
+
+def _read_table(path: Path) -> tuple[Sequence[str], list[Row]]:
+    """Columns and rows of a file."""
+    try:
+        text = read_bytes(path).decode()
+        lines = list(csv.reader(io.StringIO(text[: text.rfind("\n") + 1])))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path}: not rows of an evaluation ({error})") from None
+    columns = COLUMNS  # parts of an earlier version have no header
+    if lines and tuple(lines[0]) in (COLUMNS, CLUSTER_COLUMNS, HIDDEN_COLUMNS):
+        columns = tuple(lines.pop(0))
+    elif path.name == ROWS_FILE:
+        raise DataError(f"{path}: expected the columns {', '.join(COLUMNS)}")
+    if lines and len(lines[-1]) != len(columns):
+        lines.pop()
+    numbered = enumerate(lines, start=1)
+    return columns, [_row(cells, columns=columns, where=f"{path}: row {number}") for number, cells in numbered]
+
+
+def _row(cells: Sequence[str], *, columns: Sequence[str], where: str) -> Row:
+    if len(cells) != len(columns):
+        raise DataError(f"{where} has {len(cells)} cells, expected {len(columns)}; remove it, or evaluate again")
+    named = dict(zip(columns, cells, strict=True))
+    try:
+        scores = {name: float(named[name]) for name in METRICS if named.get(name)}
+        if not all(math.isfinite(value) for value in scores.values()):
+            raise ValueError("a number that is not finite")
+        return Row(
+            image=int(named["image"]),
+            key=named["key"],
+            patient=named["patient"],
+            num_graders=int(named["num_graders"]),
+            subset_b={"0": False, "1": True}[named["subset_b"]],
+            scores=scores,
+            matches=_matches_from(named["instances"]) if named["instances"] else None,
+            error=named["error"],
+        )
+    except (ValueError, KeyError, TypeError, IndexError, ArithmeticError, RecursionError) as error:
+        raise DataError(f"{where} cannot be read ({error}); remove it, or evaluate again") from None
+
+
+def _cells(row: Row) -> dict[str, object]:
+    """What stands in a row's columns; an undefined score is not among them."""
+    return {
+        **{name: getattr(row, name) for name in ("image", "key", "patient", "num_graders")},
+        "subset_b": int(row.subset_b),
+        **{name: repr(float(value)) for name, value in row.scores.items()},
+        "instances": "" if row.matches is None else _matches_text(row.matches),
+        "error": " ".join(row.error.split()),
+    }
+
+
+def _matches_text(matches: InstanceMatches) -> str:
+    """As JSON: scores, shares of ignored pixels, the number of true instances, and the overlaps that are not 0."""
+    overlaps = [[int(i), int(j), float(matches.iou[i, j])] for i, j in zip(*matches.iou.nonzero(), strict=True)]
+    return json.dumps([matches.scores.tolist(), matches.ignored_share.tolist(), matches.iou.shape[1], overlaps])
+
+
+def _matches_from(text: str) -> InstanceMatches:
+    scores, ignored, num_true, overlaps = json.loads(text)
+    if not 0 <= num_true * len(scores) <= MAX_PAIRS or num_true > MAX_PAIRS or len(ignored) != len(scores):
+        raise ValueError("instances that do not fit each other")
+    iou = np.zeros((len(scores), num_true))
+    for i, j, value in overlaps:
+        iou[i, j] = value
+    confidence, shares = (np.array(values, dtype=np.float64) for values in (scores, ignored))
+    if not all(array.ndim == 1 and np.isfinite(array).all() for array in (iou.ravel(), confidence, shares)):
+        raise ValueError("instances that are not finite numbers")
+    return InstanceMatches(iou=iou, scores=confidence, ignored_share=shares)

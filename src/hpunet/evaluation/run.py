@@ -1,0 +1,185 @@
+"""Evaluation of a model on a whole set: rows as they come, then means and deviations, and maps of a few images."""
+
+import io
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hpunet.data.types import SetInfo, Source
+from hpunet.errors import ConfigError
+from hpunet.evaluation.rows import EXAMPLES_FILE, SUMMARY_FILE, Row, RowStore, first_keys, mean_rows
+from hpunet.evaluation.scorer import Drawn, Item, Scorer, read_item
+from hpunet.evaluation.scoring import fast_batch_size
+from hpunet.evaluation.summary import counted, summarise
+from hpunet.utils.distributed import rank, world_size
+from hpunet.utils.files import dump_json, replace_file
+from hpunet.utils.pictures import spread
+
+NUM_SHOWN, NUM_HARDEST = 12, 12
+"""Images whose maps are kept: some spread over the set, and those with the worst score."""
+WAITING = 2
+"""Batches that may be drawn, with one seed each, and not scored yet."""
+Callback = Callable[[int, int], None]
+"""Told how many images are done, and of how many."""
+
+
+def evaluate(
+    scorer: Scorer,
+    *,
+    source: Source,
+    folder: Path,
+    options: Mapping[str, Any] | None = None,
+    about: Mapping[str, Any] | None = None,
+    limit: int | None = None,
+    batch_size: int | None = None,
+    replace: bool = False,
+    watch: Callback | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> dict[str, Any]:
+    """Score a model on a split, going on where an earlier attempt stopped; returns the summary, saved in `folder`.
+
+    Args:
+        scorer: the model, and how it is scored.
+        source: the split.
+        folder: where rows, summary and examples go; see `evaluation_rows.py`.
+        options: with which the data were opened; a part of what they are.
+        about: what else the summary is to say.
+        limit: so many images only, drawn once and for all: the first 10 are among the first 20.
+        batch_size: images that go through the network together; by default as many as is fast.
+        replace: whether another evaluation may be in the folder; whatever is there goes.
+        watch: told of the progress, of this process alone.
+        say: told how many rows were there already, if any, and if images are smaller than what is scored of them.
+    """
+    start = time.perf_counter()
+    for name, value in (("limit", limit), ("batch", batch_size)):
+        if value is not None and value < 1:
+            raise ConfigError(f"{name} must be at least 1, got {value}")
+    scorer.check(source)
+    chosen = chosen_images(source, limit)
+    identity = scorer.identity(source, options=options or {})
+    watch = watch or (lambda _done, _total: None)
+    with RowStore(folder, identity=identity, replace=replace) as store:
+        # Which images go together depends neither on the processes nor, but for the last one, on an interruption.
+        size = batch_size or fast_batch_size(scorer.device)
+        batches = [chosen[i : i + size] for i in range(0, len(chosen), size)]
+        left = [[i for i in batch if source.identities[i].key not in store.done] for batch in batches]
+        if there := len(chosen) - sum(map(len, left)):
+            some = f"{there} of {len(chosen)} rows were there already"
+            every = f"all {there} rows were there already; --replace measures them anew"
+            say(some if there < len(chosen) else every)
+        mine = [batch for batch in left if batch][rank() :: world_size()]
+        total = sum(map(len, mine))
+        watch(0, total)
+        done = 0
+        small: list[tuple[int, ...]] = []
+        for rows in scored(scorer, source, _noting(small, read_ahead(source, mine, scorer.info), crop=scorer.crop)):
+            store.append(rows)
+            done += len(rows)
+            watch(done, total)
+        if small:
+            crop, least = ("×".join(map(str, size)) for size in (scorer.crop, min(small)))
+            how_many = counted(len(small), "image")
+            say(f"{how_many} smaller than {crop}, the least {least}: only what there is was scored")
+        wanted = {source.identities[i].key for i in chosen}
+        rows = [row for row in store.finish() if row.key in wanted]
+    summary = {
+        **(about or {}),
+        "split": source.split,
+        "limit": limit if len(chosen) < len(source) else None,
+        "seed": scorer.seed,
+        "num_seeds": scorer.num_seeds,
+        "data_fingerprint": identity["data"],
+        "crop": list(scorer.crop),
+        **summarise(rows, scope=scorer.scope),
+    }
+    summary["duration_s"] = round(time.perf_counter() - start, 3)
+    if rank() == 0:
+        replace_file(folder / SUMMARY_FILE, dump_json(summary, name=SUMMARY_FILE))
+        _save_examples(scorer, source, rows, folder)
+    return summary
+
+
+def chosen_images(source: Source, limit: int | None) -> list[int]:
+    """Numbers of the images to evaluate, in order: all, or so many of them."""
+    chosen = first_keys((identity.key for identity in source.identities), limit)
+    return [i for i, identity in enumerate(source.identities) if identity.key in chosen]
+
+
+def scored(scorer: Scorer, source: Source, batches: Iterable[Sequence[Item]]) -> Iterator[list[Row]]:
+    """The rows of each batch; metrics are taken beside the network's work on the seeds and batches that follow."""
+    drawn = (each for items in batches for each in scorer.draw(source, items))
+    with_one_seed = _scored_beside(scorer, source, drawn)
+    for by_seed in zip(*[with_one_seed] * scorer.num_seeds, strict=True):  # so many at a time
+        yield mean_rows(by_seed)
+
+
+def _scored_beside(scorer: Scorer, source: Source, drawn: Iterable[Drawn]) -> Iterator[list[Row]]:
+    coming: deque[Future[list[Row]]] = deque()
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            for each in drawn:
+                coming.append(pool.submit(scorer.score, source, each))
+                if len(coming) > WAITING:
+                    yield coming.popleft().result()
+            while coming:
+                yield coming.popleft().result()
+        finally:
+            for future in coming:
+                future.cancel()
+
+
+def read_ahead(source: Source, batches: Sequence[Sequence[int]], info: SetInfo) -> Iterator[list[Item]]:
+    """The images of each batch; the next one is read while the caller works on one."""
+
+    def read(indices: Sequence[int]) -> list[Item]:
+        return [read_item(source, index, info) for index in indices]
+
+    with ThreadPoolExecutor(1) as pool:
+        coming = pool.submit(read, batches[0]) if batches else None
+        for number in range(len(batches)):
+            assert coming is not None
+            items = coming.result()
+            coming = pool.submit(read, batches[number + 1]) if number + 1 < len(batches) else None
+            yield items
+
+
+def _noting(
+    small: list[tuple[int, ...]], batches: Iterable[list[Item]], *, crop: tuple[int, int]
+) -> Iterator[list[Item]]:
+    """The same batches; sizes of images that are smaller than the crop are added to a list."""
+    for items in batches:
+        sizes = [item.sample.valid.shape for item in items if item.sample is not None]
+        small += [size for size in sizes if size[0] < crop[0] or size[1] < crop[1]]
+        yield items
+
+
+def _save_examples(scorer: Scorer, source: Source, rows: Sequence[Row], folder: Path) -> None:
+    """`examples.npz`: some images spread over the set, then the hardest, each once; see `Scorer.examples`.
+
+    Besides: hardness (b,), the metric named by `hardness_metric`, and is_hardest and is_spread (b,), which are
+    among the hardest, and which among those spread over the set.
+    """
+    metric = "rand_error" if scorer.finds_instances else "ged2"
+    good = [row for row in rows if not row.error]
+    if not good:
+        return
+    over_set = [good[i].key for i in spread(NUM_SHOWN, of=len(good))]
+    by_key = {row.key: row for row in good}
+    by_hardness = sorted((row for row in good if metric in row.scores), key=lambda row: -row.scores[metric])
+    hardest = [row.key for row in by_hardness[:NUM_HARDEST]]
+    arrays = scorer.examples(source, [by_key[key] for key in dict.fromkeys([*over_set, *hardest])])
+    if not arrays:
+        return
+    shown = [by_key[key] for key in arrays["keys"].tolist()]
+    arrays["hardness"] = np.array([row.scores.get(metric, np.nan) for row in shown])
+    arrays["hardness_metric"] = np.array(metric)
+    arrays["is_hardest"] = np.array([row.key in hardest for row in shown], dtype=np.bool_)
+    arrays["is_spread"] = np.array([row.key in over_set for row in shown], dtype=np.bool_)
+    content = io.BytesIO()
+    np.savez_compressed(content, **arrays)  # type: ignore[arg-type]
+    replace_file(folder / EXAMPLES_FILE, content.getvalue())

@@ -1,0 +1,238 @@
+"""From rows to numbers: mean ± std by bootstrap over images and patients, pooled over trained models (Table 1)."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hpunet.evaluation.rows import CLUSTER_METRICS, HIDDEN_METRICS, METRICS, Row
+from hpunet.metrics import average_precision, resampled_average_precision, resampled_means
+
+ALL_METRICS = (*METRICS, "ap50", "ap")
+"""Those of an image, then those that only a set of images has."""
+TOGETHER = (*((name,) for name in METRICS), ("ap50", "ap"))
+"""Metrics that are defined, and resampled, together."""
+DIRECTIONS = {
+    **dict.fromkeys(("ged2", "ged2_unbiased", "calibration_error", "rand_error"), "↓"),
+    **dict.fromkeys(
+        ("hm_iou", "iou_rec", "best_match_dice", "uncertainty_error_ncc", "background_iou", "ap50", "ap"), "↑"
+    ),
+    **{f"hidden_{what}_{of}": "↑" for what in ("iou", "accuracy") for of in ("rec", "samples")},
+}
+"""Which way is better, where there is one."""
+NUM_BOOTSTRAPS = 1000
+MAX_FAILED_SHOWN = 20
+Entry = dict[str, Any] | None
+"""mean, std (over images), patient_mean, patient_std, and num_images where the metric is defined; or None."""
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What an evaluation is of, as far as it decides which metrics there can be."""
+
+    num_samples: int
+    has_instances: bool
+    has_average_precision: bool
+    """Instances among other classes, as in street scenes."""
+    extrapolates: bool = False
+    """A part of each image was hidden."""
+
+
+def counted(number: int, noun: str) -> str:
+    """1 image, 2 images."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def counts(found: Mapping[str, Any]) -> str:
+    """How many images, samples and seeds a summary or comparison is of, in words."""
+    images = counted(found["num_images"], f"{found['split']} image")
+    seeds = f", mean of {found['num_seeds']} seeds" if found["num_seeds"] > 1 else ""
+    return f"{images}, {counted(found['num_samples'], 'sample')} each{seeds}"
+
+
+def scored_part(found: Mapping[str, Any]) -> str:
+    """Which part of its images a summary is of, in words; empty where runs that are pooled differ in it."""
+    crop = found.get("crop")
+    return f"the centre {crop[0]}×{crop[1]} of each" if crop else ""
+
+
+def why_fewer(found: Mapping[str, Any], name: str) -> str:
+    """Why a metric is not of all images of a summary, in words; empty where it is."""
+    num_defined, num_images = found[name]["num_images"], found["num_images"]
+    if num_defined == num_images:
+        return ""
+    reasons: Iterable[tuple[bool, str]] = (
+        (name == "rand_error", "the others have no true instance"),
+        (name == "ged2_unbiased", "the others have one grader only"),
+        (name.startswith("border_agreement"), "in the others nothing that is given reaches the hidden part"),
+        (name in HIDDEN_METRICS, "in the others no hidden pixel is valid"),
+        (name == "calibration_error", "the others have no valid pixel"),
+        (name == "uncertainty_error_ncc", "in the others uncertainty or error is the same at all pixels"),
+    )
+    reason = next((reason for applies, reason in reasons if applies), "it is undefined for the others")
+    return f"{name}: {num_defined} of {counted(num_images, 'image')}; {reason}"
+
+
+def together(scope: Scope) -> list[tuple[str, ...]]:
+    """Those of `TOGETHER` that are listed: those that some images alone have only where there are such."""
+    unlisted = {
+        *(() if scope.extrapolates else HIDDEN_METRICS),
+        *(() if scope.has_instances and not scope.extrapolates else CLUSTER_METRICS),
+    }
+    return [names for names in TOGETHER if names[0] not in unlisted]
+
+
+def listed(found: Mapping[str, Any]) -> list[str]:
+    """The metrics that a summary or comparison lists, undefined ones too, in their order."""
+    return [name for name in ALL_METRICS if name in found]
+
+
+def summarise(rows: Sequence[Row], *, scope: Scope) -> dict[str, Any]:
+    """The summary of one model: every metric, the same over subset B, reasons for nulls, and what failed."""
+    good = [row for row in rows if not row.error]
+    failed = [row for row in rows if row.error]
+    return {
+        "num_images": len(good),
+        "num_samples": scope.num_samples,
+        "num_failed": len(failed),
+        "failed": [{"key": row.key, "error": row.error} for row in failed[:MAX_FAILED_SHOWN]],
+        **metric_entries(good, scope=scope),
+        "subset_b": _subset_b(good, scope=scope),
+    }
+
+
+def metric_entries(rows: Sequence[Row], *, scope: Scope) -> dict[str, Any]:
+    """An entry for each metric, and `reasons` for those that are None."""
+    entries = {name: entry for names in together(scope) for name, entry in _entries(rows, names).items()}
+    reasons = {name: _reason(name, rows, scope=scope) for name, entry in entries.items() if entry is None}
+    return {**entries, "reasons": reasons}
+
+
+def _subset_b(rows: Sequence[Row], *, scope: Scope) -> dict[str, Any]:
+    marked_by_all = [row for row in rows if row.subset_b]
+    return {"num_images": len(marked_by_all), **metric_entries(marked_by_all, scope=scope)}
+
+
+def _entries(rows: Sequence[Row], names: Sequence[str]) -> dict[str, Entry]:
+    defined = [row for row in rows if is_defined(row, names[0])]
+    by_image, by_patient = resampled(defined, names), resampled(defined, names, by_patient=True)
+    entries: dict[str, Entry] = {}
+    for name in names:
+        images, patients = by_image[name], by_patient[name]
+        if not images.size or not patients.size:
+            entries[name] = None
+            continue
+        entry = {
+            "mean": float(images.mean()),
+            "std": float(images.std()),
+            "patient_mean": float(patients.mean()),
+            "patient_std": float(patients.std()),
+            "num_images": len(defined),
+        }
+        entries[name] = entry if name in METRICS else {**entry, "value": _set_value(defined, name)}
+    return entries
+
+
+def is_defined(row: Row, name: str) -> bool:
+    """Whether a row has its part of a metric."""
+    return name in row.scores if name in METRICS else row.matches is not None
+
+
+def resampled(
+    rows: Sequence[Row], names: Sequence[str], *, by_patient: bool = False, less: Sequence[Row] | None = None
+) -> dict[str, np.ndarray]:
+    """Metrics of images drawn with replacement, `NUM_BOOTSTRAPS` times; less those of other rows of the same images.
+
+    `names` are one of `TOGETHER`, and every row must have them. Empty where undefined; a drawn set without true
+    instances is left out.
+    """
+    if not rows:
+        return {name: np.empty(0) for name in names}
+    how: dict[str, Any] = {"seed": 0, "groups": [row.patient for row in rows] if by_patient else None}
+    if names[0] in METRICS:
+        (name,) = names
+        values = np.array([row.scores[name] for row in rows])
+        if less is not None:
+            values = values - np.array([row.scores[name] for row in less])
+        return {name: resampled_means(values, num=NUM_BOOTSTRAPS, **how)}
+    drawn = [
+        resampled_average_precision(
+            [row.matches for row in part if row.matches is not None], num=NUM_BOOTSTRAPS, **how
+        )
+        for part in (rows, less)
+        if part is not None
+    ]
+    difference = drawn[0] - drawn[1] if len(drawn) == 2 else drawn[0]
+    defined = difference[np.isfinite(difference).all(axis=1)]
+    return dict(zip(("ap", "ap50"), defined.T, strict=True))
+
+
+def _set_value(rows: Sequence[Row], name: str) -> float | None:
+    found = average_precision([row.matches for row in rows if row.matches is not None])
+    return found.ap if name == "ap" else found.ap50
+
+
+def _reason(name: str, rows: Sequence[Row], *, scope: Scope) -> str:
+    """Why a metric is undefined over these rows."""
+    one_grader = all(row.num_graders == 1 for row in rows)
+    of_instances = ("rand_error", "ap", "ap50")
+    of_pairs = ("ged2_unbiased", "sample_diversity", "hidden_sample_disagreement")
+    none_hidden = not any("hidden_accuracy_rec" in row.scores for row in rows)
+    reasons: Iterable[tuple[bool, str]] = (
+        (name in of_instances and not scope.has_instances, "labels are classes, not instances"),
+        (name in of_instances and scope.extrapolates, "a part is hidden, so samples have no instances to agree on"),
+        (name in ("ap", "ap50") and not scope.has_average_precision, "only for instances among other classes"),
+        (not rows, "no image"),
+        (name in of_pairs and scope.num_samples == 1, "needs at least two samples"),
+        (name == "ged2_unbiased" and one_grader, "needs at least two graders"),
+        (name in of_instances, "no image has a true instance"),
+        (name in CLUSTER_METRICS, "rows are older than this metric"),
+        (name in HIDDEN_METRICS and none_hidden, "no hidden pixel is valid, or rows are older than this metric"),
+        (name.startswith("border_agreement"), "nothing that is given reaches the hidden part, in every image"),
+        (name == "calibration_error", "no image has a valid pixel"),
+        (name == "uncertainty_error_ncc", "uncertainty or error is the same at all pixels, in every image"),
+    )
+    return next((reason for applies, reason in reasons if applies), "undefined for every image")
+
+
+def pooled(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """One summary of several trained models: their bootstraps, equally many of each, as one set.
+
+    The mean of the pooled draws is the mean of the models' means; their variance the mean of the models' variances
+    and the variance of their means. A metric that is undefined for one model is so for the pool; one that is not
+    listed for all is left out.
+    """
+    merged: dict[str, Any] = {}
+    in_all = [key for key in summaries[0] if all(key in summary for summary in summaries)]
+    for key in in_all:
+        values = [summary[key] for summary in summaries]
+        if key in ALL_METRICS:
+            merged[key] = None if any(value is None for value in values) else _pooled_entry(values)
+        elif key == "subset_b":
+            merged[key] = pooled(values)
+        elif key == "reasons":
+            reasons = {name: reason for value in reversed(values) for name, reason in value.items()}
+            merged[key] = {name: reason for name, reason in reasons.items() if name in in_all}
+        elif key == "crop":
+            merged[key] = values[0] if all(value == values[0] for value in values) else None
+        elif key == "num_images":
+            merged[key] = min(values)
+        elif key == "num_failed":
+            merged[key] = sum(values)
+        elif key == "failed":
+            merged[key] = [entry for value in values for entry in value][:MAX_FAILED_SHOWN]
+        else:
+            merged[key] = values[0]
+    return merged
+
+
+def _pooled_entry(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    merged: dict[str, Any] = {}
+    for mean, std in (("mean", "std"), ("patient_mean", "patient_std")):
+        means, stds = (np.array([entry[key] for entry in entries]) for key in (mean, std))
+        merged |= {mean: float(means.mean()), std: float(np.sqrt((stds**2).mean() + means.var()))}
+    merged["num_images"] = min(entry["num_images"] for entry in entries)
+    if all(entry.get("value") is not None for entry in entries):
+        merged["value"] = float(np.mean([entry["value"] for entry in entries]))
+    return merged

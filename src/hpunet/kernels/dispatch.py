@@ -1,0 +1,78 @@
+"""Where fused kernels can compute and where plain torch must. Needs no Triton."""
+
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import nn
+
+from hpunet.errors import ConfigError
+from hpunet.models.hpunet import HPUNet
+from hpunet.models.punet import ProbUNet
+from hpunet.utils.keyed_random import Draw
+
+CHOICES = ("auto", "fused", "torch")
+LEAST_CAPABILITY = (8, 0)
+
+
+def reason_against_fused(
+    model: nn.Module,
+    *,
+    device: torch.device,
+    precision: str = "bf16",
+    activation_checkpointing: bool = False,
+    compiled: bool = False,
+    sampling: bool = False,
+    prior_draws: bool = False,
+) -> str | None:
+    """Why fused kernels cannot compute this model here, in a few words; None where they can."""
+    if device.type != "cuda":
+        return f"fused kernels need a CUDA GPU, this is a {device.type.upper()}"
+    if not isinstance(model, HPUNet if sampling or prior_draws else (HPUNet, ProbUNet)):
+        what = "sample" if sampling else "have objective.energy for" if prior_draws else "are for"
+        return f"fused kernels {what} the HPU-Net, this is a {type(model).__name__}"
+    if find_spec("triton") is None:
+        return "fused kernels need Triton, which is not installed"
+    capability = torch.cuda.get_device_capability(device)
+    if capability < LEAST_CAPABILITY:
+        needed, found = (".".join(map(str, version)) for version in (LEAST_CAPABILITY, capability))
+        return f"fused kernels need compute capability {needed}, this GPU has {found}"
+    if precision != "bf16":
+        return f"fused kernels compute in bf16, optimiser.precision is {precision}"
+    if activation_checkpointing:
+        return "fused kernels keep activations, model.activation_checkpointing is on"
+    if compiled:
+        return "fused kernels cannot be compiled, optimiser.compile is on"
+    return None
+
+
+def fused_network(model: nn.Module, *, size: tuple[int, int]) -> nn.Module:
+    """What is called in training instead of the model, for images of a size, where nothing speaks against it."""
+    from hpunet.kernels.network import FusedNetwork
+
+    assert isinstance(model, (HPUNet, ProbUNet))
+    return FusedNetwork(model, dtype=torch.bfloat16, size=size)
+
+
+def fused_draw() -> Draw:
+    """What draws a training step's random numbers where nothing speaks against fused kernels."""
+    from hpunet.kernels.triton_random import draw
+
+    return draw
+
+
+def fast_sampler(model: nn.Module, *, kernels: str, device: torch.device) -> Any:
+    """What draws hypotheses instead of the model: a sampler on fused kernels, in bf16, if these are asked for.
+
+    None with "torch", and with "auto": samples are float32 by default, so that tiles give what the whole image gives.
+    """
+    if kernels not in CHOICES:
+        raise ConfigError(f"kernels: expected {', '.join(CHOICES)}, got {kernels!r}")
+    if kernels != "fused":
+        return None
+    if reason := reason_against_fused(model, device=device, sampling=True):
+        raise ConfigError(f"kernels: {reason}; use auto or torch")
+    from hpunet.kernels.network import FusedSampler
+
+    assert isinstance(model, HPUNet)
+    return FusedSampler(model, dtype=torch.bfloat16)

@@ -1,0 +1,70 @@
+"""How convolutions are cut, by their shape; chosen by measurement on an H200 (docs/speed.md).
+
+In float32 there are no tensor cores to fill (TF32 would round) and large tiles take minutes to compile, so tiles are
+small.
+"""
+
+import torch
+
+from hpunet.kernels.triton_convolution import Correlation, Tiling
+
+PATCHES = ((2, 4), (2, 2), (1, 2), (1, 1))
+MOST_COLUMNS = 128
+
+
+def _power_of_2(n: int) -> int:
+    return 1 << (n - 1).bit_length()
+
+
+def convolution_tiling(height: int, width: int, channels: int, out: int, *, taps: int, dtype: torch.dtype) -> Tiling:
+    """For `convolve`: the largest patch whose outputs fill no more than 128 columns."""
+    if dtype == torch.float32:
+        return Tiling(py=1, px=1, patches=32, columns=32, chunk=16, stages=2)
+    pixels = height * width
+    py, px = 1, 1
+    if taps == 3 and pixels >= 32 * 32:
+        py, px = next(
+            (y, x)
+            for y, x in PATCHES
+            if (y * x * out <= MOST_COLUMNS or y * x == 1)
+            and (height % y, width % x) == (0, 0)
+            and (y == 1 or pixels >= 64 * 64)
+            and (x < 4 or channels == 24 or channels >= 64)
+        )
+        if out % 64 == 0 and (channels < 64 or out > MOST_COLUMNS):
+            py = px = 1
+        elif out > MOST_COLUMNS and channels <= 64 and width % 2 == 0:
+            px = 2
+    run = (px + taps - 1) * channels
+    largest = 32 if channels <= 16 else 64
+    fits = [c for c in (largest, 32) if run % c == 0] or [c for c in (largest, 32) if -(-run // c) * c <= 1.15 * run]
+    chunk = fits[0] if fits else 16
+    most = 32 if pixels <= 16 else 64 if pixels <= 64 else 128 if px * out > 256 or out % 128 == 0 else 256
+    columns = max(16, min(_power_of_2(py * px * out), most))
+    if pixels > 256 and out == 192:
+        columns = 64
+    patches = 32 if pixels <= 16 else 64 if pixels <= 256 or px * out > 256 or channels >= 384 else 128
+    stages = (4 if chunk == 64 else 6) if pixels <= 64 else 3 if chunk == 64 else 4
+    return Tiling(py, px, patches, columns, chunk, stages=stages)
+
+
+def correlation_tiling(
+    height: int, width: int, rows: int, columns: int, *, taps: int, relu: bool, dtype: torch.dtype
+) -> Correlation:
+    """For `correlate`; `relu`: whether one of the two goes through a ReLU."""
+    if dtype == torch.float32:
+        return Correlation(py=1, px=1, rows=32, columns=32, patches=16, programs=1024, together=False, stages=2)
+    pixels = height * width
+    if taps == 1:
+        bm, bn = 16 if rows <= 16 else 64, max(16, min(_power_of_2(columns), 128 if pixels >= 64 * 64 else 64))
+        patches = 256 if bm == 16 else 128 if bn <= 64 and pixels >= 64 * 64 else 64
+        return Correlation(1, 1, bm, bn, patches, programs=528 if bm == 16 else 264)
+    py = px = 1
+    if pixels >= 32 * 32:
+        px = 2 if width % 2 == 0 and rows < 64 else 1
+        py = 2 if rows <= 16 and pixels == 128 * 128 and height % 2 == 0 else 1
+    bm = max(16, min(_power_of_2((px + 2) * rows), 64))
+    wide = rows in (32, 64, 128) and pixels >= 16 * 16 and px * columns % 128 == 0
+    bn = max(16, min(_power_of_2(px * columns), 128 if wide else 64))
+    patches = 32 if (py == 2 and bn == 64) or (wide and relu) else 64
+    return Correlation(py, px, bm, bn, patches, programs=264)

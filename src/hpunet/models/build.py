@@ -1,0 +1,65 @@
+"""From settings to a network."""
+
+import math
+
+import torch
+
+from hpunet.config.settings import ModelSettings, Settings
+from hpunet.errors import ConfigError
+from hpunet.models.hpunet import HPUNet
+from hpunet.models.punet import ProbUNet
+
+
+def build_model(
+    settings: ModelSettings,
+    *,
+    in_channels: int,
+    num_classes: int,
+    extrapolate: bool = False,
+    channels_last: bool = True,
+) -> HPUNet | ProbUNet:
+    """The network for data of this kind."""
+    model: HPUNet | ProbUNet
+    if settings.kind == "punet":
+        if extrapolate:
+            raise ConfigError("data.extrapolate: the Probabilistic U-Net cannot be told what is visible; use hpu")
+        model = ProbUNet(
+            in_channels=in_channels,
+            num_classes=num_classes,
+            channels=settings.channels,
+            latent_dim=settings.latent_dims[0],
+            channels_last=channels_last,
+        )
+    else:
+        model = HPUNet(
+            in_channels=in_channels,
+            num_classes=num_classes,
+            channels=settings.channels,
+            latent_dims=settings.latent_dims,
+            blocks_per_scale=settings.blocks_per_scale,
+            cond_channels=1 + num_classes if extrapolate else 0,
+            activation_checkpointing=settings.activation_checkpointing,
+            channels_last=channels_last,
+        )
+    model.orientations = settings.orientations
+    return model
+
+
+def check_network(settings: Settings) -> None:
+    """Refuse settings that no network goes with: before data are packed for it, whose numbers do not matter here."""
+    with torch.device("meta"):
+        model = build_model(settings.model, in_channels=1, num_classes=2, extrapolate=settings.data.extrapolate)
+    crop, multiple, num_scales = settings.data.crop, model.size_multiple, len(settings.model.channels)
+    if not any(side % multiple for side in crop):
+        return
+    too_many = next(n for n in range(1, num_scales) if not any(side % (multiple >> n) for side in crop))
+    fewer = "" if too_many == num_scales - 1 else f"take {too_many} off model.channels, or "
+    below, above = (
+        "x".join(str(max(1, round_to(side / multiple)) * multiple) for side in crop)
+        for round_to in (math.floor, math.ceil)
+    )
+    raise ConfigError(
+        f"data.crop: {crop[0]}x{crop[1]} cannot be halved {num_scales - 1} times, as the {num_scales} entries of "
+        f"model.channels ask; {fewer}choose multiples of {multiple}, such as "
+        + (above if above == below else f"{below} or {above}")
+    )

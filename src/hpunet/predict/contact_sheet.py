@@ -1,0 +1,100 @@
+"""The contact sheet of one image: what the samples say together, the distinct hypotheses, and the samples."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Float, Integer, UInt8
+from PIL import Image
+
+from hpunet.sampling.hypotheses import Hypothesis
+from hpunet.utils.pictures import PALETTE, grey_or_colour, overlay, sheet, stacked, stretched
+
+_TILE, _PER_ROW, _MAX_SHOWN = 176, 6, 48
+_LEAST_SHOWN = 24
+"""Pixels along a side of an enlarged part, at least: fewer would not show where it lies."""
+
+
+def sample_sheet(
+    *,
+    image: Float[np.ndarray, "c h w"],
+    labels: Integer[np.ndarray, "s h w"],
+    mean: Float[np.ndarray, "h w"],
+    std: Float[np.ndarray, "h w"],
+    hypotheses: Sequence[Hypothesis],
+    title: str,
+) -> Image.Image:
+    """One page; of very many samples the first ones, and none again where each is a hypothesis of its own.
+
+    Without hypotheses, samples alone are shown. Where they mark a small part of the image, hypotheses and samples are
+    shown of that part, which has a frame in the image.
+    """
+    most = float(std.max())
+    part = marked_part(labels)
+    is_part = part != _whole(labels)
+    summary = {
+        "image (frame: shown below)" if is_part else "image": _framed(grey_or_colour(stretched(image)), part),
+        "mean probability (white is 1)": grey_or_colour(mean[None]),
+        f"standard deviation (white is {most:.2f})": grey_or_colour(std[None] / max(most, 1e-6)),
+    }
+    letters = [_letters(number) for number in range(len(hypotheses))]
+    distinct = [
+        (f"{letter}: {float(hypothesis.share):.0%}, {hypothesis.description}", hypothesis.representative)
+        for letter, hypothesis in zip(letters, hypotheses, strict=True)
+    ]
+    group_of = {member: letter for letter, h in zip(letters, hypotheses, strict=True) for member in h.members}
+    single = [
+        (f"{number + 1} ({group_of[number]})" if distinct else f"{number + 1}", number)
+        for number in range(len(labels))
+    ]
+
+    heading = "Samples (and the hypothesis they belong to)" if distinct else "Samples"
+
+    def rows(maps: Sequence[tuple[str, int]], heading: str) -> list[Image.Image]:
+        heading += f" (the first {_MAX_SHOWN} of {len(maps)})" if len(maps) > _MAX_SHOWN else ""
+        pages = []
+        for start in range(0, min(len(maps), _MAX_SHOWN), _PER_ROW):
+            row = maps[start : min(start + _PER_ROW, _MAX_SHOWN)]
+            tiles = [overlay(image=image, labels=labels[number].astype(np.int64))[part] for _, number in row]
+            columns = [caption for caption, _ in row]
+            pages.append(sheet([tiles], columns=columns, title=heading if start == 0 else "", tile=_TILE))
+        return pages
+
+    return stacked(
+        [
+            sheet([list(summary.values())], columns=list(summary), title=title, tile=_TILE),
+            *rows(distinct, "Distinct hypotheses, and the share of samples that show them"),
+            *(rows(single, heading) if len(distinct) < len(single) else []),
+        ]
+    )
+
+
+def marked_part(labels: Integer[np.ndarray, "s h w"]) -> tuple[slice, slice]:
+    """The square to show: what any sample marks with as much again around it, or all where that is half a side."""
+    h, w = labels.shape[1:]
+    y, x = np.nonzero((labels != 0).any(axis=0))
+    if not y.size:
+        return _whole(labels)
+    side = max(_LEAST_SHOWN, 2 * int(max(np.ptp(y), np.ptp(x)) + 1))
+    if side > min(h, w) / 2:
+        return _whole(labels)
+    centres = ((int(each.min()) + int(each.max()) + 1) // 2 for each in (y, x))
+    starts = [min(max(0, centre - side // 2), end - side) for centre, end in zip(centres, (h, w), strict=True)]
+    return slice(starts[0], starts[0] + side), slice(starts[1], starts[1] + side)
+
+
+def _whole(labels: Integer[np.ndarray, "s h w"]) -> tuple[slice, slice]:
+    return slice(0, labels.shape[1]), slice(0, labels.shape[2])
+
+
+def _framed(pixels: UInt8[np.ndarray, "h w 3"], part: tuple[slice, slice]) -> UInt8[np.ndarray, "h w 3"]:
+    """The picture with the outline of a part, which is nothing where the part is all of it."""
+    rows, columns = (slice(max(0, each.start - 1), each.stop + 1) for each in part)
+    framed = pixels.copy()
+    framed[rows, columns] = PALETTE[1]
+    framed[part] = pixels[part]
+    return framed
+
+
+def _letters(number: int) -> str:
+    """A, B, ... Z, AA, AB, ..."""
+    return ("" if number < 26 else _letters(number // 26 - 1)) + chr(ord("A") + number % 26)

@@ -1,0 +1,200 @@
+"""One self-contained HTML page from what runs saved, and its figures as files: how they trained, what they predict.
+
+Reads the run folders only (see `saved_run.py`): no torch, no data, no network; pictures are part of the page.
+"""
+
+import base64
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+
+from hpunet.errors import ConfigError, DataError
+from hpunet.reports.contents import Drawing, Section, report_sections
+from hpunet.reports.layout import PAGE_DPI, PRINT_DPI, as_png, as_svg
+from hpunet.reports.saved_run import SavedRun, read_run
+
+Progress = Callable[[Iterable[Drawing], int], Iterable[Drawing]]
+
+_STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; color: #111; background: #fff; max-width: 78rem; margin: 2rem auto;
+       padding: 0 1rem; }
+h1, h2, h3 { line-height: 1.2; break-after: avoid; }
+h2 { margin-top: 2.5rem; border-bottom: 1px solid #999; padding-bottom: .2rem; }
+figure { margin: 1rem 0; break-inside: avoid; }
+img { max-width: 100%; height: auto; }
+figcaption { max-width: 60rem; }
+p { max-width: 60rem; }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; margin: 1rem 0; break-inside: avoid; }
+th, td { border-bottom: 1px solid #ccc; padding: .3rem .8rem; text-align: left; vertical-align: top; }
+thead th { border-bottom: 2px solid #111; }
+@page { size: A4; margin: 12mm; }
+@media print { body { max-width: none; margin: 0; padding: 0; font-size: 10pt; }
+               .wide { overflow: visible; } img { max-height: 240mm; } }
+"""
+
+
+_EVALUATIONS = (
+    "Mean ± standard deviation over bootstraps of the images; columns are run, split and number of samples. Lower is "
+    "better for ged2, ged2_unbiased, calibration_error and rand_error, higher for the others. sample_diversity and "
+    "hidden_sample_disagreement are neither good nor bad by themselves; hidden_accuracy_background and "
+    "border_agreement_truth are marks to hold the samples against."
+)
+
+
+def _silently(drawings: Iterable[Drawing], _count: int) -> Iterable[Drawing]:
+    return drawings
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table for the head of the page, with a sentence that says what it shows."""
+
+    title: str
+    says: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+def write_report(
+    runs: Sequence[Path],
+    out: Path,
+    *,
+    figures: Path | None = None,
+    title: str = "Training report",
+    tables: Sequence[Table] = (),
+    progress: Progress = _silently,
+) -> Path:
+    """Write the page of these run folders to `out`, replacing what is there; returns its path.
+
+    `figures` is a folder for the same figures as PNG (300 dpi) and SVG, with `captions.txt`; files of the same names
+    are replaced. `progress` goes over the drawings, given them and their number.
+    """
+    if not runs:
+        raise ConfigError("a report needs at least one run")
+    saved = [read_run(run, name=name) for run, name in zip(runs, _names(runs), strict=True)]
+    sections = report_sections(saved)
+    drawings = [drawing for section in sections for drawing in section.drawings]
+    files = _file_names(drawings)
+    shown: dict[str, str] = {}
+    for drawing in progress(drawings, len(drawings)):
+        drawn = drawing.draw()
+        shown[drawing.name] = _figure(as_png(drawn, dpi=PAGE_DPI), drawing)
+        if figures is not None:
+            _write(figures / f"{files[drawing.name]}.png", as_png(drawn, dpi=PRINT_DPI))
+            _write(figures / f"{files[drawing.name]}.svg", as_svg(drawn))
+    if figures is not None:
+        captions = [f"{files[d.name]}: {d.title}\n{d.caption}\n" for d in drawings]
+        _write(figures / "captions.txt", "\n".join(captions).encode())
+    _write(out, _page(saved, sections, shown, title=title, tables=tables).encode())
+    return out
+
+
+def _write(path: Path, content: bytes) -> None:
+    """A file that is whole or as it was."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_bytes(content)
+        os.replace(partial, path)
+    except OSError as error:
+        with suppress(OSError):
+            partial.unlink()
+        raise DataError(f"{path}: cannot be written ({error.strerror or error})") from None
+
+
+def _names(runs: Sequence[Path]) -> list[str]:
+    """The folders' own names, or their whole paths where these are not unique."""
+    names = [run.resolve().name for run in runs]
+    return names if len(set(names)) == len(names) else [str(run) for run in runs]
+
+
+def _file_names(drawings: Sequence[Drawing]) -> dict[str, str]:
+    """What each drawing's files are called: its name without what a file name cannot hold, and unique."""
+    files: dict[str, str] = {}
+    for drawing in drawings:
+        plain = name = re.sub(r"[^\w.-]+", "-", drawing.name).strip("-.")
+        number = 1
+        while name in files.values():
+            number += 1
+            name = f"{plain}-{number}"
+        files[drawing.name] = name
+    return files
+
+
+def _page(
+    runs: Sequence[SavedRun],
+    sections: Sequence[Section],
+    shown: Mapping[str, str],
+    *,
+    title: str,
+    tables: Sequence[Table],
+) -> str:
+    parts = [_table(table) for table in tables]
+    parts += ["<h2>Runs</h2>", _runs_table(runs)]
+    parts += [_table(_evaluations(runs))] if any(run.evaluations for run in runs) else []
+    for section in sections:
+        parts.append(f"<h2>{escape(section.heading)}</h2>")
+        parts += [f"<p>{escape(section.note)}</p>"] if section.note else []
+        parts += [shown[drawing.name] for drawing in section.drawings]
+    body = "\n".join(parts)
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n"
+        f"<body>\n<h1>{escape(title)}</h1>\n{body}\n</body>\n</html>\n"
+    )
+
+
+def _runs_table(runs: Sequence[SavedRun]) -> str:
+    columns = ["run", "model", "objective", "optimiser", "made with"]
+    rows = []
+    for run in runs:
+        model, objective, optimiser = run.settings.model, run.settings.objective, run.settings.optimiser
+        weight = f"κ {objective.kappa:g}" if objective.kind == "geco" else f"β {objective.beta:g}"
+        counted = "all pixels" if objective.top_k == "all" else f"top {objective.top_k:g} of the pixels"
+        rates = ", ".join(f"{rate:g}" for rate in optimiser.learning_rates)
+        made = run.description
+        rows.append(
+            [
+                f"{run.name} (seed {run.settings.seed})",
+                f"{model.kind}, channels {model.channels}, latents {model.latent_dims} (coarsest first)",
+                f"{objective.kind}, {weight}, {counted}",
+                f"iteration {run.log[-1]['step']} of {optimiser.iterations}, batch {optimiser.batch_size}, "
+                f"learning rates {rates}",
+                f"hpunet {made.get('hpunet')}, torch {made.get('torch')}, {made.get('device')}",
+            ]
+        )
+    return _html_table(columns, rows)
+
+
+def _evaluations(runs: Sequence[SavedRun]) -> Table:
+    found = {f"{run.name}, {name}": each for run in runs for name, each in run.evaluations.items()}
+    metrics = dict.fromkeys(metric for each in found.values() for metric in each.scores)
+    rows = [["images", *(str(each.num_images) for each in found.values())]]
+    for metric in metrics:
+        scores = [each.scores.get(metric) for each in found.values()]
+        rows.append([metric, *("–" if score is None else f"{score[0]:.4f} ± {score[1]:.4f}" for score in scores)])
+    return Table("Evaluations", _EVALUATIONS, ["", *found], rows)
+
+
+def _table(table: Table) -> str:
+    return f"<h2>{escape(table.title)}</h2>\n<p>{escape(table.says)}</p>\n{_html_table(table.columns, table.rows)}"
+
+
+def _html_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in columns)
+    lines = "\n".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return f'<div class="wide"><table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{lines}\n</tbody>\n</table></div>'
+
+
+def _figure(png: bytes, drawing: Drawing) -> str:
+    data = base64.b64encode(png).decode("ascii")
+    return (
+        f'<figure><img alt="{escape(drawing.title)}." src="data:image/png;base64,{data}">\n'
+        f"<figcaption>{escape(drawing.caption)}</figcaption></figure>"
+    )

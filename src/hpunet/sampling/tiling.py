@@ -1,0 +1,189 @@
+"""Large images in little memory: a model whose stages run tile by tile, with the result of the whole image.
+
+What a pixel of the output depends on spans thousands of pixels of the image, so a margin around tiles of the whole
+network cannot be wide enough. The convolutions of one scale (a stage) look only a few pixels far. So every stage is
+tiled by itself: each tile of its output is computed from a window that is wider by just what its convolutions see,
+and the margin is cut off. Windows end where the image ends, hence the zero padding there is that of the whole image.
+Latents are drawn for the whole image. Nothing is approximated, and there are no seams.
+
+What is kept at full size is the encoder's features, the last scale's input and the logits; everything between (the
+joined and up-sampled inputs of a scale, the insides of its blocks) exists for one tile at a time.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from hpunet.errors import ConfigError
+from hpunet.models.base import PerScale, SamplerWrapper
+from hpunet.models.blocks import double_nearest, halve, join, match_memory_format
+from hpunet.models.gaussian import Gaussian
+from hpunet.models.hpunet import HPUNet
+from hpunet.models.punet import GlobalGaussian, ProbUNet
+from hpunet.utils.tensors import check_image
+
+MIN_TILE = 16
+
+
+class Window(NamedTuple):
+    """A rectangle of a feature map; its bounds are even or the map's own, so whole pixels at half the size too."""
+
+    rows: slice
+    columns: slice
+
+    def of(self, x: Tensor) -> Tensor:
+        """This part of a map."""
+        return x[:, :, self.rows, self.columns]
+
+    def scaled(self, factor: float) -> "Window":
+        """The same rectangle on a map of another size."""
+        rows, columns = (slice(int(s.start * factor), int(s.stop * factor)) for s in self)
+        return Window(rows, columns)
+
+
+class Tiled(SamplerWrapper[HPUNet | ProbUNet]):
+    """An `HPUNet` or `ProbUNet` for sampling (not for training) that computes `tile`×`tile` pixels of a map at once.
+
+    `tile` counts pixels of the map that a stage computes, so coarse scales are mostly computed whole.
+    """
+
+    def __init__(self, model: HPUNet | ProbUNet, *, tile: int) -> None:
+        if tile < MIN_TILE or tile % 2:
+            raise ConfigError(f"tile: expected an even number of pixels of at least {MIN_TILE}, got {tile}")
+        if model.cond_channels:
+            raise ConfigError("tile: models that see more than the image (extrapolation) cannot be tiled")
+        super().__init__(model)
+        self.tile = tile
+
+    def encode(self, *, image: Float[Tensor, "b c h w"], cond: Tensor | None = None) -> list[Tensor]:
+        """See the model's `encode`."""
+        if cond is not None:
+            raise ConfigError("cond: tiled models take none")
+        check_image(image, channels=self.in_channels, multiple=self.size_multiple, values=self.check_values)
+        x = match_memory_format(image, channels_last=self.model.channels_last)
+        if isinstance(self.model, HPUNet):
+            return self._down(self.model.prior.encoder, x)[::-1]
+        prior = self._global_gaussian(self.model.prior, x)  # first: its maps are not kept
+        return [self._unet(self.model, x), prior.mean, prior.log_sigma]
+
+    def decode(
+        self, features: Sequence[Tensor], *, noise: PerScale | None = None, given: PerScale | None = None
+    ) -> tuple[Float[Tensor, "b k h w"], list[Tensor], list[Gaussian]]:
+        """See the model's `decode`."""
+        nothing: PerScale = [None] * len(self.latent_dims)
+        decode = self._decode_hpunet if isinstance(self.model, HPUNet) else self._decode_punet
+        return decode(features, noise=noise or nothing, given=given or nothing)
+
+    def _decode_hpunet(
+        self, features: Sequence[Tensor], *, noise: PerScale, given: PerScale
+    ) -> tuple[Tensor, list[Tensor], list[Gaussian]]:
+        model = self.model
+        assert isinstance(model, HPUNet)
+        latents, gaussians = [], []
+        x = features[0]
+        for i, stage in enumerate(model.prior.decoder):
+            if i < len(model.prior.heads):
+                gaussian = model.prior.heads[i](x)
+                z = gaussian.take(noise=noise[i], given=given[i])
+                gaussians.append(gaussian)
+                latents.append(z)
+                x = join(z, x)
+            is_last = i + 1 == len(model.prior.decoder)
+
+            def joined(window: Window, x: Tensor = x, skip: Tensor = features[i + 1]) -> Tensor:
+                return torch.cat([double_nearest(window.scaled(0.5).of(x)), window.of(skip)], dim=1)
+
+            x = self._run(nn.Sequential(stage, model.logits) if is_last else stage, joined, like=features[i + 1])
+        return x, latents, gaussians
+
+    def _decode_punet(
+        self, features: Sequence[Tensor], *, noise: PerScale, given: PerScale
+    ) -> tuple[Tensor, list[Tensor], list[Gaussian]]:
+        model = self.model
+        assert isinstance(model, ProbUNet)
+        x, mean, log_sigma = features
+        prior = Gaussian(mean=mean, log_sigma=log_sigma)
+        z = prior.take(noise=noise[0], given=given[0])
+
+        def joined(window: Window) -> Tensor:
+            part = window.of(x)
+            return torch.cat([part, z.to(x.dtype).expand(-1, -1, *part.shape[-2:])], dim=1)
+
+        return self._run(nn.Sequential(model.combine, model.logits), joined, like=x), [z], [prior]
+
+    def _down(self, stages: nn.ModuleList, x: Tensor, *, keep: bool = True) -> list[Tensor]:
+        """The maps of an encoder's stages, finest first; only the last one unless `keep`."""
+        features: list[Tensor] = []
+        for depth, stage in enumerate(stages):
+            if depth == 0:
+                x = self._run(stage, lambda window, x=x: window.of(x), like=x)  # type: ignore[misc]
+            else:
+                half = x[:, :, ::2, ::2]
+                x = self._run(stage, lambda window, x=x: halve(window.scaled(2.0).of(x)), like=half)  # type: ignore[misc]
+            features = [*features, x] if keep else [x]
+        return features
+
+    def _global_gaussian(self, prior: GlobalGaussian, x: Tensor) -> Gaussian:
+        """The prior net: its mean over positions is that of the whole image."""
+        (coarsest,) = self._down(prior.encoder.stages, x, keep=False)
+        return prior.head(coarsest.mean(dim=(2, 3), keepdim=True))  # type: ignore[no-any-return]
+
+    def _unet(self, model: ProbUNet, x: Tensor) -> Tensor:
+        *skips, x = self._down(model.encoder.stages, x)
+        for stage in model.decoder:
+            skip = skips.pop()
+
+            def joined(window: Window, x: Tensor = x, skip: Tensor = skip) -> Tensor:
+                return torch.cat([window.of(skip), doubled_bilinear(x, window)], dim=1)
+
+            x = self._run(stage, joined, like=skip)
+        return x
+
+    def _run(self, stage: nn.Module, source: Callable[[Window], Tensor], *, like: Tensor) -> Tensor:
+        """A stage's map, of the height and width of `like`; `source` gives its input for a window."""
+        height, width = like.shape[-2:]
+        margin = reach(stage)
+        out: Tensor | None = None
+        for top in range(0, height, self.tile):
+            for left in range(0, width, self.tile):
+                inner = Window(*(slice(i, min(i + self.tile, n)) for i, n in ((top, height), (left, width))))
+                outer = _widened(inner, by=margin + margin % 2, size=(height, width))
+                piece: Tensor = stage(source(outer))
+                if out is None:
+                    layout = torch.channels_last if self.model.channels_last else torch.contiguous_format
+                    shape = (*piece.shape[:2], height, width)
+                    out = torch.empty(shape, dtype=piece.dtype, device=piece.device, memory_format=layout)
+                starts = inner.rows.start - outer.rows.start, inner.columns.start - outer.columns.start
+                sides = inner.rows.stop - inner.rows.start, inner.columns.stop - inner.columns.start
+                rows, columns = (slice(start, start + side) for start, side in zip(starts, sides, strict=True))
+                inner.of(out).copy_(Window(rows, columns).of(piece))
+        assert out is not None
+        return out
+
+
+def _widened(window: Window, *, by: int, size: tuple[int, int]) -> Window:
+    sides = zip(window, size, strict=True)
+    rows, columns = (slice(max(0, s.start - by), min(side, s.stop + by)) for s, side in sides)
+    return Window(rows, columns)
+
+
+def reach(stage: nn.Module) -> int:
+    """How far a stage looks: the sum of what its convolutions do, which all follow one another or are 1×1."""
+    return sum(conv.kernel_size[0] // 2 for conv in stage.modules() if isinstance(conv, nn.Conv2d))
+
+
+def doubled_bilinear(x: Float[Tensor, "b f h w"], window: Window) -> Float[Tensor, "b f h2 w2"]:
+    """A window of `blocks.double_bilinear(x)`, whose weights depend on where in the whole map a pixel lies."""
+    for dim, part in ((2, window.rows), (3, window.columns)):
+        size = x.shape[dim]
+        # In float32, as torch has them: the difference would show in large maps.
+        step = torch.tensor(size - 1, dtype=torch.float32) / (2 * size - 1)
+        place = (torch.arange(part.start, part.stop, dtype=torch.float32) * step).to(x.device)
+        low = place.long()
+        weight = (place - low).to(x.dtype).view(-1, *[1] * (3 - dim))
+        above = (low + 1).clamp(max=size - 1)
+        x = x.index_select(dim, low) * (1 - weight) + x.index_select(dim, above) * weight
+    return x

@@ -1,0 +1,401 @@
+"""`hpunet init`: look at data and write settings that fit them, each with the reason beside it.
+
+The rules follow the paper where it has a number for data like these (App. C and D) and say so where they are ours.
+"""
+
+import json
+import math
+import shlex
+import textwrap
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any, Literal
+
+from hpunet.data.open import open_splits
+from hpunet.data.packs import Pack, Progress
+from hpunet.data.types import Sample, SetInfo, Source
+from hpunet.errors import DataError
+
+MAX_SCALES = 9
+"""As many as the paper's largest networks have."""
+MAX_BOTTOM = 4
+"""Pixels along a side of the coarsest scale, at most."""
+MAX_SHORT, MAX_LONG = 512, 1024
+"""The largest crop is the paper's, on Cityscapes."""
+BATCH_PIXELS = 24 * 256**2
+"""Pixels in a batch: those of the paper's on SNEMI3D."""
+LARGE_CROP = 256**2
+"""Crops of more pixels get fewer blocks and recomputed activations."""
+SMALL_CROP, SMALL_BATCH = 128, 8
+"""A first try on a CPU: sides of the crop at most, images in a batch at most."""
+RESIDENT_BYTES = 8 * 2**30
+"""Larger data are not expected to fit on the GPU."""
+
+ModelKind = Literal["hpu", "punet"]
+
+
+@dataclass(frozen=True)
+class DatasetProfile:
+    """What was found out about data."""
+
+    info: SetInfo
+    num_train: int
+    num_val: int
+    smallest: tuple[int, int]
+    """Smallest height and smallest width of all training and validation images."""
+    largest: tuple[int, int]
+
+    @property
+    def has_one_size(self) -> bool:
+        """Whether all images are of one size."""
+        return self.smallest == self.largest
+
+    @property
+    def is_street_like(self) -> bool:
+        """Wide and in colour: such pictures have a top and a bottom."""
+        return self.info.in_channels == 3 and self.smallest[1] >= 1.5 * self.smallest[0]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One line of the settings, and why it is so."""
+
+    key: str
+    value: Any
+    why: str
+
+
+def profile_dataset(where: str, *, options: Mapping[str, Any], progress: Progress | None = None) -> DatasetProfile:
+    """Open the data and read every training and validation image once, for its size; a pack knows its sizes."""
+    splits = open_splits(where, options=options)
+    for split in ("train", "val"):
+        if split not in splits:
+            raise DataError(
+                f"{where}: has no {split} images, only {', '.join(splits)}, and training needs both train and val; "
+                "see docs/data.md for how splits are told (data.csv, val_every=10, slices.val=[16,18])"
+            )
+    sizes = {size for split in ("train", "val") for size in _sizes(splits[split], progress)}
+    heights, widths = zip(*sizes, strict=True)
+    return DatasetProfile(
+        info=splits["train"].info,
+        num_train=len(splits["train"]),
+        num_val=len(splits["val"]),
+        smallest=(min(heights), min(widths)),
+        largest=(max(heights), max(widths)),
+    )
+
+
+def _sizes(source: Source, progress: Progress | None) -> set[tuple[int, int]]:
+    if isinstance(source, Pack):
+        return set(source.sizes)
+    samples: Iterable[Sample] = (source[index] for index in range(len(source)))
+    if progress is not None:
+        samples = progress(samples, len(source), f"looking at {source.split}")
+    return {(sample.valid.shape[0], sample.valid.shape[1]) for sample in samples}
+
+
+def choose_crop(smallest: tuple[int, int], *, limit: int = MAX_LONG) -> tuple[tuple[int, int], int]:
+    """The crop (height, width) and the number of scales for images of at least this size.
+
+    The largest crop that fits and ends in 1 to `MAX_BOTTOM` pixels a side after halving; of several ways to halve it
+    the deepest. At most `MAX_SHORT` along the shorter side, and the longer one in proportion, up to `MAX_LONG`, but
+    no side longer than `limit`.
+    """
+    short, long = min(smallest), max(smallest)
+    if min(short, limit) < 8:
+        what = "the smallest image side is" if short < 8 else "a crop has"
+        raise DataError(f"{what} {min(short, limit)} pixels; at least 8 are needed")
+    long_limit = min(MAX_LONG, MAX_SHORT * long // short)
+    limits = [min(side, limit, MAX_SHORT if side == short else long_limit) for side in smallest]
+    bottoms = range(1, MAX_BOTTOM + 1)
+    crops = [
+        (y << (scales - 1), x << (scales - 1), scales)
+        for y, x, scales in product(bottoms, bottoms, range(2, MAX_SCALES + 1))
+    ]
+    fitting = [crop for crop in crops if crop[0] <= limits[0] and crop[1] <= limits[1]]
+    height, width, scales = max(fitting, key=lambda crop: (crop[0] * crop[1], crop[2]))
+    return (height, width), scales
+
+
+def choose_kappa(info: SetInfo) -> float:
+    """GECO's target, cross-entropy of a kept pixel, by how many classes that pixel could be confused with.
+
+    Instances: 0.14 + 0.39 · ln(random ids), the line through the paper's 1.20 for 15 ids and 0.77 for 5. Classes:
+    0.05 · log2(classes), which for two is the paper's 0.05.
+    """
+    if info.has_instances:
+        return round(0.14 + 0.39 * math.log(info.num_random_ids), 2)
+    return round(0.05 * math.log2(max(2, info.num_classes)), 2)
+
+
+def suggest(
+    look: DatasetProfile,
+    *,
+    model: ModelKind,
+    options: Mapping[str, Any],
+    crop: int | None = None,
+    small: bool = False,
+) -> dict[str, list[Setting]]:
+    """Settings for data that look like this, section by section.
+
+    `crop` is how long the sides of the crop may be; `small` is for a first try on a CPU.
+    """
+    limit = crop or (SMALL_CROP if small else MAX_LONG)
+    size, scales = choose_crop(look.smallest, limit=limit)
+    batch_size = _batch_size(size, look.num_train)
+    sections = {
+        "model": _model(look.info, model, crop=size, scales=scales),
+        "data": _data(look, crop=size, limit=limit, options=options),
+        "augmentation": _augmentation(look, crop=size),
+        "objective": _objective(look.info, model),
+        "optimiser": _optimiser(look, model, crop=size, batch_size=batch_size),
+        "logging": _logging(look, crop=size, iterations=_iterations(look.num_train, batch_size)),
+    }
+    return _smaller(sections, look, model) if small else sections
+
+
+def _smaller(sections: dict[str, list[Setting]], look: DatasetProfile, model: ModelKind) -> dict[str, list[Setting]]:
+    """The same for a network and a training that a CPU gets done with, not as in the paper."""
+    longer = look.info.has_instances and model == "hpu"  # ids are slow to learn
+    iterations, rates = (5000, [1e-3, 4e-4, 5e-5]) if longer else (2000, [5e-4, 2e-4, 5e-5])
+    (scales,) = (len(setting.value) for setting in sections["model"] if setting.key == "channels")
+    why = "Small, for a first try on a CPU (--small)"
+    changes = {
+        "channels": (
+            [16 * min(4, 2**i) for i in range(scales)],
+            f"{why}: {scales} scales whose widths start at 16 and double to 64.",
+        ),
+        "blocks_per_scale": (1, f"{why}."),
+        "iterations": (iterations, f"{why}; results go on getting better for much longer."),
+        "batch_size": (min(SMALL_BATCH, look.num_train), f"{why}."),
+        "learning_rates": (rates, f"{why}: Adam's, one after the other; smaller networks bear larger ones."),
+        "validate_every": (iterations // 4, "Iterations between two validations."),
+        "validate_images": (min(20, look.num_val), f"{why}; always the same ones."),
+    }
+    return {
+        name: [Setting(s.key, *changes[s.key]) if s.key in changes else s for s in settings]
+        for name, settings in sections.items()
+    }
+
+
+def _batch_size(crop: tuple[int, int], num_train: int) -> int:
+    """32 as on LIDC, fewer for large crops; a multiple of 4, so that processes can share it, unless data are few."""
+    fitting = min(32, max(4, BATCH_PIXELS // (crop[0] * crop[1]) // 4 * 4))
+    return min(fitting, num_train)
+
+
+def _iterations(num_train: int, batch_size: int) -> int:
+    """A thousand passes over the images, within 20,000 and 240,000, in thousands."""
+    return min(240, max(20, num_train // batch_size)) * 1000
+
+
+def _model(info: SetInfo, model: ModelKind, *, crop: tuple[int, int], scales: int) -> list[Setting]:
+    if model == "punet":
+        # The paper has 5 scales and 6 latents for two classes, and all scales and 85 latents for instances.
+        base, scales, latent = (24, scales, 85) if info.has_instances else (32, min(scales, 5), 6)
+        channels = [min(192, base * 2**i) for i in range(scales)]
+        return [
+            Setting("kind", "punet", "The standard Probabilistic U-Net, the paper's baseline."),
+            Setting("channels", channels, f"Widths of its {scales} scales, from full resolution down."),
+            Setting("latent_dims", [latent], "One global latent vector: 6 for classes, 85 for instances (App. D)."),
+        ]
+    bottom = tuple(side >> (scales - 1) for side in crop)
+    base = 24 if info.num_classes <= 2 else 32
+    channels = [base * min(8, 2**i) for i in range(scales)]
+    num_latents = max(1, min(4, scales - 3))
+    sizes = ", ".join(f"{bottom[0] << i}×{bottom[1] << i}" for i in range(num_latents))
+    is_large = crop[0] * crop[1] > LARGE_CROP
+    return [
+        Setting("kind", "hpu", "The Hierarchical Probabilistic U-Net."),
+        Setting(
+            "channels",
+            channels,
+            f"{scales} scales, halving {crop[0]}×{crop[1]} down to {bottom[0]}×{bottom[1]}. Widths start at {base} "
+            "and double to eight times that, as in the paper (24 for two classes, 32 for more).",
+        ),
+        Setting(
+            "latent_dims",
+            [1] * num_latents,
+            f"One latent channel at each of {sizes}, coarsest first: four scales as in the paper, fewer where the "
+            "finest would be more than an eighth of the resolution.",
+        ),
+        Setting("blocks_per_scale", 2 if is_large else 3, "Residual blocks: 3, and 2 for crops beyond 256×256."),
+        Setting("activation_checkpointing", is_large, "Recompute activations to save memory, for such large crops."),
+    ]
+
+
+def _data(look: DatasetProfile, *, crop: tuple[int, int], limit: int, options: Mapping[str, Any]) -> list[Setting]:
+    (height, width), (large_height, large_width) = look.smallest, look.largest
+    found = f"All images are {height}×{width}"
+    if not look.has_one_size:
+        found = f"Image sizes differ: heights {height} to {large_height}, widths {width} to {large_width}"
+    pixels = look.num_train * large_height * large_width * look.info.in_channels
+    num_bytes = pixels * (look.info.image_bits // 8)
+    settings = [
+        Setting(
+            "crop",
+            list(crop),
+            f"{found}. This is the largest crop (at most {min(MAX_SHORT, limit)}×{limit}) inside of every image that "
+            "the scales can halve. Training cuts it at random places, evaluation at the centre.",
+        ),
+        Setting(
+            "num_workers",
+            4 if num_bytes > RESIDENT_BYTES else 0,
+            "Processes that read ahead; none are needed where the data fit on the GPU (here about "
+            f"{max(1, num_bytes >> 20):,} MiB).",
+        ),
+    ]
+    if options:
+        settings.append(Setting("options", dict(options), "How the data are read, as given to `hpunet init`."))
+    return settings
+
+
+def _augmentation(look: DatasetProfile, *, crop: tuple[int, int]) -> list[Setting]:
+    street, colour = look.is_street_like, look.info.in_channels == 3
+    no_margin = any(side < 1.1 * cut for side, cut in zip(look.smallest, crop, strict=True))
+    why_turn = "wide pictures in colour are taken for scenes with a top and a bottom" if street else "no side is up"
+    return [
+        Setting("rotation", 10.0 if street else 180.0, f"± degrees: {why_turn}."),
+        Setting("mirror_up_down", not street, f"Turn upside down half of the time: {why_turn}."),
+        Setting("mirror_left_right", True, "Exchange left and right half of the time."),
+        Setting("elastic", 0.04, "Elastic deformation: displacements as a share of the crop's sides."),
+        Setting("shear", 0.1, "Shear, ±."),
+        Setting("scale", [0.8, 1.25], "Range of magnification."),
+        Setting(
+            "translate",
+            0.1 if no_margin else 0.0,
+            "A further shift by up to this share of the crop, for images that leave little room to crop at random.",
+        ),
+        Setting("gamma", [0.7, 1.5] if colour else [1.0, 1.0], "Exponent of brightness; varied for colour images."),
+    ]
+
+
+def _objective(info: SetInfo, model: ModelKind) -> list[Setting]:
+    if model == "punet":
+        return [
+            Setting("kind", "elbo", "What the standard Probabilistic U-Net is trained with."),
+            Setting("beta", 1.0, "Weight of the KL."),
+            Setting("top_k", "all", "All pixels count."),
+        ]
+    rule = (
+        f"0.14 + 0.39·ln({info.num_random_ids} random ids), the line through the paper's 0.77 for 5 and 1.20 for 15"
+        if info.has_instances
+        else f"0.05·log2({info.num_classes} classes), for two classes the paper's 0.05"
+    )
+    return [
+        Setting("kind", "geco", "Hold the reconstruction at κ and minimise the KL (Eq. 6)."),
+        Setting(
+            "kappa",
+            choose_kappa(info),
+            f"κ, cross-entropy that a kept pixel may have: {rule}. If `rec` in the log never comes down to it and λ "
+            "keeps rising, raise it; if reconstructions are poor, lower it.",
+        ),
+        Setting("top_k", 0.02, "Only this share of the pixels counts, the hardest ones, as in the paper."),
+    ]
+
+
+def _optimiser(look: DatasetProfile, model: ModelKind, *, crop: tuple[int, int], batch_size: int) -> list[Setting]:
+    iterations = _iterations(look.num_train, batch_size)
+    if model == "punet":
+        rates = [1e-4, 5e-5, 1e-5]
+        why_rates = "those of the authors' code but for the last, with which one run on LIDC learnt nothing more"
+    else:
+        rates = [3e-4, 1e-4, 2e-5]
+        why_rates = "on LIDC samples were better after 8,000 iterations than with the paper's first one, 1e-4"
+    if look.has_one_size:
+        why_graph = "The whole step as one CUDA graph, which a small network needs to be fast; ignored on a CPU."
+    else:
+        why_graph = "The whole step as one CUDA graph: only for images of one size."
+    settings = [
+        Setting(
+            "iterations",
+            iterations,
+            f"A thousand passes over the {look.num_train:,} training images, but 20,000 at least and 240,000 (the "
+            "paper's on LIDC) at most.",
+        ),
+        Setting(
+            "batch_size",
+            batch_size,
+            "32 as on LIDC; for larger crops as many pixels as the paper's batch on SNEMI3D has, but 4 images at "
+            "least; never more than there are images. With too little memory, set accumulation_steps = 2 or more.",
+        ),
+        Setting(
+            "learning_rates",
+            rates,
+            f"Adam's, one after the other: {why_rates} (docs/results.md).",
+        ),
+        Setting("boundaries", [0.6, 0.867], "Where the next learning rate starts, as shares of the iterations."),
+        Setting("ema_decay", 0.999, "Validation and sampling use a moving average of the weights, with this decay."),
+        Setting("precision", "bf16", "Of the network on a GPU (latents and loss stay fp32); ignored on a CPU."),
+        Setting("cuda_graph", look.has_one_size, why_graph),
+    ]
+    if model == "hpu":
+        clip = 1000.0 * math.ceil(crop[0] * crop[1] / 128**2)
+        why_clip = (
+            "Gradients are scaled down to this norm, 1000 for each 128×128 pixels: a rare huge one can end a run."
+        )
+        settings.append(Setting("grad_clip", clip, why_clip))
+    return settings
+
+
+def _logging(look: DatasetProfile, *, crop: tuple[int, int], iterations: int) -> list[Setting]:
+    is_large = crop[0] * crop[1] > LARGE_CROP
+    instances = look.info.has_instances
+    return [
+        Setting("validate_every", min(2000, iterations // 20), "Iterations between two validations."),
+        Setting(
+            "validate_images",
+            min(20 if is_large else 100, look.num_val),
+            f"Of the {look.num_val:,} validation images, always the same ones.",
+        ),
+        Setting("validate_samples", 4 if is_large else 16, "Hypotheses for each of them; 16 as in the paper."),
+        Setting(
+            "best",
+            "iou_rec" if instances else "ged2",
+            "What decides which checkpoint is the best: "
+            + ("reconstruction, as random ids say little" if instances else "the match of the distributions, GED²")
+            + (" when compared one by one." if instances else "."),
+        ),
+        Setting("checkpoint_every", 1000, "Iterations between two checkpoints."),
+    ]
+
+
+def settings_text(sections: Mapping[str, Iterable[Setting]], *, look: DatasetProfile, where: str, out: Path) -> str:
+    """The TOML file: what was seen, the command to run, and every setting under its reason."""
+    info = look.info
+    what = f"{info.num_classes} classes, {info.num_graders} grader(s)"
+    if info.has_instances:
+        what += f", instances as {info.num_random_ids} random ids"
+    # A comment ends with its line: a name that holds a line break must not become part of it.
+    shown, file = (text if text.isprintable() else "WHERE" for text in (shlex.quote(where), shlex.quote(str(out))))
+    lines = [
+        f"# For {shown} ({info.kind}): {look.num_train:,} training and {look.num_val:,} validation images,",
+        f"# {info.in_channels} channel(s), {what}. Written by `hpunet init`; change what you like.",
+        f"#   hpunet train {file} --data {shown} --out runs/{out.stem if out.stem.isprintable() else 'run'}",
+    ]
+    for name, settings in sections.items():
+        lines += ["", f"[{name}]"]
+        for setting in settings:
+            lines += textwrap.wrap(setting.why, width=116, initial_indent="# ", subsequent_indent="# ")
+            lines.append(f"{setting.key} = {toml_value(setting.value)}")
+    return "\n".join(lines) + "\n"
+
+
+def toml_value(value: Any) -> str:
+    """A value as TOML, on one line."""
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{_toml_key(key)} = {toml_value(item)}" for key, item in value.items()) + " }"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(toml_value, value)) + "]"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value)
+
+
+def _toml_key(key: str) -> str:
+    is_bare = key.isascii() and key.replace("-", "_").isidentifier()
+    return key if is_bare else toml_value(key)

@@ -1,0 +1,84 @@
+"""The dimension legend of the whole package, and the checks at its doors.
+
+Legend, used in every shape annotation:
+
+    b  images in a batch          k  classes             h w  image height and width
+    r  graders of an image        c  input channels      z    channels of a latent scale
+    s  samples (hypotheses)       e  extra conditioning channels of the prior
+
+Scale index 0 is the coarsest, as in the paper. Labels are integer maps; one-hot maps exist only inside the
+models. Images are float and scaled to [0, 1] (the first residual branch applies a ReLU to the raw image, so
+negative values would reach the network through the skip connection alone).
+"""
+
+from math import inf
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from hpunet.errors import DataError
+
+
+def _values_can_be_read(tensor: Tensor) -> bool:
+    """Whether looking at values is possible: not while a graph is being traced or captured."""
+    if torch.compiler.is_compiling() or tensor.is_meta:
+        return False
+    return not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
+
+
+MAX_PIXEL = 100.0
+"""Beyond this an image was surely not scaled."""
+
+
+def check_image(image: Tensor, *, channels: int, multiple: int = 1, name: str = "image", values: bool = True) -> None:
+    """Raise a `DataError` unless `image` is a finite float tensor (b, channels, h, w) of usable size.
+
+    Networks are made for values in [0, 1]. Those that leave it a little are let pass; bytes, 16-bit numbers and
+    Hounsfield units, which nobody scaled, are not. `multiple` is what height and width must be divisible by.
+    `values=False` leaves out the look at the pixels, which on a GPU would wait for the device.
+    """
+    if image.ndim != 4 or not image.is_floating_point():
+        raise DataError(
+            f"{name}: expected a float tensor (batch, channels, height, width), "
+            f"got {image.dtype} of shape {tuple(image.shape)}"
+        )
+    b, c, h, w = image.shape
+    if b == 0:
+        raise DataError(f"{name}: the batch is empty, expected at least one image")
+    if c != channels:
+        raise DataError(f"{name}: expected {channels} channels, got {c} (shape {tuple(image.shape)})")
+    if h == 0 or w == 0 or h % multiple or w % multiple:
+        up = [max(1, -(-side // multiple)) * multiple for side in (h, w)]
+        raise DataError(
+            f"{name}: height and width must be multiples of {multiple}, got {h}x{w}; pad to {up[0]}x{up[1]}"
+        )
+    if not values or not _values_can_be_read(image):
+        return
+    largest = float(image.detach().abs().amax())
+    if not largest < inf:
+        raise DataError(f"{name}: {int((~torch.isfinite(image)).sum())} pixels are NaN or infinite")
+    if largest > MAX_PIXEL:
+        raise DataError(f"{name}: expected values from 0 to 1, got {largest:g}; divide bytes by 255")
+
+
+def check_labels(
+    labels: Tensor, *, image: Tensor, num_classes: int, name: str = "labels", values: bool = True
+) -> None:
+    """Raise a `DataError` unless `labels` is an integer map (b, h, w) of `image`'s size within the classes."""
+    b, _, h, w = image.shape
+    if labels.is_floating_point() or labels.is_complex() or tuple(labels.shape) != (b, h, w):
+        raise DataError(
+            f"{name}: expected an integer tensor of shape {(b, h, w)} to go with the image, "
+            f"got {labels.dtype} of shape {tuple(labels.shape)}"
+        )
+    if values and _values_can_be_read(labels) and labels.dtype != torch.bool:
+        low, high = int(labels.min()), int(labels.max())
+        if low < 0 or high >= num_classes:
+            raise DataError(f"{name}: values must lie in 0...{num_classes - 1}, found {low}...{high}")
+
+
+def one_hot(labels: Int[Tensor, "b h w"] | Bool[Tensor, "b h w"], num_classes: int) -> Tensor:
+    """One-hot planes (b, k, h, w) of an integer label map, as bools."""
+    classes = torch.arange(num_classes, device=labels.device)
+    return labels.unsqueeze(1) == classes.view(1, -1, 1, 1)

@@ -1,0 +1,288 @@
+"""Checkpoints: what a run saves and how it finds the newest whole one again.
+
+A checkpoint is a folder, `step-00001000` or a name such as `best`:
+
+    <group>.safetensors   one file a group of tensors (model, optimiser, ...)
+    state.json            everything else
+    manifest.json         format, version, step, SHA-256 and size of every file, and a sum of itself; written last
+
+It is written beside its place as `.tmp-hpunet-<name>` and renamed when the disk has all of it. One that takes the
+place of an older one moves that to `.old-hpunet-<name>` first and deletes it last, so that a kill at any moment
+leaves the older or the newer one; readers look in both places. Nothing is believed that the sums do not confirm,
+and no pickle is ever opened. One process at a time writes into a folder; others may read meanwhile, and are at
+worst refused, never misled.
+"""
+
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from hpunet.errors import CheckpointError, ConfigError
+from hpunet.utils.files import (
+    dump_json,
+    is_sum,
+    naming_errors,
+    parse_json,
+    read_sealed,
+    read_summed,
+    sealed,
+    sync_folder,
+    write_file,
+    write_summed,
+)
+from hpunet.weights.safetensors_io import MAX_BYTES, decode, encode
+
+FORMAT = "hpunet-checkpoint"
+VERSION = 1
+_MANIFEST = "manifest.json"
+_STATE = "state.json"
+_TENSORS = ".safetensors"
+_MAX_JSON_BYTES = 2**26
+_TEMPORARY = ".tmp-hpunet-"
+_REPLACED = ".old-hpunet-"
+_NAME = re.compile(r"[a-z][a-z0-9_-]{0,63}")
+_TENSOR_FILE = re.compile(_NAME.pattern + re.escape(_TENSORS))
+_STEP = re.compile(r"step-([0-9]{8,18})")
+_MAX_STEP = 10**18 - 1
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint whose every byte was verified; tensors are on the CPU and contiguous.
+
+    `skipped` says which newer ones were refused, and why, when this one is what was fallen back to.
+    """
+
+    step: int
+    tensors: dict[str, dict[str, Tensor]]
+    state: dict[str, Any]
+    path: Path
+    skipped: list[str] = field(default_factory=list)
+
+
+def save_checkpoint(
+    folder: Path,
+    *,
+    step: int,
+    tensors: Mapping[str, Mapping[str, Tensor]],
+    state: Mapping[str, Any],
+    name: str | None = None,
+) -> Path:
+    """Write a checkpoint into `folder`, whole or not at all, and return its path.
+
+    `tensors` maps group names (the files) to named tensors, `state` is plain JSON data. The checkpoint is called
+    after its step unless it has a `name`; one of the same name is replaced. Whatever goes wrong, the checkpoints
+    that were there stay.
+    """
+    target = folder / (_step_name(step) if name is None else name)
+    if not 0 <= step <= _MAX_STEP:
+        raise CheckpointError(f"step: expected 0...{_MAX_STEP}, got {step}")
+    for word in [*tensors, *([] if name is None else [name])]:
+        if not _NAME.fullmatch(word) or word.startswith("step-"):
+            raise CheckpointError(f"{word!r}: names of checkpoints and groups are {_NAME.pattern}, not step-...")
+    temporary = folder / f"{_TEMPORARY}{target.name}"
+    with naming_errors(target, action="written"):
+        folder.mkdir(parents=True, exist_ok=True)
+        _clean_up(folder)
+        try:
+            os.mkdir(temporary)
+            _write_files(temporary, step=step, tensors=tensors, state=state)
+            _put_in_place(temporary, target)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+    return target
+
+
+def _step_name(step: int) -> str:
+    return f"step-{step:08d}"
+
+
+def _write_files(
+    path: Path, *, step: int, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any]
+) -> None:
+    files = {}
+    for group, named in tensors.items():  # one at a time: a group is held in memory twice while it is written
+        files[group + _TENSORS] = write_summed(path / (group + _TENSORS), encode(named, name=group))
+    files[_STATE] = write_summed(path / _STATE, dump_json(dict(state), name="state"))
+    manifest = {"format": FORMAT, "version": VERSION, "step": step, "files": files}
+    write_file(path / _MANIFEST, sealed(manifest, name=_MANIFEST))
+    sync_folder(path)
+
+
+def _put_in_place(new: Path, target: Path) -> None:
+    """Rename `new` to `target`. At every moment `target` or its `.old` twin is whole, if one of them was."""
+    replaced = target.with_name(_REPLACED + target.name)
+    replaces = os.path.lexists(target)
+    if replaces:
+        if os.path.lexists(replaced):  # after the clean-up only one that is as damaged as the target
+            _remove(replaced)
+        os.rename(target, replaced)
+    try:
+        os.rename(new, target)
+    except BaseException:
+        if replaces:
+            os.rename(replaced, target)
+        raise
+    sync_folder(target.parent)
+    if replaces:
+        _remove(replaced)
+
+
+def _remove(path: Path) -> None:
+    """Delete a checkpoint: away at once by a rename, so that a kill half-way leaves no damaged one behind.
+
+    What cannot be deleted then (say, because someone is reading it) is left to the next clean-up.
+    """
+    gone = path.with_name(f"{_TEMPORARY}gone-{secrets.token_hex(4)}")
+    os.rename(path, gone)
+    shutil.rmtree(gone, ignore_errors=True)
+
+
+def _clean_up(folder: Path) -> None:
+    """Finish what a killed save left: undo or complete its replacement, delete its temporary folders."""
+    for entry in sorted(folder.iterdir()):
+        if entry.name.startswith(_REPLACED):
+            target = folder / entry.name.removeprefix(_REPLACED)
+            if _is_whole(target):
+                _remove(entry)
+            elif _is_whole(entry):
+                if os.path.lexists(target):
+                    _remove(target)
+                os.rename(entry, target)
+        elif entry.name.startswith(_TEMPORARY):
+            shutil.rmtree(entry, ignore_errors=True)
+
+
+def prune(folder: Path, *, keep: int, protect: Sequence[Path] = ()) -> list[Path]:
+    """Delete all but the newest `keep` whole checkpoints of steps, and return what was deleted.
+
+    Damaged ones do not count, and nothing is deleted before `keep` newer ones have been verified on the disk.
+    Named checkpoints and those in `protect` stay.
+    """
+    if keep < 1:
+        raise ConfigError(f"keep: expected at least 1 checkpoint, got {keep}")
+    kept = {path.resolve() for path in protect}
+    num_whole, deleted = 0, []
+    for path in [folder / name for name in _step_names(folder)]:
+        if num_whole < keep:
+            num_whole += _is_whole(path)
+        elif os.path.lexists(path) and path.resolve() not in kept:
+            with naming_errors(path, action="deleted"):
+                _remove(path)
+            deleted.append(path)
+    return deleted
+
+
+def load_checkpoint(path: Path) -> Checkpoint:
+    """The checkpoint at `path`, every file verified before any is believed.
+
+    When a replacement of it was interrupted, the older one is what counts; `skipped` then says why.
+    """
+    try:
+        return _load(path)
+    except CheckpointError as error:
+        replaced = path.with_name(_REPLACED + path.name)
+        if not replaced.is_dir():
+            raise
+        try:
+            return replace(_load(replaced), skipped=[str(error)])
+        except CheckpointError as second:
+            raise CheckpointError(f"{error}; its predecessor is no better: {second}") from None
+
+
+def latest_checkpoint(folder: Path) -> Checkpoint | None:
+    """The checkpoint of the highest step that verifies, with the reasons why newer ones did not in `skipped`.
+
+    None if there are no checkpoints of steps at all; a `CheckpointError` if there are but none verifies.
+    """
+    skipped: list[str] = []
+    for name in _step_names(folder):
+        try:
+            found = load_checkpoint(folder / name)
+        except CheckpointError as error:
+            skipped.append(str(error))
+        else:
+            return replace(found, skipped=skipped + found.skipped)
+    if skipped:
+        raise CheckpointError(f"{folder}: no checkpoint in it is whole: {'; '.join(skipped)}")
+    return None
+
+
+def _step_names(folder: Path) -> list[str]:
+    """Names of the checkpoints of steps, newest first, those that an interrupted save moved aside included."""
+    if not os.path.lexists(folder):
+        return []
+    with naming_errors(folder, action="listed"):
+        found = {entry.name.removeprefix(_REPLACED) for entry in folder.iterdir()}
+    steps = {int(match[1]) for match in map(_STEP.fullmatch, found) if match}
+    return [name for name in map(_step_name, sorted(steps, reverse=True)) if name in found]
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        _, files = _read_manifest(path)
+        for name, entry in files.items():
+            _read(path / name, entry)
+    except CheckpointError:
+        return False
+    return True
+
+
+def _load(path: Path) -> Checkpoint:
+    step, files = _read_manifest(path)
+    tensors, state = {}, None
+    for name, entry in files.items():
+        content = _read(path / name, entry)
+        if name == _STATE:
+            state = parse_json(content, name=str(path / name))
+        else:
+            tensors[name.removesuffix(_TENSORS)] = decode(content, name=str(path / name))
+    if not isinstance(state, dict):
+        raise CheckpointError(f"{path / _STATE}: expected a JSON object")
+    return Checkpoint(step=step, tensors=tensors, state=state, path=path)
+
+
+def _read(path: Path, entry: Mapping[str, Any]) -> bytes:
+    max_bytes = _MAX_JSON_BYTES if path.name == _STATE else MAX_BYTES
+    return read_summed(path, entry, max_bytes=max_bytes, said_by="the manifest")
+
+
+def _read_manifest(path: Path) -> tuple[int, dict[str, dict[str, Any]]]:
+    """The step, and sum and size of each file, if the manifest is as written and the folder holds just that."""
+    if not path.is_dir():
+        raise CheckpointError(f"{path}: no such checkpoint (expected a folder with a {_MANIFEST})")
+    where = path / _MANIFEST
+    what = f"the manifest of an {FORMAT}"
+    manifest = read_sealed(where, kind=FORMAT, version=VERSION, what=what, max_bytes=_MAX_JSON_BYTES)
+    step, files = manifest.get("step"), manifest.get("files")
+    if type(step) is not int or not isinstance(files, dict) or not _are_entries(files):
+        raise CheckpointError(f"{where}: expected a step and the sums and sizes of the files")
+    if manifest.keys() != {"format", "version", "step", "files"}:
+        raise CheckpointError(f"{where}: damaged or changed (it says more than a manifest does)")
+    with naming_errors(path, action="listed"):
+        present = {entry.name for entry in path.iterdir()} - {_MANIFEST}
+    if missing := sorted(files.keys() - present):
+        raise CheckpointError(f"{path / missing[0]}: missing")
+    if extra := sorted(present - files.keys()):
+        raise CheckpointError(f"{path / extra[0]}: not part of the checkpoint; move it elsewhere")
+    named = _STEP.fullmatch(path.name.removeprefix(_REPLACED))
+    if named and int(named[1]) != step:
+        raise CheckpointError(f"{where}: says step {step}, unlike the folder's name")
+    return step, files
+
+
+def _are_entries(files: dict[str, Any]) -> bool:
+    """Whether this is what `_write_files` writes: files of its own kinds, the state among them, sums and sizes."""
+    return (
+        _STATE in files
+        and all(name == _STATE or _TENSOR_FILE.fullmatch(name) for name in files)
+        and all(is_sum(entry) for entry in files.values())
+    )

@@ -1,0 +1,232 @@
+"""A trained model, ready to use: from a run's folder, or the name of published weights, to a network with its
+weights, its settings and its classes. And the way back: `publish` makes published weights of it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+
+from hpunet.config.settings import Settings, check_settings, merged
+from hpunet.data.types import SetInfo
+from hpunet.errors import CheckpointError, ConfigError
+from hpunet.models.base import SegmentationModel
+from hpunet.models.build import build_model
+from hpunet.models.hpunet import HPUNet
+from hpunet.models.punet import ProbUNet
+from hpunet.weights.checkpoints import Checkpoint, latest_checkpoint, load_checkpoint
+from hpunet.weights.published import (
+    POSTERIOR,
+    find_published,
+    is_name,
+    is_published,
+    read_published,
+    unknown_name,
+    write_published,
+)
+from hpunet.weights.safetensors_io import check_fits
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """A network with its averaged weights, where it has any, in evaluation mode."""
+
+    name: str
+    model: HPUNet | ProbUNet
+    settings: Settings
+    info: SetInfo
+    """What the training data were: classes, which of them are stochastic, image channels."""
+    step: int
+    device: torch.device
+    sampler: SegmentationModel | None = None
+    """What draws hypotheses instead of the model itself: the same model on fused kernels."""
+    has_posterior: bool = True
+    """False where published weights are for sampling only; then reconstructing is an error that says so."""
+    credit: str = ""
+    """Published weights: who is to be named, and under which licence."""
+
+
+class _AbsentPosterior(nn.Module):
+    """In the place of a posterior whose weights are not there: a random one would reconstruct nonsense."""
+
+    def __init__(self, where: Path) -> None:
+        super().__init__()
+        self.where = where
+
+    def forward(self, x: Tensor) -> NoReturn:
+        """Say what is missing, whatever the input."""
+        raise CheckpointError(_no_posterior(self.where))
+
+    encode = forward
+
+
+def _no_posterior(where: Path) -> str:
+    return (
+        f"{where}: these published weights are for sampling only; reconstructing, and with it evaluation (IoU_rec), "
+        f"needs their {POSTERIOR}, which is not there"
+    )
+
+
+def load(
+    run: str | Path, *, checkpoint: str = "latest", device: torch.device | str | None = None, name: str | None = None
+) -> TrainedModel:
+    """The model that a run has trained, or that was published.
+
+    Args:
+        run: the folder that `hpunet train` wrote, one of published weights, or their name: "lidc-hpu-2026". A folder
+            that is there wins over a name.
+        checkpoint: "latest", or a name in the run's `checkpoints` folder: "best", "step-00001000".
+        device: where to put it; a GPU if there is one.
+        name: what to call it in tables; the folder's or the published name by default.
+    """
+    folder = Path(run)
+    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if folder.is_file():
+        raise CheckpointError(
+            f"{folder}: is a file; expected the folder that `hpunet train` wrote, or the name of published weights. "
+            "On the command line it comes first, images after it"
+        )
+    if not folder.is_dir():
+        known = find_published(str(run))
+        if known is None:
+            words = f"{folder}: no such folder; expected one that `hpunet train` wrote"
+            raise CheckpointError(unknown_name(str(run)) if is_name(str(run).lower()) else words)
+        return _load_published(known, called=str(run), checkpoint=checkpoint, device=where, name=name)
+    if not any((folder / name).exists() for name in ("settings.json", "checkpoints")):
+        if is_published(folder):
+            return _load_published(folder, called=None, checkpoint=checkpoint, device=where, name=name)
+        hidden = find_published(str(run))
+        more = f". It hides the published weights of this name in {hidden}: a folder wins" if hidden else ""
+        raise CheckpointError(
+            f"{folder}: not a run's folder (no settings.json); expected one `hpunet train` wrote{more}"
+        )
+    found = _find(folder / "checkpoints", checkpoint)
+    if missing := {"settings", "info"} - found.state.keys():
+        raise CheckpointError(f"{found.path}: not a training run's checkpoint ({', '.join(sorted(missing))} missing)")
+    settings = check_settings(found.state["settings"], where=str(found.path))
+    info = SetInfo.from_json(found.state["info"], where=str(found.path))
+    model = _model_without_values(settings, info)
+    _fill(model, {**found.tensors.get("model", {}), **found.tensors.get("averaged", {})}, name=str(found.path))
+    return TrainedModel(
+        name=name or folder.resolve().name,
+        model=model.to(where).eval(),
+        settings=settings,
+        info=info,
+        step=found.step,
+        device=where,
+    )
+
+
+def _load_published(
+    folder: Path, *, called: str | None, checkpoint: str, device: torch.device, name: str | None
+) -> TrainedModel:
+    if checkpoint != "latest":
+        raise ConfigError(f"checkpoint: published weights have no {checkpoint!r}; leave it away")
+    found = read_published(folder, name=called)
+    settings = check_settings(found.settings, where=str(folder))
+    info = SetInfo.from_json(found.info, where=str(folder))
+    model = _model_without_values(settings, info)
+    if found.posterior is None:
+        model.posterior = _AbsentPosterior(folder)  # type: ignore[assignment]
+    _fill(model, {**found.sampling, **(found.posterior or {})}, name=str(folder))
+    return TrainedModel(
+        name=name or found.name,
+        model=model.to(device).eval(),
+        settings=settings,
+        info=info,
+        step=found.step,
+        device=device,
+        has_posterior=found.posterior is not None,
+        credit=found.credit,
+    )
+
+
+def _model_without_values(settings: Settings, info: SetInfo) -> HPUNet | ProbUNet:
+    """The network with nothing in its weights: initialising them would take longer than all the rest of loading."""
+    with torch.device("meta"):
+        return build_model(
+            settings.model,
+            in_channels=info.in_channels,
+            num_classes=info.num_classes,
+            extrapolate=settings.data.extrapolate,
+        )
+
+
+def _fill(model: HPUNet | ProbUNet, weights: Mapping[str, Tensor], *, name: str) -> None:
+    check_fits(live=model.state_dict(), saved=weights, name=name)
+    model.load_state_dict(weights, assign=True)
+    if model.channels_last:
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
+def set_temperature(trained: TrainedModel, temperature: Sequence[float]) -> None:
+    """Change the prior's standard deviations for good: times one factor for all scales, or one a scale.
+
+    Samples of the changed model are those of the old one with that `temperature`; reconstructions stay as they are.
+    """
+    heads = trained.model.prior_heads()
+    factors = list(temperature) * (len(heads) if len(temperature) == 1 else 1)
+    if len(factors) != len(heads) or not all(0 < factor < inf for factor in factors):
+        raise ConfigError(
+            f"temperature: expected a number above 0, or one for each of {len(heads)} scales, coarsest first, got "
+            + ",".join(f"{factor:g}" for factor in temperature)
+        )
+    for head, factor in zip(heads, factors, strict=True):
+        if factor != 1:
+            head.scale_sigma(factor)
+
+
+def with_orientations(trained: TrainedModel, number: int | None) -> TrainedModel:
+    """The same model, drawing hypotheses from so many orientations of an image; without a number as it was."""
+    if number is None:
+        return trained
+    changed = merged(trained.settings.model_dump(), {"model": {"orientations": number}})
+    settings = check_settings(changed, where="--orientations")
+    trained.model.orientations = settings.model.orientations
+    return replace(trained, settings=settings)
+
+
+def check_posterior(trained: TrainedModel, *, where: Path) -> None:
+    """Refuse published weights without a posterior before long work begins."""
+    if not trained.has_posterior:
+        raise CheckpointError(_no_posterior(where))
+
+
+def publish(
+    trained: TrainedModel, *, out: Path, name: str, credit: str = "", posterior: bool = True
+) -> dict[str, dict[str, Any]]:
+    """Write a folder of published weights; returns SHA-256 and size of its files. See `published.py`."""
+    if posterior and not trained.has_posterior:
+        raise ConfigError(f"{trained.name}: has no posterior to export; export it without (--without-posterior)")
+    needed = [part for part, module in trained.model.named_children() if module in trained.model.sampling_modules()]
+    weights: Mapping[str, Tensor] = trained.model.state_dict()
+    sampling = {key: tensor for key, tensor in weights.items() if key.partition(".")[0] in needed}
+    return write_published(
+        out,
+        name=name,
+        step=trained.step,
+        settings=trained.settings.model_dump(mode="json"),
+        info=trained.info.as_json(),
+        credit=credit,
+        sampling=sampling,
+        posterior={key: tensor for key, tensor in weights.items() if key not in sampling} if posterior else None,
+    )
+
+
+def _find(folder: Path, checkpoint: str) -> Checkpoint:
+    if checkpoint != "latest":
+        try:
+            return load_checkpoint(folder / checkpoint)
+        except CheckpointError as error:
+            if (folder / checkpoint).exists() or not folder.is_dir():
+                raise
+            there = sorted(path.name for path in folder.iterdir() if path.is_dir() and path.name[0] != ".")
+            raise CheckpointError(f"{error}; there are {', '.join(['latest', *there])}") from None
+    found = latest_checkpoint(folder)
+    if found is None:
+        raise CheckpointError(f"{folder}: has no checkpoint yet; `hpunet train` writes them")
+    return found

@@ -1,0 +1,192 @@
+"""Published weights: a folder that anyone can use by its name, `hpunet.load("lidc-hpu-2026")`.
+
+    model.json               name, settings, what the data were, iteration, credit, SHA-256 and size of the other
+                             files, and a sum of itself
+    sampling.safetensors     the weights that sampling needs, float16
+    posterior.safetensors    the others, for reconstruction and IoU_rec; may be left away
+
+A name is looked for in the installed package (`pretrained/NAME`), then in the cache (`cache_folder`). Nothing is ever
+fetched. Float16 and not bfloat16: it keeps 11 bits instead of 8, so that logits move by an eighth as much, and no
+weight of a network that trains comes near its limits (see docs/pretrained.md); one that does is refused.
+"""
+
+import os
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hpunet.errors import CheckpointError, ConfigError
+from hpunet.utils.files import (
+    is_sum,
+    naming_errors,
+    new_folder,
+    read_sealed,
+    read_summed,
+    sealed,
+    write_file,
+    write_summed,
+)
+from hpunet.weights.safetensors_io import decode, encode
+
+FORMAT = "hpunet-published"
+VERSION = 1
+DESCRIPTION = "model.json"
+SAMPLING, POSTERIOR = "sampling.safetensors", "posterior.safetensors"
+_MAX_JSON_BYTES = 2**22
+_MAX_WEIGHT_BYTES = 2**33
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}[a-z0-9]")
+_KEYS: dict[str, type] = {
+    "format": str,
+    "version": int,
+    "name": str,
+    "step": int,
+    "settings": dict,
+    "info": dict,
+    "credit": str,
+    "files": dict,
+}
+
+
+@dataclass(frozen=True)
+class Published:
+    """A folder of published weights whose every byte was verified; tensors are float32, on the CPU."""
+
+    name: str
+    step: int
+    settings: dict[str, Any]
+    info: dict[str, Any]
+    credit: str
+    """Who is to be named, and under which licence."""
+    sampling: dict[str, Tensor]
+    posterior: dict[str, Tensor] | None
+    """None where that file was left away."""
+    path: Path
+
+
+def cache_folder() -> Path:
+    """Where weights from elsewhere are put: `$HPUNET_HOME/pretrained`, or the like in the system's cache folder."""
+    home = os.environ.get("HPUNET_HOME")
+    if home:
+        return Path(home) / "pretrained"
+    if sys.platform == "win32":
+        base = os.environ.get("LOCALAPPDATA") or "~/AppData/Local"
+    elif sys.platform == "darwin":
+        base = "~/Library/Caches"
+    else:
+        base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(os.path.expanduser(base)) / "hpunet" / "pretrained"
+
+
+def places() -> list[Path]:
+    """Folders that may hold published weights, in the order in which they are looked through."""
+    return [Path(__file__).parent / "pretrained", cache_folder()]
+
+
+def published_names() -> list[str]:
+    """The names that are known here."""
+    found = set()
+    for place in places():
+        if place.is_dir():
+            with naming_errors(place, action="listed"):
+                found |= {
+                    entry.name for entry in place.iterdir() if _NAME.fullmatch(entry.name) and is_published(entry)
+                }
+    return sorted(found)
+
+
+def is_published(folder: Path) -> bool:
+    """Whether this is a folder of published weights, whole or not."""
+    return (folder / DESCRIPTION).is_file()
+
+
+def is_name(word: str) -> bool:
+    """Whether published weights could have this name."""
+    return _NAME.fullmatch(word) is not None
+
+
+def find_published(name: str) -> Path | None:
+    """The folder of the weights of this name, if they are here."""
+    folders = [place / name for place in places()] if is_name(name) else []
+    return next((folder for folder in folders if is_published(folder)), None)
+
+
+def unknown_name(name: str) -> str:
+    """What to say of a name that is neither a folder nor known."""
+    names = ", ".join(published_names()) or "none"
+    looked = " and ".join(map(str, places()))
+    return (
+        f"{name}: no such folder (expected one that `hpunet train` wrote), and no published weights of that name; "
+        f"known: {names}; looked in {looked}"
+    )
+
+
+def read_published(folder: Path, *, name: str | None = None) -> Published:
+    """Published weights, every file verified before any is believed. With `name` they must say that it is theirs."""
+    path = folder / DESCRIPTION
+    what = "the description of published weights"
+    found = read_sealed(path, kind=FORMAT, version=VERSION, what=what, max_bytes=_MAX_JSON_BYTES)
+    if found.keys() != _KEYS.keys() or any(type(found[key]) is not kind for key, kind in _KEYS.items()):
+        raise CheckpointError(f"{path}: expected {', '.join(f'{k} ({v.__name__})' for k, v in _KEYS.items())}")
+    if name is not None and found["name"] != name:
+        raise CheckpointError(f"{path}: says that its name is {found['name']!r}, not {name!r}")
+    files = found["files"]
+    if SAMPLING not in files or files.keys() - {SAMPLING, POSTERIOR} or not all(map(is_sum, files.values())):
+        raise CheckpointError(f"{path}: expected the sums and sizes of {SAMPLING} and, if it is there, {POSTERIOR}")
+    has_posterior = POSTERIOR in files and os.path.lexists(folder / POSTERIOR)
+    return Published(
+        **{key: found[key] for key in ("name", "step", "settings", "info", "credit")},
+        sampling=_read_tensors(folder / SAMPLING, files[SAMPLING]),
+        posterior=_read_tensors(folder / POSTERIOR, files[POSTERIOR]) if has_posterior else None,
+        path=folder,
+    )
+
+
+def _read_tensors(path: Path, entry: Mapping[str, Any]) -> dict[str, Tensor]:
+    content = read_summed(path, entry, max_bytes=_MAX_WEIGHT_BYTES, said_by=DESCRIPTION)
+    return {key: tensor.float() for key, tensor in decode(content, name=str(path)).items()}
+
+
+def write_published(
+    out: Path,
+    *,
+    name: str,
+    step: int,
+    settings: Mapping[str, Any],
+    info: Mapping[str, Any],
+    credit: str,
+    sampling: Mapping[str, Tensor],
+    posterior: Mapping[str, Tensor] | None,
+) -> dict[str, dict[str, Any]]:
+    """Write the folder `out`, whole or not at all; returns SHA-256 and size of each of its files."""
+    if not is_name(name):
+        raise ConfigError(f"name: expected 2 to 64 of a-z, 0-9, '.', '_' and '-', got {name!r}")
+    groups = {SAMPLING: sampling, **({} if posterior is None else {POSTERIOR: posterior})}
+    halves = {file: _halved(tensors) for file, tensors in groups.items()}
+    with new_folder(out) as folder:
+        files = {file: write_summed(folder / file, encode(half, name=file)) for file, half in halves.items()}
+        described = {
+            "format": FORMAT,
+            "version": VERSION,
+            "name": name,
+            "step": step,
+            "settings": dict(settings),
+            "info": dict(info),
+            "credit": credit,
+            "files": files,
+        }
+        write_file(folder / DESCRIPTION, sealed(described, name=DESCRIPTION))
+    return files
+
+
+def _halved(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    halves = {key: tensor.to(torch.float16) for key, tensor in tensors.items()}
+    odd = [key for key, half in halves.items() if not half.isfinite().all()]
+    if odd:
+        raise CheckpointError(f"{odd[0]}: has values beyond ±65504 or not finite, which float16 cannot hold")
+    return halves

@@ -1,0 +1,173 @@
+"""`hpunet convert-tf`: from a TensorFlow checkpoint of the authors' code to a folder that is used like a run's."""
+
+import math
+import os
+import re
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from hpunet.config.settings import Settings
+from hpunet.data.lidc.crops import INFO as LIDC
+from hpunet.data.types import SetInfo
+from hpunet.errors import CheckpointError, ConfigError
+from hpunet.models.build import build_model
+from hpunet.models.hpunet import HPUNet
+from hpunet.utils.files import dump_json, naming_errors, new_folder, write_file
+from hpunet.weights.checkpoints import save_checkpoint
+from hpunet.weights.tensorflow.bundle import AS_NPZ, read_bundle
+from hpunet.weights.tensorflow.variables import is_weight, load_tf_variables
+
+_MAX_UNPACKED_BYTES = 2**33
+_STEP_NAMES = ("global_step", "step")
+_FILE_OF_PREFIX = re.compile(r"\.(index|meta|data-\d{5}-of-\d{5})$")
+_NUMBERED = re.compile(r"-(\d{1,18})$")
+
+
+@dataclass(frozen=True)
+class Converted:
+    """What became of a checkpoint."""
+
+    step: int
+    num_parameters: int
+    num_variables: int
+    """Those that became weights."""
+    unused: Sequence[str]
+    """Names of the others: optimiser slots, the multiplier, the step; the posterior's level that feeds nothing."""
+    info: SetInfo
+
+
+def convert_checkpoint(
+    path: Path, *, out: Path, settings: Settings, class_names: Sequence[str] | None = None
+) -> Converted:
+    """Read a checkpoint (prefix, folder or .npz) and write the folder `out`, whole or not at all.
+
+    Image channels and classes are as many as the variables have; the rest of the shape is that of `settings`.
+    """
+    if settings.model.kind != "hpu" or settings.data.extrapolate:
+        raise ConfigError("model.kind, data.extrapolate: the authors' code has the plain HPU-Net only")
+    if os.path.lexists(out):
+        raise ConfigError(f"{out}: exists already; choose another folder")
+    where, variables, others = read_variables(path)
+    info = _info(variables, class_names=class_names)
+    model = build_model(settings.model, in_channels=info.in_channels, num_classes=info.num_classes)
+    assert isinstance(model, HPUNet)
+    weights = {name: array for name, array in variables.items() if is_weight(name)}
+    _check_values(weights, where=where)
+    try:
+        dead = load_tf_variables(model, weights)
+    except CheckpointError as error:
+        shape = f"model.channels={list(model.channels)}, model.latent_dims={list(model.latent_dims)}"
+        shape += f", model.blocks_per_scale={model.blocks_per_scale}"
+        raise CheckpointError(f"{where}: {error}. It was read for {shape}; --set gives another shape") from None
+    step = _step(variables, where=where)
+    unused = [*others, *(name for name in variables if name not in weights), *dead]
+    state = {
+        "settings": settings.model_dump(mode="json"),
+        "info": info.as_json(),
+        "converted": {"from": Path(where).name, "unused": len(unused)},
+    }
+    with new_folder(out) as folder:
+        save_checkpoint(folder / "checkpoints", step=step, tensors={"model": model.state_dict()}, state=state)
+        write_file(folder / "settings.json", dump_json(state["settings"], name="settings.json"))
+    return Converted(
+        step=step,
+        num_parameters=sum(p.numel() for p in model.parameters()),
+        num_variables=len(weights) - len(dead),
+        unused=unused,
+        info=info,
+    )
+
+
+def read_variables(path: Path) -> tuple[str, dict[str, np.ndarray], list[str]]:
+    """Where the variables were found; weights and the step by name; the names of all others."""
+    if path.suffix == ".npz":
+        return str(path), *_read_npz(path, wanted=_is_wanted)
+    prefix = _find_prefix(path)
+    return str(prefix), *read_bundle(prefix, wanted=_is_wanted)
+
+
+def _is_wanted(name: str) -> bool:
+    return is_weight(name) or name.split("/")[-1] in _STEP_NAMES
+
+
+def _find_prefix(path: Path) -> Path:
+    """The prefix that a path, a folder or one of the checkpoint's files stands for."""
+    if path.is_dir():
+        found = sorted(entry.name.removesuffix(".index") for entry in path.glob("*.index"))
+        if not found:
+            raise CheckpointError(f"{path}: holds no TensorFlow checkpoint (no .index file)")
+        if len(found) > 1:
+            raise CheckpointError(f"{path}: holds several checkpoints; name one: {', '.join(found)}")
+        return path / found[0]
+    prefix = path.with_name(_FILE_OF_PREFIX.sub("", path.name)) if path.name else path
+    if prefix.name and prefix.with_name(prefix.name + ".index").exists():
+        return prefix
+    if path.exists():
+        raise CheckpointError(f"{path}: not a TensorFlow checkpoint that can be read (no .index beside it). {AS_NPZ}")
+    raise CheckpointError(
+        f"{path}: no such checkpoint; expected a prefix such as model.ckpt-12345, its folder, or an .npz of variables"
+    )
+
+
+def _read_npz(path: Path, *, wanted: Callable[[str], bool]) -> tuple[dict[str, np.ndarray], list[str]]:
+    with naming_errors(path, action="read"):
+        if not path.is_file():
+            raise CheckpointError(f"{path}: {'not a plain file' if path.exists() else 'no such file'}")
+        try:
+            with zipfile.ZipFile(path) as archive:
+                size = sum(entry.file_size for entry in archive.infolist())
+            if size > _MAX_UNPACKED_BYTES:
+                raise CheckpointError(f"{path}: unpacks to {size} bytes, expected at most {_MAX_UNPACKED_BYTES}")
+            with np.load(path, allow_pickle=False) as arrays:
+                variables = {name: np.asarray(arrays[name]) for name in arrays.files if wanted(name)}
+                return variables, [name for name in arrays.files if name not in variables]
+        except (CheckpointError, OSError):
+            raise
+        except Exception as error:  # zipfile, zlib and numpy raise errors of many kinds
+            raise CheckpointError(f"{path}: not a readable .npz file ({error})") from None
+
+
+def _info(variables: Mapping[str, np.ndarray], *, class_names: Sequence[str] | None) -> SetInfo:
+    """What the model was trained on, as far as its variables tell; LIDC if they fit that."""
+    in_channels = _size(variables, "prior/conv_2d/w", axis=2) or LIDC.in_channels
+    num_classes = _size(variables, "f_comb/logits/w", axis=3) or LIDC.num_classes
+    if class_names is not None and len(class_names) != num_classes:
+        raise ConfigError(f"--classes: {len(class_names)} names, but the checkpoint has {num_classes} classes")
+    if class_names is None and (in_channels, num_classes) == (LIDC.in_channels, LIDC.num_classes):
+        return LIDC
+    names = class_names or ("background", *(f"class {i}" for i in range(1, num_classes)))
+    return SetInfo(
+        kind="tensorflow",
+        in_channels=in_channels,
+        num_graders=1,
+        fixed_classes=tuple(names),
+        stochastic_classes=tuple(range(1, num_classes)),
+    )
+
+
+def _size(variables: Mapping[str, np.ndarray], ending: str, *, axis: int) -> int | None:
+    """A size of the one variable of this name, if it is a convolution; if not, it is refused later, by name."""
+    found = [array for name, array in variables.items() if f"/{name}".endswith(f"/{ending}")]
+    return found[0].shape[axis] if len(found) == 1 and found[0].ndim == 4 and found[0].size else None
+
+
+def _check_values(weights: Mapping[str, np.ndarray], *, where: str) -> None:
+    for name, array in weights.items():
+        if array.dtype.kind != "f":
+            raise CheckpointError(f"{where}: {name} holds {array.dtype}, expected floats")
+        if not np.isfinite(array).all():
+            raise CheckpointError(f"{where}: {name} holds values that are not finite")
+
+
+def _step(variables: Mapping[str, np.ndarray], *, where: str) -> int:
+    """The iteration: the variable that counts it, else the number at the end of the name, else 0."""
+    counted = [array for name, array in variables.items() if name.split("/")[-1] in _STEP_NAMES]
+    for array in counted:
+        if array.ndim == 0 and array.dtype.kind in "iuf" and 0 <= array < 10**18 and math.floor(array) == array:
+            return int(array)
+    named = _NUMBERED.search(Path(where).name.removesuffix(".npz"))
+    return int(named[1]) if named else 0

@@ -1,0 +1,449 @@
+"""Readers of image files, stacks and archives: what they give back, and what they refuse."""
+
+import gzip
+import io
+import os
+import struct
+import tarfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import h5py
+import nibabel
+import numpy as np
+import pytest
+import tifffile
+from PIL import Image
+
+from hpunet.data.io import archives as file_tree
+from hpunet.data.io import images as files
+from hpunet.data.io import limits as bounds
+from hpunet.data.io import volumes
+from hpunet.data.io.archives import FileTree, read_tar
+from hpunet.data.io.images import decode_image, decode_png, read_image
+from hpunet.data.io.limits import need
+from hpunet.data.io.png import num_pixel_bytes, read_png_header
+from hpunet.data.io.volumes import decode_nifti, encode_nifti, nifti_depth, read_stack, stack_header
+from hpunet.errors import DataError
+
+RAMP = np.arange(24, dtype=np.uint8).reshape(4, 6)
+
+TILED = {"shape": (8, 8), "dtype": "uint8", "compression": "zlib", "tile": (32768, 32768)}
+
+
+def saved(array: np.ndarray, path: Path, **options: object) -> Path:
+    Image.fromarray(array).save(path, **options)
+    return path
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+@pytest.mark.parametrize("ending", ["png", "tif"])
+def test_read_image_keeps_grey_values(tmp_path: Path, dtype: type, ending: str) -> None:
+    image = (RAMP * 10).astype(dtype)
+    found = read_image(saved(image, tmp_path / f"a.{ending}"))
+    assert found.dtype == dtype
+    np.testing.assert_array_equal(found, image)
+
+
+def test_read_image_keeps_colour_and_float(tmp_path: Path) -> None:
+    colour = np.random.default_rng(0).integers(0, 256, (5, 7, 3), dtype=np.uint8)
+    np.testing.assert_array_equal(read_image(saved(colour, tmp_path / "a.png")), colour)
+    for name, planar in (("chunky", "contig"), ("planes", "separate")):
+        stored = colour if planar == "contig" else colour.transpose(2, 0, 1)
+        tifffile.imwrite(tmp_path / f"{name}.tif", stored, photometric="rgb", planarconfig=planar, compression="lzw")
+        np.testing.assert_array_equal(read_image(tmp_path / f"{name}.tif"), colour)
+    tifffile.imwrite(tmp_path / "f.tif", RAMP.astype(">f4") / 7, byteorder=">")
+    found = read_image(tmp_path / "f.tif")
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, RAMP / 7, rtol=1e-6)
+
+
+def test_read_image_jpeg_is_close_and_never_a_label_map(tmp_path: Path) -> None:
+    flat = np.full((16, 16, 3), (200, 40, 90), dtype=np.uint8)
+    path = saved(flat, tmp_path / "a.jpg", quality=95)
+    np.testing.assert_allclose(read_image(path), flat, atol=4)
+    with pytest.raises(DataError, match=r"a\.jpg.*JPEG changes label values"):
+        read_image(path, labels=True)
+
+
+def test_read_image_palette_gives_colours_or_indices(tmp_path: Path) -> None:
+    indices = np.array([[0, 1, 2], [2, 1, 0]], dtype=np.uint8)
+    image = Image.fromarray(indices).convert("P")
+    image.putpalette([10, 20, 30, 40, 50, 60, 70, 80, 90])
+    image.putdata(indices.ravel().tolist())
+    image.save(tmp_path / "p.png")
+    np.testing.assert_array_equal(read_image(tmp_path / "p.png", labels=True), indices)
+    assert read_image(tmp_path / "p.png")[0].tolist() == [[10, 20, 30], [40, 50, 60], [70, 80, 90]]
+    image.save(tmp_path / "t.png", transparency=1)
+    assert read_image(tmp_path / "t.png")[0, :, 3].tolist() == [255, 0, 255]
+
+
+def grey_png(bits: int, rows: list[bytes], width: int, *, colour_type: int = 0) -> bytes:
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", width, len(rows), bits, colour_type, 0, 0, 0)
+    pixels = zlib.compress(b"".join(b"\0" + row for row in rows))
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize(
+    ("bits", "row", "values", "shown"),
+    [
+        (1, b"\x60", [0, 1, 1, 0], [0, 255, 255, 0]),
+        (2, b"\x1b", [0, 1, 2, 3], [0, 85, 170, 255]),
+        (4, b"\x01\x7f", [0, 1, 7, 15], [0, 17, 119, 255]),
+    ],
+)
+def test_decode_png_labels_of_few_bits_are_not_stretched(
+    bits: int, row: bytes, values: list[int], shown: list[int]
+) -> None:
+    content = grey_png(bits, [row], 4)
+    assert decode_png(content, name="a", labels=True).tolist() == [values]
+    assert decode_png(content, name="a").tolist() == [shown]
+
+
+def test_decode_png_refuses_colour_of_16_bits() -> None:
+    with pytest.raises(DataError, match=r"deep\.png.*16 bits"):
+        decode_png(grey_png(16, [b"\x01\x02" * 6], 2, colour_type=2), name="deep.png")
+
+
+def test_decode_png_refuses_huge_claims() -> None:
+    with pytest.raises(DataError, match=r"huge\.png"):
+        decode_png(grey_png(8, [b"\0"] * 9000, 9000), name="huge.png")
+
+
+@pytest.mark.parametrize("ending", ["png", "jpg", "tif"])
+def test_read_image_damaged_files_are_named(tmp_path: Path, ending: str) -> None:
+    noise = np.random.default_rng(1).integers(0, 256, (64, 64), dtype=np.uint8)
+    path = saved(noise, tmp_path / f"cut.{ending}")
+    content = path.read_bytes()
+    for damaged in (b"", b"nonsense", content[:20], content[: len(content) // 2]):
+        path.write_bytes(damaged)
+        with pytest.raises(DataError, match=rf"cut\.{ending}"):
+            read_image(path)
+
+
+def test_read_image_refusals_name_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(DataError, match=r"none\.png.*cannot be read"):
+        read_image(tmp_path / "none.png")
+    (tmp_path / "a.bmp").write_bytes(b"BM")
+    with pytest.raises(DataError, match=r"a\.bmp.*expected an image"):
+        read_image(tmp_path / "a.bmp")
+    Image.new("CMYK", (4, 4)).save(tmp_path / "c.jpg")
+    with pytest.raises(DataError, match=r"c\.jpg.*CMYK"):
+        read_image(tmp_path / "c.jpg")
+    orient = Image.Exif()
+    orient[0x0112] = 6
+    saved(RAMP, tmp_path / "t.jpg", exif=orient)
+    with pytest.raises(DataError, match=r"t\.jpg.*upright"):
+        read_image(tmp_path / "t.jpg")
+    tifffile.imwrite(tmp_path / "w.tif", RAMP, photometric="miniswhite")
+    with pytest.raises(DataError, match=r"w\.tif.*MINISWHITE"):
+        read_image(tmp_path / "w.tif")
+    tifffile.imwrite(tmp_path / "s.tif", np.zeros((3, 4, 5), np.uint8), photometric="minisblack")
+    with pytest.raises(DataError, match=r"s\.tif.*one grey or colour image"):
+        read_image(tmp_path / "s.tif")
+    Image.fromarray(RAMP).save(tmp_path / "two.png", save_all=True, append_images=[Image.fromarray(RAMP + 1)])
+    with pytest.raises(DataError, match=r"two\.png.*animation"):
+        read_image(tmp_path / "two.png")
+    tifffile.imwrite(tmp_path / "tile.tif", iter([zlib.compress(b"")]), **TILED)
+    with pytest.raises(DataError, match=r"tile\.tif: 32768x32768"):
+        read_image(tmp_path / "tile.tif")
+    saved(RAMP, tmp_path / "big.tif")
+    monkeypatch.setattr(bounds, "MAX_PIXELS", 20)
+    with pytest.raises(DataError, match=r"big\.tif.*20 pixels"):
+        read_image(tmp_path / "big.tif")
+    monkeypatch.setattr(files, "MAX_FILE_BYTES", 20)
+    with pytest.raises(DataError, match=r"big\.tif.*20"):
+        read_image(tmp_path / "big.tif")
+
+
+def test_read_image_refuses_pipes(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.png")
+    with pytest.raises(DataError, match=r"pipe\.png: not a plain file"):
+        read_image(tmp_path / "pipe.png")
+
+
+def png_of_rows(num_rows: int, *, height: int = 4, spoil_checksum: bool = False) -> bytes:
+    """A PNG that says it has `height` rows of 6 pixels and holds another number of them."""
+    content = bytearray(grey_png(8, [bytes([200]) * 6] * num_rows, 6))
+    content[20:24] = struct.pack(">I", height)
+    content[29:33] = struct.pack(">I", zlib.crc32(content[12:29]) ^ spoil_checksum)
+    return bytes(content)
+
+
+def test_decode_png_wants_all_its_pixels_and_no_others() -> None:
+    assert (decode_png(png_of_rows(4), name="a.png") == 200).all()
+    with pytest.raises(DataError, match=r"a\.png: truncated, 21 bytes of pixels where 28 are expected"):
+        decode_png(png_of_rows(3), name="a.png")
+    with pytest.raises(DataError, match=r"a\.png: damaged, holds more pixels than its 4x6"):
+        decode_png(png_of_rows(5), name="a.png")
+    with pytest.raises(DataError, match=r"a\.png: damaged, the checksum of its part IHDR is wrong"):
+        decode_png(png_of_rows(4, spoil_checksum=True), name="a.png")
+
+
+@pytest.mark.parametrize(("height", "width"), [(1, 1), (2, 3), (5, 4), (8, 8), (9, 17)])
+@pytest.mark.parametrize("mode", ["1", "L", "RGB", "RGBA", "I;16"])
+def test_num_pixel_bytes_of_interlaced_images(height: int, width: int, mode: str) -> None:
+    """Each pass is an image of its own, made of every 8th, 4th or 2nd pixel."""
+    header = read_png_header(interlaced_header(height, width, mode), name="a")
+    pixels = np.indices((height, width))
+    row, column = pixels[0] % 8, pixels[1] % 8
+    passes = [
+        (row == 0) & (column == 0),
+        (row == 0) & (column == 4),
+        (row == 4) & (column % 4 == 0),
+        (row % 4 == 0) & (column % 4 == 2),
+        (row % 4 == 2) & (column % 2 == 0),
+        (row % 2 == 0) & (column % 2 == 1),
+        row % 2 == 1,
+    ]
+    assert np.sum(passes, axis=0).tolist() == np.ones((height, width), int).tolist()
+    bits = {"1": 1, "L": 8, "RGB": 24, "RGBA": 32, "I;16": 16}[mode]
+    rows = [line.sum() for chosen in passes for line in chosen if line.any()]
+    assert num_pixel_bytes(header) == sum(1 + (int(count) * bits + 7) // 8 for count in rows)
+
+
+def interlaced_header(height: int, width: int, mode: str) -> bytes:
+    bits, colour = {"1": (1, 0), "L": (8, 0), "RGB": (8, 2), "RGBA": (8, 6), "I;16": (16, 0)}[mode]
+    header = struct.pack(">IIBBBBB", width, height, bits, colour, 0, 0, 1)
+    return b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + b"IHDR" + header + bytes(4)
+
+
+def test_read_image_refuses_files_that_grow_out_of_proportion(tmp_path: Path) -> None:
+    black = np.zeros((6000, 6000), np.uint8)
+    for path in (saved(black, tmp_path / "black.png"), tmp_path / "black.tif"):
+        if path.suffix == ".tif":
+            tifffile.imwrite(path, black, compression="zlib")
+        with pytest.raises(DataError, match=rf"{path.name}: \d+ bytes that claim to hold 36"):
+            read_image(path)
+        size = bounds.ImageSize(1, 6000, 6000, "image.png")
+        assert decode_image(path.read_bytes(), name=path.name, labels=True, size=size).shape == (6000, 6000)
+
+
+def test_read_image_refuses_holes_in_a_tiff(tmp_path: Path) -> None:
+    path = tmp_path / "hole.tif"
+    tifffile.imwrite(path, RAMP, compression="zlib", rowsperstrip=1)
+    with tifffile.TiffFile(path, mode="r+") as tiff:
+        counts = list(tiff.pages[0].databytecounts)
+        tiff.pages[0].tags["StripByteCounts"].overwrite([*counts[:-1], 0])
+    with pytest.raises(DataError, match=r"hole\.tif, image 0: part 3 is missing"):
+        read_image(path)
+    tifffile.imwrite(path, iter([zlib.compress(bytes(2**20))]), shape=(4, 6), dtype=np.uint8, compression="zlib")
+    with pytest.raises(DataError, match=r"hole\.tif"):
+        read_image(path)
+
+
+def test_need_names_the_extra() -> None:
+    with pytest.raises(DataError, match=r"no_such_module.*pip install hpunet\[data\]"):
+        need("no_such_module")
+
+
+STACK = np.random.default_rng(2).integers(0, 60000, (3, 8, 10), dtype=np.uint16)
+
+
+def write_tiff(path: Path) -> Path:
+    tifffile.imwrite(path.with_suffix(".tif"), STACK, photometric="minisblack")
+    return path.with_suffix(".tif")
+
+
+def write_packed_tiff(path: Path) -> Path:
+    tifffile.imwrite(path.with_suffix(".tif"), STACK, photometric="minisblack", compression="zlib")
+    return path.with_suffix(".tif")
+
+
+def write_hdf5(path: Path) -> Path:
+    with h5py.File(path.with_suffix(".h5"), "w") as file:
+        file["notes"] = np.zeros(4)
+        file.create_dataset("any/name", data=STACK, compression="gzip")
+    return path.with_suffix(".h5")
+
+
+@pytest.mark.parametrize("write", [write_tiff, write_packed_tiff, write_hdf5])
+def test_read_stack_gives_what_was_written(tmp_path: Path, write: Callable[[Path], Path]) -> None:
+    path = write(tmp_path / "stack")
+    assert stack_header(path) == ((3, 8, 10), np.dtype(np.uint16))
+    stack = read_stack(path)
+    np.testing.assert_array_equal(stack, STACK)
+    assert isinstance(stack, np.memmap) == (write is write_tiff)
+
+
+def test_read_stack_takes_a_single_slice(tmp_path: Path) -> None:
+    tifffile.imwrite(tmp_path / "one.tif", STACK[0])
+    np.testing.assert_array_equal(read_stack(tmp_path / "one.tif"), STACK[:1])
+
+
+@pytest.mark.parametrize("write", [write_tiff, write_packed_tiff, write_hdf5])
+def test_read_stack_damaged_files_are_named(tmp_path: Path, write: Callable[[Path], Path]) -> None:
+    path = write(tmp_path / "cut")
+    content = path.read_bytes()
+    for damaged in (b"", b"nonsense", content[: len(content) // 2]):
+        path.write_bytes(damaged)
+        with pytest.raises(DataError, match=r"cut\."):
+            read_stack(path)
+
+
+def test_read_stack_refusals_name_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(DataError, match=r"none\.tif"):
+        read_stack(tmp_path / "none.tif")
+    with pytest.raises(DataError, match=r"a\.npy.*expected a stack"):
+        stack_header(tmp_path / "a.npy")
+    tifffile.imwrite(tmp_path / "rgb.tif", np.zeros((8, 8, 3), np.uint8), photometric="rgb")
+    with pytest.raises(DataError, match=r"rgb\.tif.*grey slices"):
+        read_stack(tmp_path / "rgb.tif")
+    with h5py.File(tmp_path / "two.h5", "w") as file:
+        file["first"], file["second"] = STACK, STACK
+    with pytest.raises(DataError, match=r"two\.h5.*/first, /second"):
+        read_stack(tmp_path / "two.h5")
+    with h5py.File(tmp_path / "none.h5", "w") as file:
+        file["flat"] = STACK[0]
+        file["link"] = h5py.ExternalLink(str(tmp_path / "two.h5"), "first")
+    with pytest.raises(DataError, match=r"none\.h5.*found none"):
+        read_stack(tmp_path / "none.h5")
+    with h5py.File(tmp_path / "ext.h5", "w") as file:
+        raw = [(str(tmp_path / "secret"), 0, STACK.nbytes)]
+        file.create_dataset("voxels", STACK.shape, STACK.dtype, external=raw)
+    with pytest.raises(DataError, match=r"ext\.h5.*other files"):
+        read_stack(tmp_path / "ext.h5")
+    monkeypatch.setattr(volumes, "MAX_VOLUME_BYTES", 100)
+    with pytest.raises(DataError, match=r"big\.tif.*100 bytes"):
+        read_stack(write_tiff(tmp_path / "big"))
+
+
+def nifti_bytes(array: np.ndarray, *, version: type = nibabel.Nifti1Image) -> bytes:
+    return version(array, np.diag([2.0, 3.0, 4.0, 1.0])).to_bytes()
+
+
+def in_two_members(content: bytes) -> bytes:
+    return gzip.compress(content[:-8]) + gzip.compress(content[-8:])
+
+
+@pytest.mark.parametrize("version", [nibabel.Nifti1Image, nibabel.Nifti2Image])
+@pytest.mark.parametrize("pack", [bytes, gzip.compress, in_two_members])
+def test_decode_nifti_slices_along_the_last_axis(version: type, pack: Callable[[bytes], bytes]) -> None:
+    array = np.arange(2 * 3 * 5, dtype=np.int16).reshape(2, 3, 5) - 7
+    content = pack(nifti_bytes(array, version=version))
+    volume = decode_nifti(content, name="v")
+    assert nifti_depth(content[: volumes.NIFTI_HEAD_BYTES], packed=len(content), name="v") == 5
+    np.testing.assert_array_equal(volume.slices, array.transpose(2, 0, 1))
+    np.testing.assert_array_equal(volume.affine, np.diag([2.0, 3.0, 4.0, 1.0]))
+
+
+def test_decode_nifti_applies_its_own_scaling() -> None:
+    image = nibabel.Nifti1Image(np.arange(8, dtype=np.int16).reshape(2, 2, 2), np.eye(4))
+    content = bytearray(image.to_bytes())
+    content[112:120] = struct.pack("<ff", 0.5, -1.0)  # scl_slope, scl_inter
+    assert decode_nifti(bytes(content), name="v").slices[:, 0, 0].tolist() == [-1.0, -0.5]
+
+
+def test_decode_nifti_passes_over_long_extensions() -> None:
+    image = nibabel.Nifti1Image(np.arange(8, dtype=np.int16).reshape(2, 2, 2), np.eye(4))
+    image.header.extensions.append(nibabel.nifti1.Nifti1Extension("comment", b"x" * 20000))
+    assert decode_nifti(image.to_bytes(), name="v").slices.ravel().tolist() == [0, 2, 4, 6, 1, 3, 5, 7]
+
+
+def test_encode_nifti_without_a_header_and_back() -> None:
+    slices = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+    content = encode_nifti(slices, header=None)
+    assert content == encode_nifti(slices, header=None)
+    back = decode_nifti(content, name="v")
+    np.testing.assert_array_equal(back.slices, slices)
+    np.testing.assert_array_equal(back.affine, np.eye(4))
+
+
+def test_decode_nifti_refusals_name_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    content = nifti_bytes(np.zeros((4, 4, 4), np.float32))
+    packed = gzip.compress(nifti_bytes(np.random.default_rng(0).random((8, 8, 8))))
+    for damaged in (b"", b"nonsense" * 50, content[:100], content[:-1], packed[:-200], packed[:300], b"\x1f\x8bxx"):
+        with pytest.raises(DataError, match=r"cut\.nii"):
+            decode_nifti(damaged, name="cut.nii")
+    negative = content[:42] + struct.pack("<h", -4) + content[44:]  # the first size
+    with pytest.raises(DataError, match=r"minus\.nii"):
+        nifti_depth(negative, packed=len(negative), name="minus.nii")
+    with pytest.raises(DataError, match=r"four\.nii.*three dimensions"):
+        decode_nifti(nifti_bytes(np.zeros((4, 4, 4, 2), np.float32)), name="four.nii")
+    with pytest.raises(DataError, match=r"complex\.nii.*numbers"):
+        decode_nifti(nifti_bytes(np.zeros((4, 4, 4), np.complex64)), name="complex.nii")
+    monkeypatch.setattr(volumes, "MAX_VOLUME_BYTES", 500)
+    with pytest.raises(DataError, match=r"big\.nii.*500 bytes"):
+        decode_nifti(content, name="big.nii")
+
+
+def write_tar(path: Path, members: list[tuple[str, bytes]], *, kind: bytes = tarfile.REGTYPE) -> Path:
+    with tarfile.open(path, "w:gz") as archive:
+        for name, content in members:
+            member = tarfile.TarInfo(name)
+            member.type, member.size = kind, len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return path
+
+
+def test_file_tree_is_the_same_for_folder_and_archive(tmp_path: Path) -> None:
+    members = [("images/a.png", b"12345"), ("graders/x/a.png", b"6"), ("other/b", b"7"), ("images/.hidden", b"8")]
+    for name, content in members:
+        (tmp_path / "set" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "set" / name).write_bytes(content)
+    plain = write_tar(tmp_path / "plain.tar.gz", members)
+    below = write_tar(tmp_path / "below.tgz", [(f"./set/{name}", content) for name, content in members])
+    for path in (tmp_path / "set", plain, below):
+        tree = FileTree(path, tops=("images", "graders"))
+        assert tree.names == ["graders/x/a.png", "images/a.png"]
+        assert tree.read("images/a.png") == b"12345"
+        assert tree.head("images/a.png", 2) == b"12"
+
+
+def test_read_stack_refuses_what_was_never_written(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "part.h5", "w") as file:
+        file.create_dataset("voxels", STACK.shape, STACK.dtype, chunks=(1, 8, 10))[:2] = STACK[:2]
+    with pytest.raises(DataError, match=r"part\.h5: dataset /voxels is not whole"):
+        read_stack(tmp_path / "part.h5")
+
+
+def test_read_tar_refuses_an_archive_that_ends_too_early(tmp_path: Path) -> None:
+    """tarfile itself takes a damaged header for the end, and gives the files before it."""
+    path = tmp_path / "cut.tar"
+    with tarfile.open(path, "w") as archive:
+        for name in ("a", "b"):
+            member = tarfile.TarInfo(name)
+            member.size = 3
+            archive.addfile(member, io.BytesIO(b"123"))
+    content = path.read_bytes()
+    assert read_tar(path) == {"a": b"123", "b": b"123"}
+    for damaged in (content[:1024], content[:1200], content[:1024] + b"x" + content[1025:]):
+        path.write_bytes(damaged)
+        with pytest.raises(DataError, match=r"cut\.tar: damaged or cut off at byte 1024"):
+            read_tar(path)
+    path.write_bytes(content[:1024] + bytes(512) + content[1536:])
+    with pytest.raises(DataError, match=r"cut\.tar: damaged, there is something behind the end"):
+        read_tar(path)
+
+
+def test_file_tree_refuses_a_loop_of_links(tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images/a.png").write_bytes(b"1")
+    (tmp_path / "images/loop").symlink_to(tmp_path / "images")
+    with pytest.raises(DataError, match="loop: lies more than 4 folders deep, or is a loop of links"):
+        FileTree(tmp_path, tops=("images",))
+
+
+def test_read_tar_refusals_name_the_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "bad.tar.gz"
+    for name in ("../a", "/etc/a", "x/../../a"):
+        with pytest.raises(DataError, match=r"bad\.tar\.gz.*leads out of the archive"):
+            read_tar(write_tar(path, [(name, b"")]))
+    with pytest.raises(DataError, match=r"bad\.tar\.gz/a: links, devices and sparse files are refused"):
+        read_tar(write_tar(path, [("a", b"")], kind=tarfile.SYMTYPE))
+    with pytest.raises(DataError, match=r"bad\.tar\.gz/a: is in the archive twice"):
+        read_tar(write_tar(path, [("a", b"1"), ("a", b"2")]))
+    content = write_tar(path, [("a", np.random.default_rng(0).bytes(5000))]).read_bytes()
+    for damaged in (b"", b"nonsense", content[:3000]):
+        path.write_bytes(damaged)
+        with pytest.raises(DataError, match=r"bad\.tar\.gz.*not a readable archive"):
+            read_tar(path)
+    monkeypatch.setattr(file_tree, "MAX_ARCHIVE_BYTES", 10)
+    with pytest.raises(DataError, match=r"bad\.tar\.gz.*more than"):
+        read_tar(write_tar(path, [("a", b"123456"), ("b", b"123456")]))
+    with pytest.raises(DataError, match=r"absent.*no such folder"):
+        FileTree(tmp_path / "absent", tops=("images",))

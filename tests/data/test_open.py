@@ -1,0 +1,295 @@
+"""Opening data of every kind by their layout, and the whole way from files to a pack."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from hpunet.data.open import (
+    check_options_of_settings,
+    detect_kind,
+    open_data,
+    open_splits,
+    options_of_run,
+    pack_data,
+    settled_options,
+)
+from hpunet.data.packs import open_pack, pack_origin, write_pack
+from hpunet.data.snemi3d import open_snemi3d
+from hpunet.data.summary import contact_sheet, summarise
+from hpunet.data.synthetic.source import open_synthetic
+from hpunet.data.synthetic.writers import write_cityscapes_scenes, write_lidc_crops, write_snemi3d_stack
+from hpunet.errors import ConfigError, DataError
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("data")
+    write_lidc_crops(root / "lidc", num_patients=2, size=32)
+    write_snemi3d_stack(root / "snemi3d", depth=10, size=64)
+    write_cityscapes_scenes(root / "cityscapes", num_images=4, size=(64, 128))
+    for folder in ("images", "masks"):
+        (root / "folder" / folder).mkdir(parents=True)
+        for i in range(10):
+            pixels = np.full((8, 8), i if folder == "images" else i % 2, dtype=np.uint8)
+            Image.fromarray(pixels).save(root / "folder" / folder / f"{i}.png")
+    write_pack(open_splits(str(root / "lidc")), root / "pack")
+    return root
+
+
+OPTIONS = {
+    "lidc": {},
+    "snemi3d": {"patch": 32},
+    "cityscapes": {"size": [64, 128]},
+    "folder": {"val_every": 5},
+    "pack": {},
+}
+
+
+@pytest.mark.parametrize("kind", OPTIONS)
+def test_layouts_are_recognised_and_every_split_opens(kind: str, written: Path) -> None:
+    assert detect_kind(str(written / kind)) == kind
+    sources = open_splits(str(written / kind), options=OPTIONS[kind])
+    assert {"train", "val"} <= sources.keys()
+    for split, source in sources.items():
+        assert source.split == split
+        assert len(source) == len(source.identities)
+        assert source[0].image.shape[0] == source.info.in_channels
+
+
+def test_real_layouts_give_exactly_what_the_generator_made(written: Path) -> None:
+    """The writers fill the files from the generators, the readers read them back: nothing may change on the way."""
+    for kind, name, size in (("lidc", "lesions", 32), ("cityscapes", "streets", (64, 128))):
+        for split in ("train", "val", "test"):
+            read = open_data(str(written / kind), split=split, options=OPTIONS[kind])
+            made = open_synthetic(name, split=split, num_images=len(read), size=size)
+            # The files' names sort differently: find each generated sample by its pixels.
+            by_pixels = {sample.image.tobytes(): sample for sample in (read[i] for i in range(len(read)))}
+            for i in range(len(made)):
+                expected = made[i]
+                found = by_pixels[expected.image.tobytes()]
+                np.testing.assert_array_equal(found.valid, expected.valid)
+                for grader, labels in enumerate(expected.labels):
+                    _same_up_to_instance_numbers(found.labels[grader], labels, made.info.num_fixed_classes)
+
+
+def _same_up_to_instance_numbers(a: np.ndarray, b: np.ndarray, num_fixed: int) -> None:
+    np.testing.assert_array_equal(np.where(a < num_fixed, a, num_fixed), np.where(b < num_fixed, b, num_fixed))
+    pairs = set(zip(a.ravel().tolist(), b.ravel().tolist(), strict=True))
+    assert len(pairs) == len({x for x, _ in pairs}) == len({y for _, y in pairs})
+
+
+def test_packs_of_every_kind_hold_their_source(written: Path, tmp_path: Path) -> None:
+    for kind in ("snemi3d", "cityscapes", "folder"):
+        sources = open_splits(str(written / kind), options=OPTIONS[kind])
+        write_pack(sources, tmp_path / kind)
+        for split, source in sources.items():
+            pack = open_pack(tmp_path / kind, split=split)
+            for i in range(len(source)):
+                for field in ("image", "labels", "valid", "graders"):
+                    np.testing.assert_array_equal(getattr(pack[i], field), getattr(source[i], field))
+
+
+def test_synthetic_sets_open_by_name() -> None:
+    source = open_data("synthetic:neurites", split="val", options={"num_images": 3, "size": 32})
+    assert len(source) == 3
+    assert source.info.kind == "synthetic-neurites"
+
+
+def test_open_data_says_what_is_wrong(written: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"no such file or folder .*synthetic:lesions"):
+        detect_kind(str(tmp_path / "nothing"))
+    with pytest.raises(DataError, match="not a layout we know; expected"):
+        detect_kind(str(tmp_path))
+    with pytest.raises(
+        DataError, match=rf"not a layout we know \(did you mean {written}/cityscapes or .*\?\); expected"
+    ):
+        detect_kind(str(written))
+    with pytest.raises(ConfigError, match="wobble: lidc data take no such option, only size"):
+        open_data(str(written / "lidc"), split="train", options={"wobble": 1})
+    with pytest.raises(ConfigError, match="synthetic set 'cats'"):
+        open_data("synthetic:cats", split="train")
+    (tmp_path / "images").mkdir()
+    with pytest.raises(DataError, match="graders/<name>/, masks/ or instances/"):
+        open_splits(str(tmp_path))
+
+
+def test_open_splits_does_not_hide_a_damaged_split(written: Path, tmp_path: Path) -> None:
+    write_lidc_crops(tmp_path / "lidc", num_patients=1, size=16)
+    stray = next((tmp_path / "lidc/val/gt").rglob("*.png"))
+    stray.rename(stray.with_name("nonsense.png"))
+    with pytest.raises(DataError, match=r"nonsense\.png"):
+        open_splits(str(tmp_path / "lidc"))
+
+
+def test_summary_counts_what_is_there(written: Path) -> None:
+    source = open_data(str(written / "lidc"), split="train")
+    samples = [source[i] for i in range(len(source))]
+    found = summarise(source, samples)
+    assert found.num_images == len(samples)
+    assert found.num_patients == len({identity.patient for identity in source.identities})
+    assert found.sizes == {(32, 32): len(samples)}
+    labels = np.stack([sample.labels for sample in samples])
+    np.testing.assert_allclose(found.grader_marked, labels.any(axis=(2, 3)).mean(axis=0))
+    assert found.class_shares["lesion"] == pytest.approx((labels == 1).mean())
+    assert found.num_marked_by_all == labels.any(axis=(2, 3)).all(axis=1).sum()
+
+    stack = open_snemi3d(written / "snemi3d", split="train", patch=32)
+    found = summarise(stack, (stack[i] for i in range(len(stack))))
+    counts = [len(np.unique(stack[i].labels)) - 1 for i in range(len(stack))]
+    assert found.instances_per_image == (pytest.approx(np.mean(counts)), max(counts))
+    assert sum(found.class_shares.values()) == pytest.approx(1)
+
+
+def test_contact_sheet_has_a_row_for_each_chosen_image(written: Path) -> None:
+    few = contact_sheet(open_data(str(written / "lidc"), split="train"), num_images=2)
+    more = contact_sheet(open_data(str(written / "lidc"), split="train"), num_images=5)
+    assert more.height - few.height == 3 * (160 + 6)
+    assert few.width > 5 * 160
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (
+            {"size": "big"},
+            "size: option of synthetic data, expected a whole number or two whole numbers, for instance",
+        ),
+        (
+            {"num_images": 2.5},
+            "num_images: option of synthetic data, expected a whole number, for instance num_images",
+        ),
+        ({"seed": True}, "seed: option of synthetic data, expected a whole number, for instance seed=10; got true"),
+        ({"size": [16, 16, 16]}, "two whole numbers, for instance size=[64,128]; got [16,16,16]"),
+    ],
+)
+def test_options_of_the_wrong_type_are_named(options: dict[str, object], expected: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        open_data("synthetic:lesions", split="train", options=options)
+    assert expected in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "expected"),
+    [
+        (
+            "cityscapes",
+            {"size": 64},
+            "size: option of cityscapes data, expected two whole numbers, for instance size=",
+        ),
+        ("folder", {"val_every": "ten"}, "expected a whole number, for instance val_every=10; got ten"),
+        ("folder", {"window": 3}, "expected two numbers, for instance window=[-1000,400]; got 3"),
+        ("folder", {"classes": "cells"}, 'expected a list of names, for instance classes=["background","lesion"]'),
+        ("snemi3d", {"slices": 3}, "for some splits, for instance slices.train=[0,16] slices.val=[16,18]; got 3"),
+        ("snemi3d", {"allow_remainder": 1}, "expected true or false; got 1"),
+    ],
+)
+def test_options_of_the_wrong_type_are_told_in_words(
+    kind: str, options: dict[str, object], expected: str, written: Path
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        open_data(str(written / kind), split="train", options=options)
+    assert expected in str(caught.value)
+
+
+@pytest.fixture(scope="module")
+def nuclei(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Twenty images with instance maps."""
+    folder = tmp_path_factory.mktemp("own") / "nuclei"
+    for top in ("images", "instances"):
+        (folder / top).mkdir(parents=True)
+        for i in range(20):
+            Image.fromarray(np.eye(16, dtype=np.uint8) * (i + 1)).save(folder / top / f"n{i:02d}.png")
+    return folder
+
+
+def keys_of(where: Path, *, split: str, options: dict[str, object] | None = None) -> list[str]:
+    return [identity.key for identity in open_data(str(where), split=split, options=options).identities]
+
+
+def test_pack_refuses_options_that_it_was_not_made_with(nuclei: Path, tmp_path: Path) -> None:
+    plain, every = tmp_path / "plain", tmp_path / "every"
+    pack_data(str(nuclei), plain, options={})
+    pack_data(str(nuclei), every, options={"val_every": 10, "num_random_ids": 15})
+    assert keys_of(every, split="val") == ["n00", "n10"]
+    for options in (
+        {},
+        {"val_every": 10},
+        {"num_random_ids": 15, "seed": 0},
+        {"classes": ["background", "foreground"]},
+    ):
+        assert keys_of(every, split="val", options=options) == ["n00", "n10"]
+        check_options_of_settings(str(every), options)
+    for options in ({"num_random_ids": 5}, {"window": "none"}, {"val_every": "none"}):
+        check_options_of_settings(str(plain), options)
+    with pytest.raises(ConfigError) as caught:
+        check_options_of_settings(str(plain), {"val_every": 10})
+    assert str(caught.value) == (
+        f"data.options.val_every: 10 is asked for, but the pack {plain} was made with none; pack again (hpunet data "
+        "pack WHERE OUT --set val_every=10), or take what the pack has (--set data.options.val_every=none)"
+    )
+    with pytest.raises(
+        ConfigError, match=r"^num_random_ids: 5 is asked for, .* was made with 15; .*num_random_ids=15\)"
+    ):
+        open_splits(str(every), options={"num_random_ids": 5})
+    with pytest.raises(ConfigError) as caught:
+        check_options_of_settings(str(every), {"val_every": 5, "num_random_ids": 15, "window": [0.0, 4.0]})
+    assert "val_every: 5 is asked for" in str(caught.value)
+    assert "data.options.window: [0.0,4.0] is asked for" in str(caught.value)
+    assert "WHERE OUT --set num_random_ids=15 --set window=[0.0,4.0] --set val_every=5), or" in str(caught.value)
+    assert "(--set data.options.val_every=10 --set data.options.window=none)" in str(caught.value)
+    with pytest.raises(ConfigError, match=r"data.options.patch: set by the preset.* snemi3d data; .*kind folder and"):
+        check_options_of_settings(str(every), {"patch": 64})
+    with pytest.raises(ConfigError, match="val_every: option of pack data, expected a whole number"):
+        check_options_of_settings(str(every), {"val_every": "ten"})
+
+
+def test_pack_of_a_pack_remembers_the_options_of_the_first(nuclei: Path, tmp_path: Path) -> None:
+    pack_data(str(nuclei), tmp_path / "one", options={"val_every": 10})
+    pack_data(str(tmp_path / "one"), tmp_path / "two", options={})
+    assert pack_origin(tmp_path / "two") == pack_origin(tmp_path / "one")
+    with pytest.raises(ConfigError, match="val_every: 5 is asked for"):
+        open_data(str(tmp_path / "two"), split="val", options={"val_every": 5})
+
+
+def test_pack_without_recorded_options_is_read_and_checked_as_before(nuclei: Path, tmp_path: Path) -> None:
+    write_pack(open_splits(str(nuclei), options={"val_every": 10}), tmp_path / "old")
+    pack_data(str(nuclei), tmp_path / "new", options={"val_every": 10})
+    old, new = (open_pack(tmp_path / name, split="val") for name in ("old", "new"))
+    assert old.fingerprint == new.fingerprint  # the same content
+    check_options_of_settings(str(tmp_path / "old"), {"val_every": 5})
+    run = {"kind": "folder", "options": {"val_every": 5}}
+    assert options_of_run(str(tmp_path / "old"), **run) == {}
+    assert settled_options(str(tmp_path / "old"), {"val_every": 5}) == {"val_every": 5}
+
+
+def test_options_of_a_run_go_to_other_data_as_far_as_they_have_them(nuclei: Path, tmp_path: Path) -> None:
+    plain, every = str(tmp_path / "plain"), str(tmp_path / "every")
+    pack_data(str(nuclei), Path(plain), options={})
+    pack_data(str(nuclei), Path(every), options={"val_every": 10})
+    options = {"val_every": 10, "patch": 64}
+    assert options_of_run(str(nuclei), kind="snemi3d", options=options) == {"val_every": 10}
+    for where in (str(nuclei), every):
+        assert options_of_run(where, kind="folder", options=options) == {"val_every": 10}
+    assert options_of_run(plain, kind="snemi3d", options=options) == {}
+    with pytest.raises(ConfigError, match=r"val_every: the run was trained with 10, but the pack .*made with none; "):
+        options_of_run(plain, kind="folder", options=options)
+    with pytest.raises(ConfigError, match=r"trained with none, .*made with 10; .*\(--set val_every=10\)"):
+        options_of_run(every, kind="folder", options={})
+    unseen = options_of_run(plain, kind="folder", options=options, changes={"val_every": "none"})
+    assert keys_of(Path(plain), split="val", options=unseen) == keys_of(nuclei, split="val")
+
+
+def test_settled_options_are_those_of_the_pack_that_are_not_usual(nuclei: Path, tmp_path: Path) -> None:
+    pack_data(str(nuclei), tmp_path / "pack", options={"val_every": 10, "num_random_ids": 5})
+    assert settled_options(str(tmp_path / "pack"), {}) == {"val_every": 10}
+    assert settled_options(str(tmp_path / "pack"), {"seed": 0}) == {"val_every": 10, "seed": 0}
+    assert settled_options(str(nuclei), {"seed": 1}) == {"seed": 1}
+
+
+@pytest.mark.parametrize(("kind", "most"), [("folder", 255), ("snemi3d", 255), ("cityscapes", 238)])
+@pytest.mark.parametrize("wrong", [0, 1, 300])
+def test_random_ids_that_cannot_be_are_refused_in_words(kind: str, most: int, wrong: int, written: Path) -> None:
+    with pytest.raises(ConfigError, match=rf"^num_random_ids: expected 2 to {most}, got {wrong}; with one id"):
+        open_data(str(written / kind), split="train", options={**OPTIONS[kind], "num_random_ids": wrong})

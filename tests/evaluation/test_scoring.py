@@ -1,0 +1,58 @@
+"""Images as evaluation sees them: what the prior is given of several graders, and what its completions score."""
+
+import pytest
+import torch
+
+from hpunet.data.batch import Batch
+from hpunet.data.types import SetInfo
+from hpunet.evaluation.rows import HIDDEN_METRICS
+from hpunet.evaluation.scoring import hidden_scores, prior_inputs
+
+
+def graded_differently() -> Batch:
+    """Two images whose graders each see another class everywhere; one lacks its first grader, one its last."""
+    labels = torch.zeros(2, 3, 8, 8, dtype=torch.int32)
+    labels[:, 1], labels[1, 0], labels[:, 2] = 1, 2, 3
+    return Batch(
+        image=torch.rand(2, 1, 8, 8),
+        labels=labels,
+        valid=torch.ones(2, 8, 8, dtype=torch.bool),
+        graders=torch.tensor([[False, True, True], [True, True, False]]),
+    )
+
+
+def test_prior_is_given_the_visible_labels_of_the_first_grader_there_is() -> None:
+    """The map that stands in a missing grader's place is no empty grading."""
+    batch = graded_differently()
+    image, cond = prior_inputs(batch, places=[5, 6], extrapolate=True, num_classes=4)
+    assert cond is not None
+    visible, shown = cond[:, 0] > 0, cond[:, 1:]
+    for i, given in enumerate((1, 2)):
+        assert shown[i, given].equal(visible[i].float())
+        assert not shown[i, [k for k in range(4) if k != given]].any()
+    assert image[:, 0].equal(torch.where(visible, batch.image[:, 0], 0))
+
+
+def test_completions_are_held_against_the_grader_whose_labels_were_given() -> None:
+    batch = graded_differently()
+    visible = torch.ones(2, 8, 8, dtype=torch.bool)
+    visible[:, :, 4:] = False
+    info = SetInfo("test", 1, 3, ("background", "a", "b", "c"), stochastic_classes=(1, 2, 3))
+    given = torch.tensor([1, 2])
+    samples = torch.zeros(2, 3, 8, 8, dtype=torch.uint8)
+    samples[:, 0] = given.view(2, 1, 1)  # one goes on as this grader, one with nothing, one half
+    samples[:, 1, :, :6] = given.view(2, 1, 1)
+    found = hidden_scores(samples=samples, reconstructions=batch.labels, visible=visible, batch=batch, info=info)
+    assert set(found) == set(HIDDEN_METRICS)
+    expected = {
+        "hidden_iou_rec": 1,
+        "hidden_iou_samples": (1 + 1 / 2 + 0) / 3,
+        "hidden_accuracy_rec": 1,
+        "hidden_accuracy_samples": (1 + 1 / 2 + 0) / 3,
+        "hidden_accuracy_background": 0,
+        "border_agreement_samples": 2 / 3,
+        "border_agreement_truth": 1,
+        "hidden_sample_disagreement": (1 / 2 + 1 / 2 + 1) / 3,
+    }
+    for name, value in expected.items():
+        assert found[name].tolist() == pytest.approx([value, value]), name

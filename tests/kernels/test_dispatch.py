@@ -1,0 +1,135 @@
+"""Fused kernels are used where they can be, and where not, it is said why. GPUs are faked."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from tiny_run import PUNET, tiny_settings, write_tiny_pack
+from torch import nn
+
+from hpunet.errors import ConfigError
+from hpunet.kernels import dispatch as choice
+from hpunet.kernels.dispatch import fast_sampler, reason_against_fused
+from hpunet.models.hpunet import HPUNet
+from hpunet.models.punet import ProbUNet
+from hpunet.training.loop import Training, train
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+MODEL = HPUNet(in_channels=1, num_classes=2, channels=(4, 6), latent_dims=(1,), blocks_per_scale=1)
+BASELINE = ProbUNet(in_channels=1, num_classes=2, channels=(4, 6))
+
+
+@pytest.fixture
+def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine on which nothing speaks against fused kernels."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (9, 0))
+    monkeypatch.setattr("hpunet.kernels.dispatch.find_spec", lambda _name: "there")
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("model", [MODEL, BASELINE])
+def test_nothing_speaks_against_a_model_in_bf16_on_a_recent_gpu(model: nn.Module) -> None:
+    assert reason_against_fused(model, device=GPU) is None
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize(
+    ("expected", "changes"),
+    [
+        ("need a CUDA GPU, this is a CPU", {"device": CPU}),
+        ("are for the HPU-Net, this is a Linear", {"model": nn.Linear(1, 1)}),
+        ("sample the HPU-Net, this is a ProbUNet", {"model": BASELINE, "sampling": True}),
+        ("have objective.energy for the HPU-Net, this is a ProbUNet", {"model": BASELINE, "prior_draws": True}),
+        ("compute in bf16, optimiser.precision is tf32", {"precision": "tf32"}),
+        ("model.activation_checkpointing is on", {"activation_checkpointing": True}),
+        ("optimiser.compile is on", {"compiled": True}),
+    ],
+)
+def test_each_reason_is_named(expected: str, changes: dict[str, Any]) -> None:
+    reason = reason_against_fused(**{"model": MODEL, "device": GPU, **changes})
+    assert expected in str(reason)
+
+
+@pytest.mark.usefixtures("hopper")
+def test_old_gpus_and_missing_triton_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (7, 5))
+    assert reason_against_fused(MODEL, device=GPU) == "fused kernels need compute capability 8.0, this GPU has 7.5"
+    monkeypatch.setattr("hpunet.kernels.dispatch.find_spec", lambda _name: None)
+    assert reason_against_fused(MODEL, device=GPU) == "fused kernels need Triton, which is not installed"
+
+
+def test_choice_is_made_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "triton", None)  # importing it fails now
+    spec = importlib.util.spec_from_file_location("choice_again", choice.__file__)
+    assert spec is not None
+    assert spec.loader is not None
+    again = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(again)
+    assert again.fast_sampler(MODEL, kernels="auto", device=CPU) is None
+
+
+def test_sampling_is_plain_unless_fused_is_asked_for_and_possible() -> None:
+    for kernels in ("auto", "torch"):
+        assert fast_sampler(MODEL, kernels=kernels, device=GPU) is None
+    with pytest.raises(ConfigError, match="kernels: fused kernels need a CUDA GPU, this is a CPU; use auto or torch"):
+        fast_sampler(MODEL, kernels="fused", device=CPU)
+    with pytest.raises(ConfigError, match="kernels: expected auto, fused, torch, got 'quick'"):
+        fast_sampler(MODEL, kernels="quick", device=CPU)
+
+
+@pytest.fixture(scope="module")
+def pack(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_pack(tmp_path_factory.mktemp("pack") / "pack")
+
+
+class Fused(nn.Module):
+    """Stands for the fused network, and counts its calls."""
+
+    def __init__(self, model: HPUNet, *, dtype: torch.dtype, size: tuple[int, int]) -> None:
+        super().__init__()
+        self.model, self.dtype, self.size, self.calls = model, dtype, size, 0
+
+    def forward(self, **tensors: Any) -> Any:
+        self.calls += 1
+        return self.model(**tensors)
+
+
+def test_training_says_why_it_uses_plain_torch(pack: Path, tmp_path: Path) -> None:
+    lines: list[str] = []
+    for name, changes in {"auto": (), "asked": ("optimiser.kernels=torch",), "punet": PUNET}.items():
+        settings = tiny_settings(*changes, "optimiser.iterations=1")
+        train(settings, data=str(pack), run=tmp_path / name, say=lines.append, device=CPU)
+        assert json.loads((tmp_path / name / "run.json").read_text())["kernels"] == "torch"
+    no_gpu = "kernels: torch (fused kernels need a CUDA GPU, this is a CPU)"
+    assert lines == [no_gpu, "kernels: torch (as asked)", no_gpu]
+    with pytest.raises(ConfigError, match=r"^optimiser\.kernels: fused kernels need a CUDA GPU, this is a CPU; use"):
+        train(tiny_settings("optimiser.kernels=fused"), data=str(pack), run=tmp_path / "x", device=CPU)
+
+
+def test_training_runs_on_fused_kernels_and_a_resume_may_change_them(
+    pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, Any] = {}
+    monkeypatch.setattr("hpunet.training.loop.reason_against_fused", lambda _model, **how: asked.update(how))
+    monkeypatch.setitem(sys.modules, "hpunet.kernels.network", SimpleNamespace(FusedNetwork=Fused))  # type: ignore[arg-type]
+    changes = ("optimiser.precision=bf16", "optimiser.iterations=2", "objective.energy=1.0")
+    training = Training(tiny_settings(*changes), pack_path=pack, run=tmp_path, device=CPU)
+    network = training.train_step.network
+    assert isinstance(network, Fused)
+    assert network.model is training.model
+    assert (network.dtype, network.size) == (torch.bfloat16, training.settings.data.crop)
+    expected = {"device": CPU, "precision": "bf16", "activation_checkpointing": False, "compiled": False}
+    assert asked == {**expected, "prior_draws": True}
+    for _ in training.run_steps():
+        training.step += 1
+    assert network.calls == 2
+    training.save()
+    later = Training(tiny_settings(*changes, "optimiser.kernels=torch"), pack_path=pack, run=tmp_path, device=CPU)
+    assert not isinstance(later.train_step.network, Fused)
+    assert later.restore(lambda _line: None)
+    assert later.step == 2

@@ -1,0 +1,76 @@
+from collections import Counter
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from hpunet.errors import ConfigError
+from hpunet.sampling.hypotheses import distinct_hypotheses
+
+
+def disc(radius: float, *, x: int = 32, y: int = 32, size: int = 64) -> np.ndarray:
+    rows, columns = np.mgrid[:size, :size]
+    return ((rows - y) ** 2 + (columns - x) ** 2 <= radius**2).astype(np.int64)
+
+
+def with_border_noise(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Some pixels next to a border flip, as in samples of a network."""
+    padded = np.pad(labels, 1)
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3)).reshape(*labels.shape, 9)
+    at_border = windows.min(axis=2) != windows.max(axis=2)
+    return np.where(at_border & (rng.random(labels.shape) < 0.1), 1 - labels, labels)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_group_recovers_a_known_mixture(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    opinions = [np.zeros((64, 64), dtype=np.int64), disc(10), disc(20)]
+    drawn = rng.choice(3, p=[0.4, 0.35, 0.25], size=40)
+    samples = np.stack([with_border_noise(opinions[i], rng) for i in drawn])
+    found = distinct_hypotheses(samples, num_classes=2)
+    assert sum(hypothesis.share for hypothesis in found) == 1
+    assert [h.share for h in found] == sorted(
+        (Fraction(n, 40) for n in Counter(drawn.tolist()).values()), reverse=True
+    )
+    for hypothesis in found:
+        opinion = drawn[hypothesis.representative]
+        assert hypothesis.members == tuple(np.flatnonzero(drawn == opinion).tolist())
+        assert (hypothesis.description == "nothing marked") == (opinion == 0)
+
+
+def test_group_threshold_decides_what_is_the_same() -> None:
+    samples = np.zeros((2, 1, 10), dtype=np.int64)
+    samples[0, 0, :10], samples[1, 0, :7] = 1, 1  # IoU 0.7
+    assert len(distinct_hypotheses(samples, num_classes=2, same_iou=0.7)) == 1
+    assert len(distinct_hypotheses(samples, num_classes=2, same_iou=0.71)) == 2
+    with pytest.raises(ConfigError, match="same_iou"):
+        distinct_hypotheses(samples, num_classes=2, same_iou=0.0)
+
+
+def test_group_members_are_all_alike() -> None:
+    """Not only neighbours in a chain: discs that grow slowly are several opinions."""
+    samples = np.stack([disc(r) for r in np.linspace(5, 25, 21)])
+    found = distinct_hypotheses(samples, num_classes=2, same_iou=0.6)
+    assert 1 < len(found) < 21
+    for hypothesis in found:
+        first, last = hypothesis.members[0], hypothesis.members[-1]
+        assert (samples[first] & samples[last]).sum() / (samples[first] | samples[last]).sum() >= 0.6
+
+
+def test_representative_is_the_medoid_and_is_described() -> None:
+    small, middle, large = disc(10), disc(10.7), disc(11.4)
+    far = disc(3, x=5, y=5) | disc(3, x=58, y=58)
+    (first, second) = distinct_hypotheses(np.stack([small, far, large, middle]), num_classes=2)
+    assert (first.representative, first.members) == (3, (0, 2, 3))
+    assert first.description == f"{middle.sum()} pixels in 1 part"
+    assert second.description == f"{far.sum()} pixels in 2 parts"
+    assert (
+        distinct_hypotheses(np.stack([np.eye(5, dtype=np.int64)]), num_classes=2)[0].num_parts == 1
+    )  # corners touch
+
+
+def test_group_looks_at_the_chosen_classes_only() -> None:
+    samples = np.stack([disc(10), disc(10) * 2, disc(10) * 3])
+    assert [h.members for h in distinct_hypotheses(samples, num_classes=4)] == [(0,), (1,), (2,)]
+    assert [h.members for h in distinct_hypotheses(samples, num_classes=4, classes=(3,))] == [(0, 1), (2,)]
+    assert distinct_hypotheses(samples, num_classes=4, classes=(3,))[0].description == "nothing marked"

@@ -1,0 +1,257 @@
+"""Clustering and post-processing against line-by-line transcriptions of the paper's algorithms."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from scipy import ndimage
+
+from hpunet.data.synthetic.source import open_synthetic
+from hpunet.errors import ConfigError, DataError
+from hpunet.metrics import rand_error
+from hpunet.sampling.instances import (
+    cluster,
+    clustering_threshold,
+    connected_parts,
+    instance_scores,
+    merge_to_background,
+    postprocess,
+)
+
+
+def turns_of_pixels(samples: np.ndarray, seed: int) -> list[int]:
+    """The random choices of `cluster`: distinct vectors, in raster order, wait at the rate of their pixels.
+
+    The first unassigned pixel in this list is the one that is drawn.
+    """
+    vectors = [tuple(v) for v in samples.reshape(len(samples), -1).T.tolist()]
+    count = Counter(vectors)
+    waits = np.random.default_rng(seed).standard_exponential(len(count)) / np.array(list(count.values()))
+    wait_of = dict(zip(count, waits.tolist(), strict=True))
+    return sorted(range(len(vectors)), key=lambda pixel: wait_of[vectors[pixel]])
+
+
+def algorithm_1(
+    samples: np.ndarray, *, num_classes: int, alpha: int, background: int, choices: list[int]
+) -> np.ndarray:
+    """Algorithm 1 as printed, pixel by pixel, on one-hot vectors of length n·C."""
+    n, h, w = samples.shape
+    Y = np.eye(num_classes, dtype=int)[samples].transpose(1, 2, 0, 3).reshape(h * w, n * num_classes)
+    instances = np.full(h * w, -1)
+    U = list(range(h * w))
+    p = np.tile(np.eye(num_classes, dtype=int)[background], n)
+    c = 0
+    while U:
+        if c > 0:
+            i = next(pixel for pixel in choices if pixel in U)
+            p = Y[i]
+            instances[i] = c
+            U.remove(i)
+        for j in list(U):
+            if (Y[j] != p).sum() <= alpha:
+                instances[j] = c
+                U.remove(j)
+        c += 1
+    return instances.reshape(h, w)
+
+
+def noisy_samples(rng: np.random.Generator, *, num_samples: int, num_classes: int, size: int) -> np.ndarray:
+    """Blocks whose class changes from sample to sample, and some noise."""
+    blocks = np.kron(rng.integers(0, 5, (size // 3 + 1,) * 2), np.ones((3, 3), dtype=int))[:size, :size]
+    samples = np.stack([np.append(0, rng.integers(0, num_classes, 4))[blocks] for _ in range(num_samples)])
+    noise = rng.random(samples.shape) < 0.1
+    return np.where(noise, rng.integers(0, num_classes, samples.shape), samples)
+
+
+@pytest.mark.parametrize(
+    ("num_samples", "num_classes", "alpha"), [(1, 2, 0), (4, 2, 2), (5, 3, 3), (8, 16, 8), (17, 23, 16), (70, 3, 60)]
+)
+def test_cluster_equals_the_algorithm_as_printed(num_samples: int, num_classes: int, alpha: int) -> None:
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        samples = noisy_samples(rng, num_samples=num_samples, num_classes=num_classes, size=7)
+        background = int(rng.integers(num_classes))
+        found = cluster(samples, num_classes=num_classes, threshold=alpha, background=background, seed=seed)
+        expected = algorithm_1(
+            samples,
+            num_classes=num_classes,
+            alpha=alpha,
+            background=background,
+            choices=turns_of_pixels(samples, seed),
+        )
+        assert np.array_equal(found, expected)
+        assert found.max() > 0
+
+
+def test_cluster_draws_prototypes_in_proportion_to_their_pixels() -> None:
+    # Three kinds of 1, 2 and 3 pixels, none near another: the first two clusters show what was drawn.
+    samples = np.array([[[1, 2, 2, 3, 3, 3]]])
+    firsts = Counter()
+    for seed in range(3000):
+        found = cluster(samples, num_classes=4, threshold=0, seed=seed)[0]
+        firsts[tuple(samples[0, 0][found.tolist().index(c)].item() for c in (1, 2))] += 1
+    pixels = {1: 1, 2: 2, 3: 3}
+    for (first, second), number in firsts.items():
+        expected = pixels[first] / 6 * pixels[second] / (6 - pixels[first])
+        assert abs(number / 3000 - expected) < 4 * (expected * (1 - expected) / 3000) ** 0.5
+    assert len(firsts) == 6
+
+
+def test_cluster_counts_a_differing_label_twice() -> None:
+    samples = np.array([[[0, 1, 1, 1]], [[0, 1, 1, 1]], [[0, 1, 1, 2]], [[0, 1, 2, 2]]])  # pixels differ in 1, 2 or 4
+    assert len(np.unique(cluster(samples, num_classes=3, threshold=1, seed=0))) == 4
+    assert np.unique(cluster(samples, num_classes=3, threshold=4, seed=0)).tolist() == [0, 1]
+    assert np.unique(cluster(samples, num_classes=3, threshold=8, seed=0)).tolist() == [0]
+
+
+def test_clustering_threshold_follows_the_samples_and_never_joins_everything() -> None:
+    assert clustering_threshold(None, num_samples=8) == 8
+    assert (clustering_threshold(0, num_samples=8), clustering_threshold(15, num_samples=8)) == (0, 15)
+    for alpha in (-1, 16):
+        with pytest.raises(ConfigError, match=f"alpha must be at least 0 and below 16.*got {alpha}"):
+            clustering_threshold(alpha, num_samples=8)
+
+
+def test_cluster_gives_background_number_0_even_where_there_is_none() -> None:
+    samples = np.full((3, 2, 2), 1)
+    assert cluster(samples, num_classes=2, threshold=2, seed=0).tolist() == [[1, 1], [1, 1]]
+    assert cluster(samples, num_classes=2, threshold=2, seed=0, background=1).tolist() == [[0, 0], [0, 0]]
+
+
+def test_cluster_is_deterministic_and_finds_neurites() -> None:
+    cells = open_synthetic("neurites", split="val", num_images=1, size=64)[0].labels[0]
+    rng = np.random.default_rng(0)
+    samples = np.stack([np.append(0, rng.integers(1, 16, cells.max()))[cells] for _ in range(16)])
+    edge = ndimage.maximum_filter(cells, 3) != ndimage.minimum_filter(cells, 3)
+    flipped = edge & (rng.random(samples.shape) < 0.03)
+    samples = np.where(flipped, rng.integers(0, 16, samples.shape), samples)
+    found = cluster(samples, num_classes=16, threshold=16, seed=0)
+    assert np.array_equal(found, cluster(samples.astype(np.uint8), num_classes=16, threshold=16, seed=0))
+    assert rand_error(prediction=found[None], truth=cells[None]) < 0.01
+    # Another order of prototypes numbers the same cells otherwise.
+    other = cluster(samples, num_classes=16, threshold=16, seed=1)
+    assert not np.array_equal(found, other)
+    assert rand_error(prediction=found[None], truth=other[None]) < 0.01
+
+
+def test_cluster_refuses_what_it_cannot_work_on() -> None:
+    with pytest.raises(DataError, match=r"values must lie in 0\.\.\.1, found 0\.\.\.2"):
+        cluster(np.array([[[0, 2]]]), num_classes=2, threshold=0, seed=0)
+    with pytest.raises(ConfigError, match="background must lie"):
+        cluster(np.zeros((1, 2, 2), dtype=int), num_classes=2, threshold=0, background=2, seed=0)
+
+
+# Post-processing
+
+
+def slow_postprocess(instances: np.ndarray, *, erosion: int, box: int, keep_unmatched: bool) -> np.ndarray:
+    """App. H as written, with scipy's erosion of the whole map for every cluster."""
+    painted, reach = instances.copy(), box // 2
+    for c in sorted(set(instances.ravel().tolist()) - {0}):
+        if ndimage.binary_erosion(painted == c, structure=np.ones((erosion, erosion))).any():
+            continue
+        for y, x in np.argwhere(painted == c):
+            votes = Counter(
+                painted[max(0, y - reach) : y + reach + 1, max(0, x - reach) : x + reach + 1].ravel().tolist()
+            )
+            del votes[c]
+            votes.pop(0, None)
+            most = max(votes.values(), default=0)
+            if votes:
+                painted[y, x] = min(label for label, number in votes.items() if number == most)
+            elif not keep_unmatched:
+                painted[y, x] = 0
+    return painted
+
+
+@pytest.mark.parametrize("keep_unmatched", [True, False])
+@pytest.mark.parametrize(("erosion", "box"), [(5, 11), (3, 5), (2, 3)])
+def test_postprocess_equals_the_text(erosion: int, box: int, keep_unmatched: bool) -> None:
+    how = {"erosion": erosion, "box": box, "keep_unmatched": keep_unmatched}
+    num_grown = 0
+    for seed in range(12):
+        rng = np.random.default_rng(seed)
+        instances = np.kron(rng.integers(0, 9, (6, 6)), np.ones((erosion - 1 + seed % 2,) * 2, dtype=int))
+        instances[rng.random(instances.shape) < 0.05] = 11
+        instances[rng.random(instances.shape) < 0.3] = 0
+        expected = slow_postprocess(instances, **how)
+        found = postprocess(instances, **how)
+        assert np.array_equal(found, expected)
+        num_grown += int((found != instances).sum())
+    assert num_grown > 0
+
+
+def test_postprocess_paints_thin_clusters_and_leaves_the_rest() -> None:
+    instances = np.zeros((20, 20), dtype=np.int32)
+    instances[:, :8] = 3
+    instances[5:9, 8:12] = 7  # 4×4: no 5×5 square fits
+    before = instances.copy()
+    found = postprocess(instances, keep_unmatched=True)
+    assert np.array_equal(instances, before)  # the argument is not painted on
+    assert (found[5:9, 8:12] == 3).all()
+    assert (found[:, 12:] == 0).all()
+    instances[4:9, 8:13] = 7
+    assert np.array_equal(postprocess(instances, keep_unmatched=True), instances)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_connected_parts_equal_a_flood_of_each(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    height, width = rng.integers(1, 9, size=2)
+    instances = rng.integers(0, rng.integers(1, 5), size=(height, width), dtype=np.int32)
+    expected, number = np.zeros_like(instances), 0
+    for place in sorted(np.ndindex(height, width), key=lambda place: instances[place]):
+        if instances[place] and not expected[place]:
+            number += 1
+            todo = [place]
+            while todo:
+                y, x = todo.pop()
+                expected[y, x] = number
+                around = ((y + i, x + j) for i in (-1, 0, 1) for j in (-1, 0, 1))
+                todo += [
+                    (i, j)
+                    for i, j in around
+                    if 0 <= i < height and 0 <= j < width
+                    and not expected[i, j] and instances[i, j] == instances[place]
+                ]  # fmt: skip
+    assert (connected_parts(instances) == expected).all()
+
+
+def test_postprocess_with_no_neighbour_keeps_or_clears() -> None:
+    instances = np.zeros((15, 15), dtype=np.int32)
+    instances[7, 7] = 4
+    assert np.array_equal(postprocess(instances, keep_unmatched=True), instances)
+    assert not postprocess(instances, keep_unmatched=False).any()
+
+
+def test_postprocess_paints_in_place_and_breaks_ties_by_the_smaller_number() -> None:
+    # Cluster 1 is one line; its left end sees 2, its right end nothing but what has been painted before.
+    line = np.array([[2, 1, 1, 1, 1]])
+    assert postprocess(line, keep_unmatched=True, erosion=2, box=3).tolist() == [[2, 2, 2, 2, 2]]
+    tie = np.array([[5, 5, 1, 4, 4], [5, 5, 0, 4, 4]])
+    assert postprocess(tie, keep_unmatched=True, erosion=1).tolist() == tie.tolist()  # everything survives a 1×1
+    assert postprocess(tie, keep_unmatched=True, erosion=2, box=3)[0, 2] == 4
+
+
+def test_postprocess_looks_again_at_a_cluster_that_has_grown() -> None:
+    # 1 becomes 2 and completes its 2×2 square, so that 2 stays.
+    instances = np.array([[1, 2, 0, 3], [2, 2, 0, 3]])
+    assert postprocess(instances, keep_unmatched=True, erosion=2, box=3).tolist() == [[2, 2, 0, 3], [2, 2, 0, 3]]
+
+
+# Scores
+
+
+def test_merge_to_background_renumbers_the_stochastic_classes() -> None:
+    samples = np.array([[[0, 18, 3], [20, 17, 19]]])
+    merged = merge_to_background(samples, stochastic_classes=(18, 19, 20))
+    assert merged.tolist() == [[[0, 1, 0], [3, 0, 2]]]
+    assert merge_to_background(samples, stochastic_classes=(30,)).tolist() == [[[0, 0, 0], [0, 0, 0]]]
+    with pytest.raises(ConfigError, match="at least one"):
+        merge_to_background(samples, stochastic_classes=())
+
+
+def test_instance_scores_are_means_over_pixels_and_samples() -> None:
+    instances = np.array([[0, 1, 1, 3]])
+    probs = np.array([[[0.9, 0.2, 0.4, 1.0]], [[0.9, 0.6, 0.8, 0.5]]], dtype=np.float32)
+    assert instance_scores(instances, stochastic_probs=probs) == pytest.approx([0, 0.5, 0, 0.75])

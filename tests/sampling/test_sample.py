@@ -1,0 +1,290 @@
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hpunet import ConfigError, DataError, HPUNet, ProbUNet, reconstruct, sample
+from hpunet.sampling.sample import Samples, encode_oriented, orient, orient_back
+
+
+@pytest.fixture(params=["hpu", "hpu-local", "punet", "hpu-orient", "punet-orient"])
+def model(request: pytest.FixtureRequest) -> nn.Module:
+    torch.manual_seed(0)
+    if request.param.startswith("punet"):
+        model: nn.Module = ProbUNet(in_channels=1, num_classes=3, channels=(8, 8, 8), latent_dim=3)
+    else:
+        dims = (0, 0, 1) if request.param == "hpu-local" else (1, 2, 1)
+        model = HPUNet(in_channels=1, num_classes=3, channels=(8, 8, 8, 8), latent_dims=dims, blocks_per_scale=1)
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            nn.init.normal_(parameter, std=0.3)
+    if request.param.endswith("orient"):
+        model.orientations = 8
+    return model
+
+
+IMAGE = torch.rand(2, 1, 16, 24, generator=torch.Generator().manual_seed(1))
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def logits(samples: Samples) -> Tensor:
+    assert samples.logits is not None
+    return samples.logits
+
+
+def test_sample_shapes_and_consistency(model: nn.Module) -> None:
+    samples = sample(model, image=IMAGE, num_samples=5, generator=seeded())
+    assert logits(samples).shape == (2, 5, 3, 16, 24)
+    assert torch.equal(samples.labels, logits(samples).argmax(dim=2))
+    torch.testing.assert_close(samples.probs.sum(dim=2), torch.ones(2, 5, 16, 24))
+    assert [tuple(z.shape) for z in samples.latents] == [(2, 5, *shape) for shape in model.latent_shapes(16, 24)]
+    assert not logits(samples).requires_grad
+
+
+def test_sample_does_not_depend_on_chunks_or_how_many_follow(model: nn.Module) -> None:
+    whole = sample(model, image=IMAGE, num_samples=7, generator=seeded(), chunk_size=14)
+    assert not torch.allclose(logits(whole)[:, 0], logits(whole)[:, 1], atol=1e-3)
+    for chunk_size in (1, 3, 5, 100):
+        chunked = sample(model, image=IMAGE, num_samples=7, generator=seeded(), chunk_size=chunk_size)
+        torch.testing.assert_close(logits(chunked), logits(whole), rtol=0, atol=1e-5)
+    fewer = sample(model, image=IMAGE, num_samples=3, generator=seeded())
+    torch.testing.assert_close(logits(fewer), logits(whole)[:, :3], rtol=0, atol=1e-5)
+
+
+def test_sample_one_by_one_equals_one_batch(model: nn.Module) -> None:
+    """One generator carried along: the hypotheses come in the same order, asked for alone or together."""
+    together = sample(model, image=IMAGE, num_samples=4, generator=seeded())
+    generator = seeded()
+    alone = [logits(sample(model, image=IMAGE, num_samples=1, generator=generator)) for _ in range(4)]
+    torch.testing.assert_close(torch.cat(alone, dim=1), logits(together), rtol=0, atol=1e-5)
+
+
+def test_sample_with_a_generator_an_image_does_not_depend_on_the_batch(model: nn.Module) -> None:
+    image = torch.rand(3, 1, 16, 16, generator=seeded())
+    together = sample(model, image=image, num_samples=4, generator=[seeded(i) for i in range(3)])
+    for i in range(3):
+        alone = sample(model, image=image[i : i + 1], num_samples=4, generator=seeded(i))
+        for one, several in zip(alone.latents, together.latents, strict=True):
+            torch.testing.assert_close(one[0], several[i])
+        torch.testing.assert_close(logits(alone)[0], logits(together)[i])
+    generators = [seeded(i) for i in range(3)]
+    halves = [sample(model, image=image, num_samples=2, generator=generators) for _ in range(2)]
+    assert torch.equal(torch.cat([half.labels for half in halves], dim=1), together.labels)
+    with pytest.raises(ConfigError, match="one for each of the 3 images, got 2"):
+        sample(model, image=image, num_samples=1, generator=generators[:2])
+
+
+def test_sample_is_reproducible_by_seed_only(model: nn.Module) -> None:
+    one, same, other = (sample(model, image=IMAGE, num_samples=2, generator=seeded(s)) for s in (0, 0, 1))
+    assert torch.equal(logits(one), logits(same))
+    assert not torch.allclose(logits(one), logits(other))
+
+
+def test_sample_of_means_gives_identical_hypotheses(model: nn.Module) -> None:
+    samples = sample(model, image=IMAGE, num_samples=4, latents="mean")
+    for i in range(1, 4):
+        torch.testing.assert_close(logits(samples)[:, i], logits(samples)[:, 0], rtol=0, atol=1e-6)
+    expected, _, _ = model.decode(model.encode(image=IMAGE))
+    torch.testing.assert_close(logits(samples)[:, 0], expected.detach(), rtol=0, atol=1e-5)
+
+
+def test_sample_at_temperature_zero_is_the_mean(model: nn.Module) -> None:
+    cold = sample(model, image=IMAGE, num_samples=2, temperature=0.0)
+    mean = sample(model, image=IMAGE, num_samples=2, latents="mean", orientation_ids=cold.orientation_ids)
+    torch.testing.assert_close(logits(cold), logits(mean), rtol=0, atol=1e-6)
+
+
+def test_sample_temperature_scales_the_spread_of_its_scale(model: nn.Module) -> None:
+    scales = len(model.latent_dims)
+    last = ["mean"] * (scales - 1) + ["sample"]
+    first = sample(model, image=IMAGE, num_samples=3, latents=last, generator=seeded())
+    mean = sample(model, image=IMAGE, num_samples=3, latents="mean", orientation_ids=first.orientation_ids).latents[
+        -1
+    ]
+    once = first.latents[-1]
+    temperatures = [1.0] * (scales - 1) + [3.0]
+    thrice = sample(
+        model, image=IMAGE, num_samples=3, latents=last, temperature=temperatures, generator=seeded()
+    ).latents[-1]
+    torch.testing.assert_close(thrice - mean, 3 * (once - mean), rtol=1e-4, atol=1e-5)
+
+
+def test_sample_replays_and_edits_returned_latents(model: nn.Module) -> None:
+    first = sample(model, image=IMAGE, num_samples=3, generator=seeded())
+    replay = sample(model, image=IMAGE, num_samples=3, latents=first.latents, orientation_ids=first.orientation_ids)
+    torch.testing.assert_close(logits(replay), logits(first), rtol=0, atol=1e-6)
+    edited = [*first.latents[:-1], first.latents[-1] + 1]
+    other = sample(model, image=IMAGE, num_samples=3, latents=edited, orientation_ids=first.orientation_ids)
+    assert not torch.allclose(logits(other), logits(first))
+    shared = [z[:, :1] for z in first.latents]  # one value for all hypotheses
+    orientation_ids = None if first.orientation_ids is None else first.orientation_ids[:, :1].expand(-1, 3)
+    spread = sample(model, image=IMAGE, num_samples=3, latents=shared, orientation_ids=orientation_ids)
+    torch.testing.assert_close(logits(spread)[:, 2], logits(first)[:, 0], rtol=0, atol=1e-5)
+
+
+def test_turned_maps_are_eight_and_come_back() -> None:
+    maps = torch.arange(6).view(1, 2, 3)
+    found = [orient(maps, turn) for turn in range(8)]
+    assert len({str(each.tolist()) for each in found}) == 8
+    assert [each.shape for each in found] == [(1, 2, 3)] * 4 + [(1, 3, 2)] * 4
+    for turn, each in enumerate(found):
+        assert torch.equal(orient_back(each, turn), maps)
+
+
+@pytest.mark.parametrize(("orientations", "size", "expected"), [(8, 16, 8), (4, 16, 4), (2, 16, 2), (8, 24, 4)])
+def test_hypotheses_are_those_of_the_image_in_a_random_orientation(
+    model: nn.Module, orientations: int, size: int, expected: int
+) -> None:
+    model.orientations = orientations
+    image = torch.rand(2, 1, 16, size, generator=seeded())
+    drawn = sample(model, image=image, num_samples=40, generator=seeded())
+    assert drawn.orientation_ids is not None
+    assert sorted(set(drawn.orientation_ids.flatten().tolist())) == list(range(expected))
+    for i, s in ((0, 0), (1, 0), (0, 1), (0, 2), (1, 3), (1, 39)):  # by hand, one at a time
+        turn = int(drawn.orientation_ids[i, s])
+        with torch.no_grad():
+            features = model.encode(image=orient(image[i : i + 1], turn))
+            alone, _, _ = model.decode(features, given=[scale[i, s].unsqueeze(0) for scale in drawn.latents])
+        torch.testing.assert_close(logits(drawn)[i, s], orient_back(alone[0], turn), rtol=0, atol=1e-5)
+    mean = sample(model, image=image, num_samples=2, latents="mean")
+    upright, _, _ = model.decode(model.encode(image=image))
+    torch.testing.assert_close(logits(mean)[:, 1], upright.detach(), rtol=0, atol=1e-5)
+
+
+def test_all_orientations_are_as_likely() -> None:
+    model = HPUNet(in_channels=1, num_classes=2, channels=(2, 2), latent_dims=(1,), blocks_per_scale=1)
+    model.orientations = 8
+    orientation_ids = sample(
+        model, image=torch.rand(1, 1, 2, 2), num_samples=4000, generator=seeded()
+    ).orientation_ids
+    assert orientation_ids is not None
+    counts = torch.bincount(orientation_ids.flatten(), minlength=8)
+    assert (counts - 500).abs().max() < 4.5 * (4000 * 7 / 64) ** 0.5
+
+
+def test_turns_that_cannot_be_are_refused(model: nn.Module) -> None:
+    model.orientations = 8
+    for orientation_ids in (
+        torch.full((2, 3), 4),
+        torch.full((2, 3), -1),
+        torch.zeros(2, 2, dtype=torch.long),
+    ):  # not square
+        with pytest.raises(
+            DataError, match=r"orientation_ids: expected whole numbers of 0 to 3 of shape \(2, 3\), got"
+        ):
+            sample(model, image=IMAGE, num_samples=3, orientation_ids=orientation_ids)
+    model.orientations = 3
+    with pytest.raises(ConfigError, match="orientations: expected 1, 2, 4 or 8, got 3"):
+        sample(model, image=torch.rand(1, 1, 16, 16), num_samples=2)
+    model.orientations = 1
+    with pytest.raises(
+        DataError, match="orientation_ids: expected whole numbers of 0 to 0"
+    ):  # drawn by a model that orientation_ids
+        sample(model, image=IMAGE, num_samples=3, orientation_ids=torch.full((2, 3), 1))
+
+
+def test_sample_runs_the_encoder_once_and_the_decoder_for_each_hypothesis() -> None:
+    model = HPUNet(in_channels=1, num_classes=2, channels=(4, 4, 4), latent_dims=(1, 1), blocks_per_scale=1)
+    images, hypotheses = [], []
+    model.prior.encoder[0].register_forward_hook(lambda _m, args, _o: images.append(len(args[0])))
+    model.logits.register_forward_hook(lambda _m, args, _o: hypotheses.append(len(args[0])))
+    sample(model, image=IMAGE, num_samples=16, chunk_size=6)
+    assert images == [2]
+    assert sum(hypotheses) == 32
+    assert max(hypotheses) == 6
+
+
+def test_features_at_hand_take_the_place_of_the_encoder(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    labels = torch.zeros(2, 1, 16, 24, dtype=torch.long)
+    expected = [
+        logits(sample(model, image=IMAGE, num_samples=3, generator=seeded())),
+        logits(reconstruct(model, image=IMAGE, labels=labels)),
+    ]
+    with torch.no_grad():
+        features = encode_oriented(model, image=IMAGE)
+    monkeypatch.setattr(model, "encode", lambda **_: pytest.fail("encoded again"))
+    found = [
+        logits(sample(model, image=IMAGE, num_samples=3, generator=seeded(), features=features)),
+        logits(reconstruct(model, image=IMAGE, labels=labels, features=features)),
+    ]
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(found, expected, strict=True))
+
+
+def test_sample_without_logits_keeps_labels_and_says_what_is_missing(model: nn.Module) -> None:
+    small = sample(model, image=IMAGE, num_samples=2, generator=seeded(), return_logits=False)
+    full = sample(model, image=IMAGE, num_samples=2, generator=seeded())
+    assert small.logits is None
+    assert torch.equal(small.labels, full.labels)
+    with pytest.raises(ConfigError, match="return_logits"):
+        _ = small.probs
+
+
+def test_sample_passes_cond_to_the_prior() -> None:
+    model = HPUNet(
+        in_channels=1, num_classes=2, channels=(4, 4), latent_dims=(1,), blocks_per_scale=1, cond_channels=1
+    )
+    samples = sample(model, image=IMAGE, cond=torch.ones(2, 1, 16, 24), num_samples=2)
+    assert samples.labels.shape == (2, 2, 16, 24)
+    with pytest.raises(DataError, match="cond"):
+        sample(model, image=IMAGE, num_samples=2)
+
+
+def test_reconstruct_of_several_graders_equals_one_by_one(model: nn.Module) -> None:
+    labels = torch.randint(3, (2, 4, 16, 24), generator=seeded())
+    together = reconstruct(model, image=IMAGE, labels=labels)
+    for grader in range(4):
+        alone = reconstruct(model, image=IMAGE, labels=labels[:, grader])
+        torch.testing.assert_close(logits(alone)[:, 0], logits(together)[:, grader], rtol=0, atol=1e-5)
+        output = model(
+            image=IMAGE,
+            labels=labels[:, grader],
+            noise=[torch.zeros(2, *shape) for shape in model.latent_shapes(16, 24)],
+        )
+        torch.testing.assert_close(logits(alone)[:, 0], output.logits.detach(), rtol=0, atol=1e-5)
+
+
+def test_reconstruct_draws_when_asked(model: nn.Module) -> None:
+    labels = torch.randint(3, (2, 16, 24), generator=seeded())
+    mean = reconstruct(model, image=IMAGE, labels=labels)
+    drawn, again = (reconstruct(model, image=IMAGE, labels=labels, draw=True, generator=seeded(3)) for _ in range(2))
+    assert not torch.allclose(logits(mean), logits(drawn))
+    assert torch.equal(logits(drawn), logits(again))
+
+
+def test_sampling_names_what_is_wrong(model: nn.Module) -> None:
+    scales = len(model.latent_dims)
+    with pytest.raises(ConfigError, match="num_samples"):
+        sample(model, image=IMAGE, num_samples=0)
+    with pytest.raises(ConfigError, match="chunk_size"):
+        sample(model, image=IMAGE, num_samples=1, chunk_size=0)
+    with pytest.raises(ConfigError, match=rf"latents: expected one entry for each of the {scales} scales"):
+        sample(model, image=IMAGE, num_samples=1, latents=["mean"] * (scales + 1))
+    with pytest.raises(ConfigError, match="temperature: "):
+        sample(model, image=IMAGE, num_samples=1, temperature=-1.0)
+    with pytest.raises(ConfigError, match="temperature: expected one entry"):
+        sample(model, image=IMAGE, num_samples=1, temperature=[1.0] * (scales + 1))
+    wrong = ["mean"] * (scales - 1) + [torch.zeros(2, 1, 1, 99, 99)]
+    with pytest.raises(DataError, match=rf"latents\[{scales - 1}\]: expected shape"):
+        sample(model, image=IMAGE, num_samples=1, latents=wrong)
+    with pytest.raises(DataError, match="labels: expected"):
+        reconstruct(model, image=IMAGE, labels=torch.zeros(2, 0, 16, 24, dtype=torch.long))
+    with pytest.raises(DataError, match="labels: values must lie in"):
+        reconstruct(model, image=IMAGE, labels=torch.full((2, 1, 16, 24), 3))
+    with pytest.raises(DataError, match=r"image: .*NaN"):
+        sample(model, image=IMAGE * torch.nan, num_samples=1)
+
+
+@pytest.mark.parametrize("shape", [(1, 3, 16, 16), (1, 1, 15, 16)])
+def test_an_image_that_does_not_fit_is_refused_as_it_was_given_whatever_the_orientations(
+    shape: tuple[int, ...],
+) -> None:
+    model = HPUNet(in_channels=1, num_classes=2, channels=(4, 8, 8), latent_dims=(1, 1))
+    said = []
+    for number in (1, 8):
+        model.orientations = number
+        with pytest.raises(DataError) as error:
+            sample(model, image=torch.rand(*shape), num_samples=2)
+        said.append(str(error.value))
+    assert said[0] == said[1]

@@ -1,0 +1,95 @@
+"""Tiled sampling gives what the whole image gives, up to rounding and everywhere."""
+
+import pytest
+import torch
+
+from hpunet.errors import ConfigError
+from hpunet.models.blocks import double_bilinear
+from hpunet.models.hpunet import HPUNet
+from hpunet.models.punet import ProbUNet
+from hpunet.sampling.sample import sample, stream
+from hpunet.sampling.tiling import Tiled, Window, doubled_bilinear, reach
+
+
+def make(kind: str, *, channels_last: bool = True) -> HPUNet | ProbUNet:
+    torch.manual_seed(0)
+    model: HPUNet | ProbUNet
+    if kind == "hpu":
+        model = HPUNet(
+            in_channels=1,
+            num_classes=2,
+            channels=(4, 6, 6, 8, 8),
+            latent_dims=(1, 0, 1),
+            blocks_per_scale=2,
+            channels_last=channels_last,
+        )
+    else:
+        model = ProbUNet(in_channels=1, num_classes=2, channels=(4, 6, 8, 8), channels_last=channels_last)
+    with torch.no_grad():  # away from the initialisation, where biases, and so the effect of borders, are small
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model.eval()
+
+
+@pytest.mark.parametrize("kind", ["hpu", "punet"])
+def test_tiled_sampling_of_a_large_image_equals_the_whole(kind: str) -> None:
+    model, image = make(kind), torch.rand(1, 1, 512, 512)
+    whole, tiled = (
+        sample(m, image=image, num_samples=2, generator=torch.Generator().manual_seed(1))
+        for m in (model, Tiled(model, tile=128))
+    )
+    assert whole.logits is not None
+    assert tiled.logits is not None
+    assert whole.logits.std() > 0.05
+    assert (whole.logits - tiled.logits).abs().max() < 1e-5  # the image's borders included
+    for mine, other in zip(whole.latents, tiled.latents, strict=True):
+        assert torch.allclose(mine, other, atol=1e-5)
+
+
+@pytest.mark.parametrize("channels_last", [True, False])
+@pytest.mark.parametrize("kind", ["hpu", "punet"])
+def test_tiles_that_do_not_divide_the_image_and_odd_scales(kind: str, channels_last: bool) -> None:
+    model, image = make(kind, channels_last=channels_last), torch.rand(2, 1, 80, 112)  # 5 × 7 at the coarsest
+    whole = sample(model, image=image, num_samples=3, generator=torch.Generator().manual_seed(1))
+    for tile in (16, 30, 100, 200):
+        tiled = sample(
+            Tiled(model, tile=tile), image=image, num_samples=3, generator=torch.Generator().manual_seed(1)
+        )
+        assert whole.logits is not None
+        assert tiled.logits is not None
+        assert (whole.logits - tiled.logits).abs().max() < 1e-5, tile
+
+
+def test_margin_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it the same comparison fails: the tests above can."""
+    model, image = make("hpu"), torch.rand(1, 1, 64, 64)
+    assert reach(model.prior.encoder[0]) == 6  # 2 blocks of three 3×3 convolutions
+    monkeypatch.setattr("hpunet.sampling.tiling.reach", lambda stage: reach(stage) - 2)
+    draws = [sample(m, image=image, num_samples=1, latents="mean") for m in (model, Tiled(model, tile=32))]
+    assert draws[0].logits is not None
+    assert draws[1].logits is not None
+    assert (draws[0].logits - draws[1].logits).abs().max() > 1e-4
+
+
+def test_doubled_bilinear_is_a_window_of_the_whole() -> None:
+    x = torch.rand(1, 2, 300, 7)
+    window = Window(slice(410, 600), slice(3, 14))
+    assert torch.allclose(doubled_bilinear(x, window), window.of(double_bilinear(x)), rtol=0, atol=1e-6)
+
+
+def test_stream_yields_what_sample_returns() -> None:
+    model, image = make("hpu"), torch.rand(1, 1, 256, 256)
+    whole = sample(model, image=image, num_samples=3, generator=torch.Generator().manual_seed(4))
+    parts = list(stream(model, image=image, num_samples=3, generator=torch.Generator().manual_seed(4)))
+    assert [part.labels.shape[1] for part in parts] == [1, 1, 1]
+    assert torch.equal(torch.cat([part.labels for part in parts], dim=1), whole.labels)
+    assert torch.equal(torch.cat([part.probs for part in parts], dim=1), whole.probs)
+    assert not parts[0].probs.requires_grad
+
+
+def test_tiled_refuses_what_it_cannot_do() -> None:
+    for tile in (15, 8, 0):
+        with pytest.raises(ConfigError, match="tile: expected an even number"):
+            Tiled(make("hpu"), tile=tile)
+    with pytest.raises(ConfigError, match="extrapolation"):
+        Tiled(HPUNet(in_channels=1, num_classes=2, channels=(4, 4), latent_dims=(1,), cond_channels=2), tile=16)

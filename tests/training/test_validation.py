@@ -1,0 +1,143 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from hpunet.config.settings import load_settings
+from hpunet.data.batch import Batch
+from hpunet.data.open import open_splits
+from hpunet.data.packs import Pack, open_pack, write_pack
+from hpunet.data.synthetic.source import INFO as SYNTHETIC
+from hpunet.data.synthetic.source import open_synthetic
+from hpunet.evaluation.scoring import image_scores, instances_of, true_instances
+from hpunet.metrics import rand_error
+from hpunet.reports.saved_run import read_run
+from hpunet.training.loop import train
+from hpunet.training.validation import evaluation_batch, swapped
+
+
+@pytest.fixture
+def mixed(tmp_path: Path) -> Pack:
+    """Images of three sizes with instance maps."""
+    rng = np.random.default_rng(0)
+    for i, (h, w) in enumerate([(8, 8), (12, 20), (9, 8), (12, 20), (8, 10), (16, 8)] * 2):
+        for folder in ("images", "instances"):
+            (tmp_path / "data" / folder).mkdir(parents=True, exist_ok=True)
+            pixels = rng.integers(0, 9, (h, w)).astype(np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "data" / folder / f"{i:02d}.png")
+    write_pack(open_splits(str(tmp_path / "data"), options={"val_every": 2}), tmp_path / "pack")
+    return open_pack(tmp_path / "pack", split="val")
+
+
+def test_evaluation_batch_does_not_depend_on_neighbours_of_other_sizes(mixed: Pack) -> None:
+    assert len(set(mixed.sizes)) > 1
+    indices = list(range(len(mixed)))
+    together = evaluation_batch(mixed, indices, crop=(8, 8), seed=0)
+    for i in indices:
+        alone = evaluation_batch(mixed, [i], crop=(8, 8), seed=0)
+        for name, value in vars(alone).items():
+            assert torch.equal(value[0], getattr(together, name)[i])
+    assert together.valid.all()
+    assert together.labels.max() < mixed.info.num_classes
+
+
+def test_image_scores_of_the_graders_themselves_are_perfect() -> None:
+    source = open_synthetic("lesions", split="val", num_images=4, size=32)
+    samples = [source[i] for i in range(4)]
+    batch = Batch(
+        image=torch.stack([torch.from_numpy(s.image) for s in samples]),
+        labels=torch.stack([torch.from_numpy(s.labels) for s in samples]),
+        valid=torch.stack([torch.from_numpy(s.valid) for s in samples]),
+        graders=torch.stack([torch.from_numpy(s.graders) for s in samples]),
+    )
+    scores = image_scores(samples=batch.labels, reconstructions=batch.labels, batch=batch, info=source.info)
+    torch.testing.assert_close(scores["ged2"], torch.zeros(4, dtype=torch.float64))
+    torch.testing.assert_close(scores["hm_iou"], torch.ones(4, dtype=torch.float64))
+    torch.testing.assert_close(scores["iou_rec"], torch.ones(4, dtype=torch.float64))
+
+
+def test_swapped_puts_the_live_weights_back_whatever_happens() -> None:
+    model = torch.nn.Linear(2, 2)
+    live = [p.detach().clone() for p in model.parameters()]
+
+    def fail() -> None:
+        with swapped(model, [torch.zeros_like(p) for p in live]):
+            assert all((p == 0).all() for p in model.parameters())
+            raise RuntimeError("in between")
+
+    with pytest.raises(RuntimeError, match="in between"):
+        fail()
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), live, strict=True))
+
+
+KINDS = {
+    "neurites": ("snemi3d-hpu", 16, False),
+    "streets": ("cityscapes-hpu", 23, False),
+    "hidden neurites": ("snemi3d-extrapolate", 16, True),
+}
+"""Preset, classes, and whether a part is hidden."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_validation_saves_the_examples_that_figures_of_its_kind_need(tmp_path: Path, kind: str) -> None:
+    preset, num_classes, hidden = KINDS[kind]
+    small = ["model.channels=[4,4,4,4]", "model.latent_dims=[1,1]", "model.blocks_per_scale=1", "data.num_workers=0"]
+    small += [
+        "data.crop=[32,32]",
+        "optimiser.iterations=1",
+        "optimiser.batch_size=2",
+        "optimiser.accumulation_steps=1",
+    ]
+    small += ["data.options={num_images=3,size=32}", "logging.validate_samples=3"]
+    settings = load_settings(preset, small)
+    data = "synthetic:" + kind.split()[-1]
+    train(settings, data=data, run=tmp_path, device=torch.device("cpu"), say=lambda _message: None)
+    found = read_run(tmp_path).examples
+    assert found is not None
+    assert len(found.class_names) == num_classes
+    assert len(found.stochastic_classes) == (5 if kind == "streets" else 15)
+    assert found.image.max() > 0
+    if hidden:
+        assert found.visible is not None
+        assert 0.5 <= found.visible.mean() <= 0.75
+        assert found.image.transpose(0, 2, 3, 1)[~found.visible].any()  # the image is whole
+        assert found.instances is None
+    else:
+        assert found.visible is None
+        assert found.true_instances is not None
+        assert found.instances is not None
+        assert found.hardness is not None
+        # One id has one instance at least; where there is none, there is no id.
+        is_id = np.isin(found.labels[:, 0], found.stochastic_classes)
+        assert ((found.true_instances > 0) == is_id).all()
+        expected = rand_error(prediction=found.instances, truth=found.true_instances, valid=found.valid)
+        np.testing.assert_allclose(found.hardness, expected)
+
+
+def test_instances_of_samples_are_those_that_they_agree_on() -> None:
+    """Three cars on other classes, two of which touch; the first grader is missing."""
+    info = SYNTHETIC["streets"]
+    cars = np.zeros((24, 32), dtype=np.int32)
+    cars[4:12, 2:12], cars[4:12, 12:22], cars[14:22, 20:30] = 1, 2, 3
+    other = np.arange(32) // 16 + np.zeros((24, 1), dtype=np.int32)
+    labels = np.where(cars > 0, info.num_fixed_classes - 1 + cars, other)
+    truth = Batch(
+        image=torch.zeros(1, 3, 24, 32),
+        labels=torch.from_numpy(np.stack([np.zeros_like(labels), labels]))[None],
+        valid=torch.ones(1, 24, 32, dtype=torch.bool),
+        graders=torch.tensor([[False, True]]),
+    )
+    ids = np.random.default_rng(0).integers(info.num_random_ids, size=(16, 4))  # of each car in each sample
+    samples = np.where(cars > 0, info.num_fixed_classes + ids[:, cars], other)
+    assert (true_instances(truth, info)[0] == cars).all()
+    found = instances_of(samples, info=info, alpha=16, seed=0)
+    assert ((found > 0) == (cars > 0)).all()
+    assert rand_error(prediction=found[None], truth=cars[None])[0] == 0
+    one_for_all = instances_of(np.full_like(samples, labels.max()), info=info, alpha=16, seed=0)
+    assert rand_error(prediction=one_for_all[None], truth=cars[None])[0] > 0.2
+    same_id = np.where(cars > 0, labels.max(), other)[None].repeat(16, axis=0)
+    apart = instances_of(same_id, info=info, alpha=16, seed=0, connected=True)
+    assert [len(np.unique(apart[cars == number])) for number in (1, 2, 3)] == [1, 1, 1]
+    assert apart[4, 2] == apart[4, 21] != apart[14, 20]  # the two that touch stay one

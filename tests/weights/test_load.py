@@ -1,0 +1,64 @@
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_run import tiny_settings, write_tiny_pack
+
+import hpunet
+from hpunet.errors import CheckpointError, HPUNetError
+from hpunet.training.loop import train
+from hpunet.weights.checkpoints import load_checkpoint, save_checkpoint
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trained")
+    pack = write_tiny_pack(folder / "pack")
+    train(tiny_settings("optimiser.ema_decay=0.5"), data=str(pack), run=folder / "run", say=lambda _: None)
+    return folder / "run"
+
+
+def test_load_gives_the_averaged_weights_and_what_the_data_were(run: Path) -> None:
+    found = hpunet.load(run, device="cpu")
+    saved = load_checkpoint(run / "checkpoints" / "step-00000012")
+    assert (found.name, found.step, found.info.kind) == ("run", 12, "synthetic-lesions")
+    assert (found.info.num_classes, found.info.stochastic_classes) == (2, (1,))
+    for name, value in found.model.state_dict().items():
+        assert torch.equal(value, saved.tensors["averaged"][name])
+    drawn = hpunet.sample(found.model, image=torch.rand(1, 1, 16, 16), num_samples=3)
+    assert drawn.labels.shape == (1, 3, 16, 16)
+    assert not found.model.training
+
+
+def test_load_takes_a_checkpoint_by_name(run: Path) -> None:
+    assert hpunet.load(run, checkpoint="step-00000005", device="cpu").step == 5
+    assert hpunet.load(run, checkpoint="best", device="cpu").step in (6, 12)
+
+
+def test_load_says_what_is_wrong(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no such folder"):
+        hpunet.load(tmp_path / "nowhere")
+    (tmp_path / "crop.png").touch()
+    with pytest.raises(CheckpointError, match=r"crop.png: is a file; expected the folder .* images after it"):
+        hpunet.load(tmp_path / "crop.png")
+    for checkpoint in ("latest", "best"):
+        with pytest.raises(CheckpointError, match=r"not a run's folder \(no settings.json\)"):
+            hpunet.load(tmp_path, checkpoint=checkpoint)
+    (tmp_path / "settings.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="has no checkpoint yet"):
+        hpunet.load(tmp_path)
+    with pytest.raises(CheckpointError, match=r"worst: no such checkpoint.*; there are latest, best, step-"):
+        hpunet.load(run, checkpoint="worst")
+    whole = load_checkpoint(run / "checkpoints" / "step-00000012")
+    for state, words in (
+        ({}, "info, settings missing"),
+        ({**whole.state, "info": {"kind": 3, "nonsense": 1}}, "description of the data does not fit"),
+        ({**whole.state, "info": None}, "description of the data does not fit"),
+    ):
+        save_checkpoint(tmp_path / "checkpoints", step=1, tensors=whole.tensors, state=state)
+        with pytest.raises(HPUNetError, match=words):
+            hpunet.load(tmp_path)
+    fewer = {"model": {}, "averaged": {}}
+    save_checkpoint(tmp_path / "checkpoints", step=1, tensors=fewer, state=whole.state)
+    with pytest.raises(CheckpointError, match="belongs to another model: missing"):
+        hpunet.load(tmp_path)
