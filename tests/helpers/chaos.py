@@ -108,16 +108,10 @@ def wait_until(happened: Callable[[], bool], process: subprocess.Popen[bytes], *
 
 
 def same_checkpoint(one: Checkpoint, other: Checkpoint) -> bool:
-    """Every bit of every tensor, and everything else but the settings of what is kept and logged.
-
-    Within pytest Python's own generator is left out: the type checks there draw from it.
-    """
+    """Every bit of every tensor, and everything else but the settings of what is kept and logged."""
     states = [dict(found.state) for found in (one, other)]
     for state in states:
         state["settings"] = {**state["settings"], "logging": None}
-    if "pytest" in sys.modules:
-        for found in (one, other):
-            found.tensors["random"].pop("python", None)
     groups = one.tensors.keys() | other.tensors.keys()
     return (
         one.step == other.step

@@ -1,9 +1,8 @@
-"""Optimisers and random generators go on as if nothing had happened; what does not fit is named."""
+"""A restored optimiser continues bit for bit; what does not fit is named."""
 
 import copy
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,7 @@ from hpunet.weights.run_state import (
     _source_commit,
     describe_run,
     optimiser_tensors,
-    random_states,
     restore_optimiser,
-    restore_random_states,
 )
 
 
@@ -74,13 +71,13 @@ def test_resumed_run_takes_bit_identical_steps(options: dict[str, Any], tmp_path
     optimiser = toy_optimiser(model, **options)
     train(model, optimiser, steps=3)
     tensors, state = optimiser_tensors(optimiser)
-    generators, positions = random_states()
     path = save_checkpoint(
         tmp_path,
         step=3,
-        tensors={"model": model.state_dict(), "optimiser": tensors, "random": generators},
-        state={"optimiser": state, "random": positions},
+        tensors={"model": model.state_dict(), "optimiser": tensors},
+        state={"optimiser": state},
     )
+    generator = torch.get_rng_state()
     train(model, optimiser, steps=3)
 
     torch.manual_seed(1)
@@ -90,7 +87,7 @@ def test_resumed_run_takes_bit_identical_steps(options: dict[str, Any], tmp_path
     found = load_checkpoint(path)
     resumed.load_state_dict(found.tensors["model"])
     restore_optimiser(other, tensors=found.tensors["optimiser"], state=found.state["optimiser"])
-    assert restore_random_states(tensors=found.tensors["random"], state=found.state["random"]) == []
+    torch.set_rng_state(generator)
     kept = {name: tensor.clone() for name, tensor in found.tensors["optimiser"].items()}
     assert not same_bits(model, resumed)
     train(resumed, other, steps=3)
@@ -183,63 +180,6 @@ def test_optimiser_tensors_refuses_what_it_cannot_store() -> None:
     optimiser.param_groups[0]["schedule"] = lambda step: step
     with pytest.raises(CheckpointError, match=r"group\.0\.schedule is a function"):
         optimiser_tensors(optimiser)
-
-
-CONTINUE_IN_THE_MIDDLE_OF_A_PAIR = """
-import json, random
-import numpy as np, torch
-from hpunet.weights.run_state import random_states, restore_random_states
-
-def draw():
-    numpy_numbers = [*np.random.normal(size=3).tolist(), float(np.random.rand())]
-    return [random.random(), random.gauss(0, 1), *numpy_numbers, *torch.randn(3).tolist()]
-
-random.seed(5), np.random.seed(6), torch.manual_seed(7)
-draw()  # leaves one half of a pair of Gaussian numbers behind, in Python and in numpy
-tensors, state = random_states()
-assert state["python"]["next_gauss"] is not None and state["numpy"]["has_gauss"] == 1
-expected = [draw(), draw()]
-assert draw() not in expected
-assert restore_random_states(tensors=tensors, state=json.loads(json.dumps(state))) == []
-assert [draw(), draw()] == expected
-print("identical")
-"""
-
-
-def test_random_states_come_back_in_the_middle_of_a_pair() -> None:
-    """In a process of its own: the type checks of the tests draw numbers from Python's generator themselves."""
-    command = [sys.executable, "-c", CONTINUE_IN_THE_MIDDLE_OF_A_PAIR]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert result.stdout == "identical\n", result.stderr
-
-
-def test_restore_random_states_says_which_devices_differ(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    tensors, state = random_states()
-    restored = {}
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda value, device: restored.update({device: value}))
-    one, two = torch.zeros(16, dtype=torch.uint8), torch.ones(16, dtype=torch.uint8)
-    notes = restore_random_states(tensors={**tensors, "cuda.1": one, "cuda.2": two}, state=state)
-    assert restored == {1: one}
-    assert [note.split(":")[0] for note in notes] == [
-        "cuda.2 is only in the checkpoint",
-        "cuda.0 is not in the checkpoint",
-    ]
-
-
-@pytest.mark.parametrize("name", ["python", "numpy", "torch"])
-def test_restore_random_states_refuses_nonsense(name: str) -> None:
-    tensors, state = random_states()
-    for wrong in (
-        {**tensors, name: torch.zeros(3, dtype=torch.uint8)},
-        {k: v for k, v in tensors.items() if k != name},
-    ):
-        with pytest.raises(CheckpointError, match="random states: not as this hpunet writes them"):
-            restore_random_states(tensors=wrong, state=state)
-    with pytest.raises(CheckpointError, match="random states"):
-        restore_random_states(tensors=tensors, state={})
 
 
 def test_describe_run_is_json_without_paths() -> None:

@@ -19,7 +19,6 @@ from hpunet.cli.sample import sample_command
 from hpunet.cli.train import train_command
 from hpunet.cli.weights import convert_tf_command, export_command
 from hpunet.errors import HPUNetError
-from hpunet.utils.allocation import keep_freed_memory
 
 _KEPT = {
     "train": "Checkpoints that were saved are kept.",
@@ -80,7 +79,6 @@ def _common(
 
 def main() -> None:
     """Entry point of the `hpunet` command."""
-    keep_freed_memory()
     try:
         app()
     except (HPUNetError, OSError) as error:

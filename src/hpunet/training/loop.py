@@ -47,15 +47,13 @@ from hpunet.weights.load import TrainedModel, check_posterior, load
 from hpunet.weights.run_state import (
     describe_run,
     optimiser_tensors,
-    random_states,
     restore_optimiser,
-    restore_random_states,
     seed_generators,
 )
 from hpunet.weights.safetensors_io import check_fits
 
 SETTINGS_FILE, RUN_FILE = "settings.json", "run.json"
-STATE_KEYS = {"settings", "data", "info", "optimiser", "random", "best", "skipped", "skipped_in_a_row"}
+STATE_KEYS = {"settings", "data", "info", "optimiser", "best", "started_from", "skipped", "skipped_in_a_row"}
 Callback = Callable[[int, dict[str, float]], None]
 """Told the step and the newest numbers: the progress line. At first there are none."""
 SHOWN_EVERY_SECONDS = 10
@@ -164,9 +162,7 @@ class Training:
         if rank() != 0:
             return None
         folder = self.run / "checkpoints"
-        generators, positions = random_states()  # training draws keyed numbers only; a logger of your own may not
         state = {
-            "random": positions,
             "optimiser": optimiser_tensors(self.optimiser)[1],
             "settings": self.settings.model_dump(mode="json"),
             "data": self.pack.fingerprint,
@@ -176,8 +172,7 @@ class Training:
             "skipped": int(self.train_step.skipped),
             "skipped_in_a_row": int(self.train_step.skipped_in_a_row),
         }
-        tensors = {**self.state_tensors(), "random": generators}
-        saved = save_checkpoint(folder, step=self.step, tensors=tensors, state=state, name=name)
+        saved = save_checkpoint(folder, step=self.step, tensors=self.state_tensors(), state=state, name=name)
         if name is None:
             prune(folder, keep=self.settings.logging.keep_checkpoints)
         return saved
@@ -202,12 +197,10 @@ class Training:
                 tensor.copy_(saved[name])
         optimiser = found.tensors.get("optimiser", {})
         restore_optimiser(self.optimiser, tensors=optimiser, state=found.state["optimiser"])
-        for note in restore_random_states(tensors=found.tensors.get("random", {}), state=found.state["random"]):
-            say(note)
         self.train_step.skipped.fill_(found.state["skipped"])
         self.train_step.skipped_in_a_row.fill_(found.state["skipped_in_a_row"])
         self.step, self.best = found.step, found.state["best"]
-        self.started_from = found.state.get("started_from")
+        self.started_from = found.state["started_from"]
         say(f"going on from {found.path} at iteration {self.step}")
         return True
 

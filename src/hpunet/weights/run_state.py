@@ -1,4 +1,4 @@
-"""What a run is besides its weights, as tensors and JSON: optimiser, random generators, where and with what it ran.
+"""What a run is besides its weights, as tensors and JSON: the optimiser, and where and with what it ran.
 
 Each half of a pair undoes the other bit for bit; what does not fit is a `CheckpointError` that says what differs.
 """
@@ -136,51 +136,6 @@ def seed_generators(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
-
-
-def random_states() -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The states of the global generators of Python, numpy and torch (CPU and every CUDA device)."""
-    version, words, next_gauss = random.getstate()
-    numpy_state: Any = np.random.get_state(legacy=False)
-    tensors = {
-        "python": torch.tensor(words, dtype=torch.int64),
-        "numpy": torch.from_numpy(numpy_state["state"]["key"].astype(np.int64)),
-        "torch": torch.get_rng_state(),
-    }
-    if torch.cuda.is_available():
-        tensors |= {f"cuda.{index}": state for index, state in enumerate(torch.cuda.get_rng_state_all())}
-    return tensors, {
-        "python": {"version": version, "next_gauss": next_gauss},
-        "numpy": {
-            "bit_generator": numpy_state["bit_generator"],
-            "pos": int(numpy_state["state"]["pos"]),
-            "has_gauss": int(numpy_state["has_gauss"]),
-            "gauss": float(numpy_state["gauss"]),
-        },
-    }
-
-
-def restore_random_states(*, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> list[str]:
-    """Set the generators to what `random_states` took.
-
-    Returns one line for each CUDA generator that is only here or only there; those go on from a state of their own.
-    """
-    try:
-        python, numpy_state = state["python"], dict(state["numpy"])
-        position = numpy_state.pop("pos")
-        random.setstate((python["version"], tuple(tensors["python"].tolist()), python["next_gauss"]))
-        key = tensors["numpy"].numpy().astype(np.uint32)
-        np.random.set_state({**numpy_state, "state": {"key": key, "pos": position}})
-        torch.set_rng_state(tensors["torch"])
-        saved = {name for name in tensors if name.startswith("cuda.")}
-        live = {f"cuda.{index}" for index in range(torch.cuda.device_count())} if torch.cuda.is_available() else set()
-        for name in saved & live:
-            torch.cuda.set_rng_state(tensors[name], device=int(name.removeprefix("cuda.")))
-    except (LookupError, TypeError, ValueError, OverflowError, RuntimeError) as error:
-        raise CheckpointError(f"random states: not as this hpunet writes them ({error!r})") from error
-    only_saved = [f"{name} is only in the checkpoint: its random generator was not restored" for name in saved - live]
-    only_live = [f"{name} is not in the checkpoint: its random generator was left as it is" for name in live - saved]
-    return sorted(only_saved) + sorted(only_live)
 
 
 def describe_run() -> dict[str, Any]:
