@@ -1,0 +1,69 @@
+"""A training pass dispatches exactly the recorded operations, in the recorded order.
+
+If a change adds, removes or reorders operations on purpose, record the new sums (the failure shows them).
+"""
+
+import hashlib
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from hpunet.models.hpunet import HPUNet
+from hpunet.models.punet import ProbUNet
+from hpunet.objectives.loss import ELBO, GECO
+
+RECORDED_WITH = "2.13.0"
+TINY: dict[str, Any] = {"in_channels": 1, "num_classes": 3, "channels": (4, 6, 8)}
+MODELS: dict[str, Any] = {
+    "hpunet": lambda: HPUNet(**TINY, latent_dims=(2, 1), blocks_per_scale=2),
+    "hpunet-nchw-cond-prior-draws": lambda: HPUNet(
+        **TINY, latent_dims=(0, 1), blocks_per_scale=1, cond_channels=2, channels_last=False
+    ),
+    "punet": lambda: ProbUNet(**TINY, latent_dim=2),
+}
+SHA256 = {
+    "hpunet": "fc9cd325329c4b00d4c8422c6e12e9a2858798afbc6448cd6517306b6a962d41",
+    "hpunet-nchw-cond-prior-draws": "584b9dda12f5e5e036d53c0a06f3bf7ef03870fdb467d0a69eca9e9d4509993f",
+    "punet": "dd1d2d15ef0394c492c5d5ec30485ea707f7f1b7d9c9a7eb9b6553494df7b688",
+}
+
+
+class DispatchLog(TorchDispatchMode):
+    """Records the name and the output shapes and dtypes of each operation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        outputs = func(*args, **(kwargs or {}))
+        tensors = [t for t in tree_leaves(outputs) if isinstance(t, Tensor)]
+        self.lines.append(" ".join([str(func), *(f"{tuple(t.shape)} {t.dtype}" for t in tensors)]))
+        return outputs
+
+
+def training_pass_log(model: Any, objective: Any, *, prior_draws: int = 0, size: int = 64) -> list[str]:
+    inputs: dict[str, Any] = {"image": torch.rand(2, 1, size, size), "labels": torch.randint(3, (2, size, size))}
+    if model.cond_channels:
+        inputs["cond"] = torch.rand(2, model.cond_channels, size, size)
+    if prior_draws:
+        inputs["prior_noise"] = [torch.randn(2, prior_draws, *shape) for shape in model.latent_shapes(size, size)]
+    with DispatchLog() as log:
+        output = model(**inputs)
+        loss = objective(output, labels=inputs["labels"]).loss
+        if output.sample_logits is not None:
+            loss = loss + output.sample_logits.square().mean()
+        loss.backward()
+    return log.lines
+
+
+@pytest.mark.skipif(not torch.__version__.startswith(RECORDED_WITH), reason=f"recorded with torch {RECORDED_WITH}")
+@pytest.mark.parametrize("name", MODELS)
+def test_training_pass_dispatches_the_recorded_operations(name: str) -> None:
+    objective = GECO(kappa=0.05) if name == "hpunet" else ELBO()
+    lines = training_pass_log(MODELS[name](), objective, prior_draws=3 if "prior-draws" in name else 0)
+    assert hashlib.sha256("\n".join(lines).encode()).hexdigest() == SHA256[name]
