@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from hpunet.config.settings import load_settings
+    from hpunet.data.examples.load import example
     from hpunet.errors import CheckpointError, ConfigError, DataError, DivergenceError, HPUNetError
     from hpunet.models.hpunet import HPUNet
     from hpunet.models.punet import ProbUNet
@@ -21,6 +22,7 @@ __version__ = "0.1.0"
 
 _MODULES = {
     "load_settings": "hpunet.config.settings",
+    "example": "hpunet.data.examples.load",
     "CheckpointError": "hpunet.errors",
     "ConfigError": "hpunet.errors",
     "DataError": "hpunet.errors",
@@ -49,6 +51,7 @@ __all__ = [
     "HPUNetError",
     "ProbUNet",
     "distinct_hypotheses",
+    "example",
     "load",
     "load_settings",
     "parameter_groups",

@@ -1,0 +1,1 @@
+"""Small real images with their gradings, shipped in the package: `hpunet.example("lidc")`."""

@@ -1,0 +1,54 @@
+"""`hpunet.example`: a small real image with its gradings, without a download and without torch.
+
+The files below `lidc/` follow the layout of your own data: `images/<name>.png`, `graders/<grader>/<name>.png`.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Int32, UInt8
+
+from hpunet.data.io.images import decode_png
+from hpunet.errors import ConfigError
+
+_LIDC = Path(__file__).parent / "lidc"
+_CREDIT = (
+    "LIDC-IDRI, CC BY 3.0. Armato et al., The Cancer Imaging Archive, 2015; Armato et al., Medical Physics 38(2), "
+    "2011; Clark et al., Journal of Digital Imaging 26(6), 2013. Cropped, rescaled to 8 bits."
+)
+
+
+@dataclass(frozen=True)
+class Example:
+    """One image and what each grader marked."""
+
+    name: str
+    image: UInt8[np.ndarray, "h w"]
+    labels: Int32[np.ndarray, "r h w"]
+    """One class map per grader: 0 is background, 1 is lesion. An empty map says "nothing here"."""
+    path: Path
+    """The image file."""
+    credit: str
+    """Source and licence. Show it wherever you show the image."""
+
+
+def example(name: str = "lidc") -> Example:
+    """An image that ships with hpunet: "lidc-1", "lidc-2" or "lidc-3" ("lidc" is the first).
+
+    All three are 128×128 lung CT crops with four gradings, from patients held out from training. They were chosen
+    by how much the graders disagree: in lidc-1 two of four marked a lesion, in lidc-2 all four did but with
+    different outlines, in lidc-3 all four agree.
+    """
+    names = sorted(file.stem for file in (_LIDC / "images").glob("*.png"))
+    chosen = f"{name}-1" if name == "lidc" else name
+    if chosen not in names:
+        raise ConfigError(f"example: expected one of lidc, {', '.join(names)}, got {name!r}")
+    path = _LIDC / "images" / f"{chosen}.png"
+    graders = sorted(_LIDC.glob(f"graders/*/{chosen}.png"))
+    labels = np.stack([_pixels(file) > 0 for file in graders]).astype(np.int32)
+    return Example(name=chosen, image=_pixels(path), labels=labels, path=path, credit=_CREDIT)
+
+
+def _pixels(path: Path) -> np.ndarray:
+    return decode_png(path.read_bytes(), name=str(path))
