@@ -1,4 +1,4 @@
-"""docs/results.md says what the rows kept in docs/results say."""
+"""The pages give the numbers of the rows kept in results/."""
 
 import re
 import runpy
@@ -17,8 +17,10 @@ from hpunet.evaluation.scorer import weights_sum
 from hpunet.evaluation.summary import Scope, summarise
 from hpunet.weights.published import published_names
 
-DOCS = Path(__file__).parents[1] / "docs"
-KEPT = sorted(path for path in DOCS.glob("results/*/*") if path.is_dir())
+ROOT = Path(__file__).parents[1]
+RESULTS, DOCS, README = ROOT / "results", ROOT / "docs", (ROOT / "README.md").read_text()
+LAB = "".join(page.read_text() for page in sorted((DOCS / "lab").glob("*.md")))
+KEPT = sorted(path for path in RESULTS.glob("*/*") if path.is_dir())
 
 
 def test_rows_are_kept() -> None:
@@ -57,9 +59,7 @@ def numbers_of(folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("folder", KEPT, ids=lambda folder: folder.name)
 def test_results_page_says_what_the_kept_rows_say(folder: Path) -> None:
-    (line,) = re.findall(
-        rf"^\| `{re.escape(folder.name)}` \|.*", (DOCS / "results.md").read_text(), flags=re.MULTILINE
-    )
+    (line,) = re.findall(rf"^\| `{re.escape(folder.name)}` \|.*", LAB, flags=re.MULTILINE)
     assert re.findall(r"\d\.\d{3} ± \d\.\d{3}", line) == numbers_of(folder)
 
 
@@ -72,9 +72,9 @@ def test_results_page_says_what_the_kept_rows_say(folder: Path) -> None:
     ],
 )
 def test_readme_says_what_the_kept_rows_of_instances_say(folder: str, row: str) -> None:
-    (line,) = re.findall(rf"^\|.*{row} \|.*", (DOCS.parent / "README.md").read_text(), flags=re.MULTILINE)
+    (line,) = re.findall(rf"^\|.*{row} \|.*", README, flags=re.MULTILINE)
     found = re.findall(r"\d\.\d{3} ± \d\.\d{3}", line)
-    assert found == numbers_of(DOCS / "results" / folder)[: len(found)]
+    assert found == numbers_of(RESULTS / folder)[: len(found)]
     assert len(found) >= 2
 
 
@@ -123,29 +123,29 @@ SEEDS = {
 
 @pytest.mark.parametrize("model", SEEDS)
 def test_results_page_and_readme_give_the_means_of_trainings(model: str) -> None:
-    trained = [scores_of(DOCS / "results" / "lidc" / name) for name in SEEDS[model]]
+    trained = [scores_of(RESULTS / "lidc" / name) for name in SEEDS[model]]
     numbers = []
     for values in zip(*([entry["mean"] for entry in each] for each in trained), strict=True):
         spread = f" ± {stdev(values):.3f}" if len(values) > 2 else ""
         numbers.append(f"{mean(values):.3f}{spread}")
-    line, *_ = re.findall(rf"^\| {re.escape(model)}(?: \(.*?| )\|.*", (DOCS / "results.md").read_text(), re.MULTILINE)
+    line, *_ = re.findall(rf"^\| {re.escape(model)}(?: \(.*?| )\|.*", LAB, re.MULTILINE)
     cells = [cell.strip() for cell in line.split("|")]
     assert cells[3:8] == numbers
-    in_readme = re.findall(rf"^\| {re.escape(model)}, .*", (DOCS.parent / "README.md").read_text(), re.MULTILINE)
+    in_readme = re.findall(rf"^\| {re.escape(model)}, .*", README, re.MULTILINE)
     for line in in_readme:
         assert [cell.strip() for cell in line.split("|")][2:6] == [*numbers[:3], numbers[4]]
     assert len(in_readme) == (len(trained) > 2)
 
 
 def test_the_published_row_is_that_of_the_weights_in_the_package() -> None:
-    folder = DOCS / "results" / "lidc" / "lidc-hpu-2026"
+    folder = RESULTS / "lidc" / "lidc-hpu-2026"
     identity, _ = read_evaluation(folder)
     trained = hpunet.load("lidc-hpu-2026", device="cpu")
     assert identity["weights"] == weights_sum(trained.model)
     assert identity["orientations"] == trained.model.orientations == 8
     numbers = [f"{entry['mean']:.4f} ± {entry['patient_std']:.4f}" for entry in scores_of(folder)]
-    for page in (DOCS / "model_cards" / "lidc-hpu-2026.md", DOCS.parent / "README.md"):
-        (line,) = re.findall(r"^\| \d\.\d{4} ± .*", page.read_text(), flags=re.MULTILINE)
+    for page in ((DOCS / "model_cards" / "lidc-hpu-2026.md").read_text(), README):
+        (line,) = re.findall(r"^\| \d\.\d{4} ± .*", page, flags=re.MULTILINE)
         assert re.findall(r"\d\.\d{4} ± \d\.\d{4}", line) == numbers
 
 
@@ -153,7 +153,7 @@ def test_perfect_samples_are_told_apart_better_by_more_ids_and_samples(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make(layout="snemi3d", out=tmp_path / "stack", count=10, size=256)
-    script = str(DOCS / "results" / "perfect_instances.py")
+    script = str(RESULTS / "perfect_instances.py")
     monkeypatch.setattr("sys.argv", [script, "--data", str(tmp_path / "stack"), "--images", "1"])
     runpy.run_path(script, run_name="__main__")
     rows = re.findall(r"\| (\d+) \| (\d+) \| ([\d.]+) ± [\d.]+ \|", capsys.readouterr().out)

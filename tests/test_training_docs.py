@@ -1,4 +1,4 @@
-"""docs/training.md names what is there, and its example runs."""
+"""docs/guides/train.md names what is there, and its example runs."""
 
 import re
 import sys
@@ -12,7 +12,7 @@ import hpunet.training.loop
 from hpunet.config.settings import Settings, load_settings, preset_names
 
 DOCS = Path(__file__).parents[1] / "docs"
-TEXT = (DOCS / "training.md").read_text()
+TEXT = (DOCS / "guides" / "train.md").read_text()
 
 
 def test_training_page_lists_every_preset_and_no_other() -> None:

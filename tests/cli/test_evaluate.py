@@ -155,10 +155,10 @@ def test_evaluation_page_and_readme_name_options_that_exist() -> None:
         known[name] = {option for parameter in typer.main.get_command(app).params for option in parameter.opts}
     root = ROOT
     commands = []
-    for page in ("README.md", "docs/evaluation.md"):
+    for page in ("README.md", "docs/guides/evaluate.md"):
         commands += re.findall(r"hpunet (evaluate|compare) ([^\n`#]*)", (root / page).read_text())
     assert len(commands) >= 6
     for name, arguments in commands:
         assert set(re.findall(r"--[a-z]+", arguments)) <= known[name]
-    table = (root / "docs/evaluation.md").read_text().split("| option |")[1].split("\n\n")[0]
+    table = (root / "docs/guides/evaluate.md").read_text().split("| option |")[1].split("\n\n")[0]
     assert set(re.findall(r"\| `(--[a-z]+)", table)) <= known["evaluate"]

@@ -526,14 +526,14 @@ def test_instances_refusals(hpunet_command: Callable[..., Any]) -> None:
 
 
 def test_sampling_page_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    text = (ROOT / "docs" / "sampling.md").read_text()
+    text = (ROOT / "docs" / "guides" / "sample.md").read_text()
     (block,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
     exec(block, {})
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["1/2", "1/4", "1/4"]
 
 
 def test_sampling_page_names_options_that_exist() -> None:
-    text = (ROOT / "docs" / "sampling.md").read_text()
+    text = (ROOT / "docs" / "guides" / "sample.md").read_text()
     known = {
         name.replace("_", "-") for f in (sample_command, instances_command, make) for name in signature(f).parameters
     }

@@ -147,7 +147,7 @@ def test_weights_in_the_package_are_whole_and_named_on_the_page(home: Path) -> N
         found = read_published(inside / name, name=name)
         assert found.posterior is not None
         assert "CC BY 3.0" in found.credit
-        assert f"| `{name}` |" in (docs / "pretrained.md").read_text()
+        assert f"| `{name}` |" in (docs / "guides/weights.md").read_text()
         assert f"docs/model_cards/{name}.md" in found.credit
         assert (docs / "model_cards" / f"{name}.md").is_file()
 

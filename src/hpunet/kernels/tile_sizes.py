@@ -1,4 +1,4 @@
-"""How convolutions are cut, by their shape; chosen by measurement on an H200 (docs/speed.md).
+"""How convolutions are cut, by their shape; chosen by measurement on an H200 (docs/lab/speed.md).
 
 In float32 there are no tensor cores to fill (TF32 would round) and large tiles take minutes to compile, so tiles are
 small.

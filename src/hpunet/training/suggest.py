@@ -74,7 +74,7 @@ def profile_dataset(where: str, *, options: Mapping[str, Any], progress: Progres
         if split not in splits:
             raise DataError(
                 f"{where}: has no {split} images, only {', '.join(splits)}, and training needs both train and val; "
-                "see docs/data.md for how splits are told (data.csv, val_every=10, slices.val=[16,18])"
+                "see docs/reference/formats.md for how splits are told (data.csv, val_every=10, slices.val=[16,18])"
             )
     sizes = {size for split in ("train", "val") for size in _sizes(splits[split], progress)}
     heights, widths = zip(*sizes, strict=True)

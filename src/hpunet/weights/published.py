@@ -7,7 +7,7 @@
 
 A name is looked for in the installed package (`pretrained/NAME`), then in the cache (`cache_folder`). Nothing is ever
 fetched. Float16 and not bfloat16: it keeps 11 bits instead of 8, so that logits move by an eighth as much, and no
-weight of a network that trains comes near its limits (see docs/pretrained.md); one that does is refused.
+weight of a network that trains comes near its limits (see docs/guides/weights.md); one that does is refused.
 """
 
 import os

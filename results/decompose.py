@@ -1,6 +1,6 @@
 """What a model's GED² on two-class data is made of.
 
-    python docs/results/decompose.py RUN --data PACK [--split val] [--images 400] [--warp none|rigid|training]
+    python results/decompose.py RUN --data PACK [--split val] [--images 400] [--warp none|rigid|training]
         [--temperature 1,1,1,0]
 
 GED² = 2·d(sample, grader) − d(sample, sample) − d(grader, grader). A model that sees in the image what graders see

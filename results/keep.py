@@ -1,10 +1,10 @@
 """Keep what a published row of docs/results.md was computed from.
 
-    python docs/results/keep.py RUN FOLDER [--preset lidc-hpu] [--data LIDC] [--evaluation val-16x3]
-    python docs/results/keep.py RUN FOLDER --published NAME --exported "--orientations 8"
-    python docs/results/keep.py RUN FOLDER --preset snemi3d-hpu --data EM --options patch=256 --evaluation val-16
+    python results/keep.py RUN FOLDER [--preset lidc-hpu] [--data LIDC] [--evaluation val-16x3]
+    python results/keep.py RUN FOLDER --published NAME --exported "--orientations 8"
+    python results/keep.py RUN FOLDER --preset snemi3d-hpu --data EM --options patch=256 --evaluation val-16
 
-FOLDER, for instance docs/results/lidc/NAME, gets the evaluation with its rows rounded to five decimals (`hpunet
+FOLDER, for instance results/lidc/NAME, gets the evaluation with its rows rounded to five decimals (`hpunet
 compare` reads it like a run), means of the last ten lines that training logged, and command.txt: how to do the run
 again, as settings on top of the preset.
 """

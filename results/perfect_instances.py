@@ -1,6 +1,6 @@
 """What clustering makes of perfect samples: a mark for models' Rand error and AP50, by ids and samples.
 
-    python docs/results/perfect_instances.py --data DATA [--split val] [--images 32] [--ids 5,15]
+    python results/perfect_instances.py --data DATA [--split val] [--images 32] [--ids 5,15]
         [--samples 4,8,16,32] [--connected] [--set NAME=VALUE …]
 
 A perfect sampler draws an id for every true instance and shows it without a wrong pixel. Two instances that draw the
