@@ -30,7 +30,7 @@ def bench_command(
     ] = None,
     repeats: Annotated[int, typer.Option(help="Repeats, of which medians are given.", min=1)] = 7,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all numbers to this file.")] = None,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print rows for docs/lab/speed.md, not a table.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown rows instead of a table.")] = False,
 ) -> None:
     """Measure how fast this machine trains, samples, evaluates and augments: contestants in turn, medians of repeats.
 

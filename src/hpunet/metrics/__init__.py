@@ -1,4 +1,4 @@
-"""Metrics as pure functions (App. B): docs/reference/metrics.md gathers formulas, sources and the rules for empty maps."""
+"""Metrics as pure functions (App. B): formulas, sources, rules for empty maps in docs/reference/metrics.md."""
 
 from hpunet.metrics.average_precision import (
     AveragePrecision,
