@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from places import TESTS
 
-from hpunet.weights.tensorflow.crc32c import masked_crc32c
+from hpunet.weights.tensorflow.bundle import masked_crc32c
 
 GOLDEN = TESTS / "golden"
 MAGIC = bytes.fromhex("57fb808b247547db")

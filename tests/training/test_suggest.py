@@ -23,12 +23,12 @@ from hpunet.models.build import build_model
 from hpunet.training.loop import train
 from hpunet.training.suggest import (
     DatasetProfile,
+    Setting,
     choose_crop,
     choose_kappa,
     profile_dataset,
     settings_text,
     suggest,
-    toml_value,
 )
 
 DATA = SHARED / "data"
@@ -217,8 +217,10 @@ def test_names_with_line_breaks_do_not_break_out_of_comments() -> None:
         {"odd key": 1e-7, "": [], "with.dot": {}},
     ],
 )
-def test_values_survive_toml(value: dict[str, Any]) -> None:
-    assert tomllib.loads(f"value = {toml_value(value)}")["value"] == value
+def test_settings_text_keeps_options_of_any_kind(value: dict[str, Any]) -> None:
+    seen = look(describe(), (64, 64))
+    text = settings_text({"data": [Setting("options", value, "why")]}, look=seen, where="w", out=Path("x.toml"))
+    assert tomllib.loads(text) == {"data": {"options": value}}
 
 
 def test_look_reads_sizes_of_images_and_of_packs_alike(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 The rules follow the paper where it has a number for data like these (App. C and D) and say so where they are ours.
 """
 
-import json
 import math
 import shlex
 import textwrap
@@ -12,6 +11,8 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal
+
+import tomlkit
 
 from hpunet.data.open import open_splits
 from hpunet.data.packs import Pack, Progress
@@ -370,32 +371,23 @@ def settings_text(sections: Mapping[str, Iterable[Setting]], *, look: DatasetPro
         what += f", instances as {info.num_random_ids} random ids"
     # A comment ends with its line: a name that holds a line break must not become part of it.
     shown, file = (text if text.isprintable() else "WHERE" for text in (shlex.quote(where), shlex.quote(str(out))))
-    lines = [
-        f"# For {shown} ({info.kind}): {look.num_train:,} training and {look.num_val:,} validation images,",
-        f"# {info.in_channels} channel(s), {what}. Written by `hpunet init`; change what you like.",
-        f"#   hpunet train {file} --data {shown} --out runs/{out.stem if out.stem.isprintable() else 'run'}",
-    ]
+    document = tomlkit.document()
+    for line in (
+        f"For {shown} ({info.kind}): {look.num_train:,} training and {look.num_val:,} validation images,",
+        f"{info.in_channels} channel(s), {what}. Written by `hpunet init`; change what you like.",
+        f"  hpunet train {file} --data {shown} --out runs/{out.stem if out.stem.isprintable() else 'run'}",
+    ):
+        document.add(tomlkit.comment(line))
     for name, settings in sections.items():
-        lines += ["", f"[{name}]"]
+        table = tomlkit.table()
         for setting in settings:
-            lines += textwrap.wrap(setting.why, width=116, initial_indent="# ", subsequent_indent="# ")
-            lines.append(f"{setting.key} = {toml_value(setting.value)}")
-    return "\n".join(lines) + "\n"
-
-
-def toml_value(value: Any) -> str:
-    """A value as TOML, on one line."""
-    if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{_toml_key(key)} = {toml_value(item)}" for key, item in value.items()) + " }"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(toml_value, value)) + "]"
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    if isinstance(value, bool):
-        return str(value).lower()
-    return str(value)
-
-
-def _toml_key(key: str) -> str:
-    is_bare = key.isascii() and key.replace("-", "_").isidentifier()
-    return key if is_bare else toml_value(key)
+            for line in textwrap.wrap(setting.why, width=114):
+                table.add(tomlkit.comment(line))
+            value = setting.value
+            if isinstance(value, Mapping):
+                value = tomlkit.inline_table()
+                value.update(setting.value)
+            table.add(setting.key, value)
+        document.add(tomlkit.nl())
+        document.add(name, table)
+    return tomlkit.dumps(document)

@@ -12,12 +12,12 @@ weight of a network that trains comes near its limits (see docs/guides/weights.m
 
 import os
 import re
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import platformdirs
 import torch
 from torch import Tensor
 
@@ -70,17 +70,9 @@ class Published:
 
 
 def cache_folder() -> Path:
-    """Where weights from elsewhere are put: `$HPUNET_HOME/pretrained`, or the like in the system's cache folder."""
+    """Where downloaded weights go: `$HPUNET_HOME/pretrained`, else `hpunet/pretrained` in the user's cache folder."""
     home = os.environ.get("HPUNET_HOME")
-    if home:
-        return Path(home) / "pretrained"
-    if sys.platform == "win32":
-        base = os.environ.get("LOCALAPPDATA") or "~/AppData/Local"
-    elif sys.platform == "darwin":
-        base = "~/Library/Caches"
-    else:
-        base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(os.path.expanduser(base)) / "hpunet" / "pretrained"
+    return Path(home or platformdirs.user_cache_path("hpunet", appauthor=False, opinion=False)) / "pretrained"
 
 
 def places() -> list[Path]:

@@ -1,3 +1,4 @@
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,34 +15,23 @@ from tf_files import (
 )
 
 from hpunet.errors import CheckpointError
-from hpunet.weights.tensorflow.bundle import read_bundle
-from hpunet.weights.tensorflow.crc32c import crc32c
+from hpunet.weights.tensorflow.bundle import masked_crc32c, read_bundle
 
 
 def read_all(prefix: Path) -> dict[str, np.ndarray]:
     return read_bundle(prefix, wanted=lambda _name: True)[0]
 
 
-def slow_crc32c(content: bytes) -> int:
-    """Bit by bit, from the definition."""
-    total = 0xFFFFFFFF
-    for byte in content:
-        total ^= byte
-        for _ in range(8):
-            total = total >> 1 ^ (0x82F63B78 if total & 1 else 0)
-    return total ^ 0xFFFFFFFF
+def test_masked_crc32c_is_tensorflows() -> None:
+    assert masked_crc32c(bytes(32)) == 0x0FD7FFFA  # from 0x8A9136AA, RFC 3720, B.4
 
 
-def test_crc32c_is_the_published_one() -> None:
-    assert crc32c(b"123456789") == 0xE3069283
-    assert crc32c(bytes(32)) == 0x8A9136AA  # RFC 3720, B.4
-    assert crc32c(b"") == 0
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 12, 13, 60, 61, 252, 253, 1000, 4092, 4093, 20_011])
-def test_crc32c_is_that_of_the_definition_for_every_cut(size: int) -> None:
-    content = np.random.default_rng(size).bytes(size)
-    assert crc32c(content) == slow_crc32c(content)
+def test_read_bundle_without_the_checksum_library_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "google_crc32c", None)
+    with pytest.raises(CheckpointError, match=r"hpunet\[tf\]"):
+        read_all(write_golden_checkpoint(tmp_path / "authors"))
 
 
 def test_read_bundle_reads_what_tensorflow_wrote(tmp_path: Path) -> None:

@@ -19,7 +19,6 @@ import numpy as np
 
 from hpunet.errors import CheckpointError
 from hpunet.utils.files import naming_errors, read_file
-from hpunet.weights.tensorflow.crc32c import masked_crc32c
 
 _MAGIC = bytes.fromhex("57fb808b247547db")
 _FOOTER_BYTES = 48
@@ -99,6 +98,18 @@ def _read_variable(path: Path, entry: _Entry, *, name: str) -> np.ndarray:
     if masked_crc32c(content) != entry.checksum:
         raise CheckpointError(f"{path}: {name}: damaged (its checksum is not the index's)")
     return np.frombuffer(content, dtype=dtype).reshape(entry.shape)
+
+
+def masked_crc32c(content: bytes) -> int:
+    """CRC-32C, rotated and shifted as TensorFlow stores it."""
+    try:
+        from google_crc32c import value
+    except ImportError:
+        raise CheckpointError(
+            "reading TensorFlow's files needs google-crc32c: pip install hpunet[tf]. " + AS_NPZ
+        ) from None
+    plain = int(value(content))
+    return ((plain >> 15 | plain << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def _read_index(content: bytes) -> tuple[int, dict[str, _Entry]]:
