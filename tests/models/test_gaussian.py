@@ -26,7 +26,7 @@ def test_kl_equals_a_monte_carlo_estimate_over_our_own_draws() -> None:
     n = 200_000
     noise = torch.randn(n, 1, 2, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
     wide = Gaussian(mean=q.mean.expand(n, -1, -1, -1), log_sigma=q.log_sigma.expand(n, -1, -1, -1))
-    z = wide.take(noise=noise, given=None)
+    z = wide.latent(noise=noise, given=None)
     log_ratio = (Normal(q.mean, q.sigma).log_prob(z) - Normal(p.mean, p.sigma).log_prob(z)).flatten(1).sum(dim=1)
     error = log_ratio.std() / n**0.5
     assert abs(log_ratio.mean() - kl_divergence(posterior=q, prior=p)) < 4 * error
@@ -39,18 +39,18 @@ def test_kl_of_equal_gaussians_is_zero_and_grows_with_distance() -> None:
     assert (kl_divergence(posterior=moved, prior=q) > 0).all()
 
 
-def test_take_draws_means_and_forces_through_one_path() -> None:
+def test_latent_is_given_or_drawn_or_the_mean() -> None:
     q = random_gaussian(6)
     q.mean.requires_grad_()
     q.log_sigma.requires_grad_()
     noise = torch.full_like(q.mean, 2.0)
-    z = q.take(noise=noise, given=None)
+    z = q.latent(noise=noise, given=None)
     torch.testing.assert_close(z, q.mean + 2 * q.sigma)
     mean_grad, sigma_grad = torch.autograd.grad(z.sum(), [q.mean, q.log_sigma])
     assert torch.equal(mean_grad, torch.ones_like(mean_grad))
     torch.testing.assert_close(sigma_grad, 2 * q.sigma)
-    assert q.take(noise=None, given=None) is q.mean
-    assert torch.equal(q.take(noise=noise, given=noise), noise)
+    assert q.latent(noise=None, given=None) is q.mean
+    assert torch.equal(q.latent(noise=noise, given=noise), noise)
 
 
 def test_head_computes_in_float32_under_autocast_and_clamps_log_sigma() -> None:

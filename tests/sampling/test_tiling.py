@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from hpunet.errors import ConfigError
-from hpunet.models.blocks import double_bilinear
+from hpunet.models.blocks import upsample_bilinear
 from hpunet.models.hpunet import HPUNet
 from hpunet.models.punet import ProbUNet
 from hpunet.sampling.sample import sample, stream
-from hpunet.sampling.tiling import Tiled, Window, doubled_bilinear, reach
+from hpunet.sampling.tiling import Tiled, Window, reach, upsample_bilinear_window
 
 
 def make(kind: str, *, channels_last: bool = True) -> HPUNet | ProbUNet:
@@ -74,7 +74,7 @@ def test_margin_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_doubled_bilinear_is_a_window_of_the_whole() -> None:
     x = torch.rand(1, 2, 300, 7)
     window = Window(slice(410, 600), slice(3, 14))
-    assert torch.allclose(doubled_bilinear(x, window), window.of(double_bilinear(x)), rtol=0, atol=1e-6)
+    assert torch.allclose(upsample_bilinear_window(x, window), window.of(upsample_bilinear(x)), rtol=0, atol=1e-6)
 
 
 def test_stream_yields_what_sample_returns() -> None:

@@ -18,9 +18,9 @@ from hpunet.kernels.launch import compiling_ahead
 from hpunet.kernels.plan import Plan
 from hpunet.kernels.punet_plan import ProbUNetPlan
 from hpunet.kernels.triton_maps import lay_out
-from hpunet.models.base import PerScale, SamplerWrapper, TrainingOutput, check_pair
+from hpunet.models.base import PerScale, SamplingProxy, TrainingOutput, check_inputs
 from hpunet.models.gaussian import LOG_SIGMA_RANGE, Gaussian, elementwise_kl
-from hpunet.models.gradients import with_value
+from hpunet.models.gradients import straight_through
 from hpunet.models.hpunet import HPUNet
 from hpunet.models.punet import ProbUNet
 
@@ -89,7 +89,7 @@ class FusedNetwork(nn.Module):
     ) -> TrainingOutput:
         """As `HPUNet.forward`."""
         model, (b, _, h, w) = self.model, image.shape
-        check_pair(model, image=image, labels=labels)
+        check_inputs(model, image=image, labels=labels)
         seen = model.prior_input(image=image, cond=cond)
         plan = self._plan(h, w)
         own = None if prior_noise is None else torch.cat([n.flatten(2) for n in prior_noise], dim=2).float()
@@ -123,7 +123,7 @@ class FusedNetwork(nn.Module):
             plan.weights.collect()
 
 
-class FusedSampler(SamplerWrapper[HPUNet]):
+class FusedSampler(SamplingProxy[HPUNet]):
     """An HPU-Net's sampling on fused kernels, computing in `dtype`; give it to `sample` in the model's place.
 
     It takes the weights as they are when it is made. On a GPU the passes are CUDA graphs, one for each size of input:
@@ -227,7 +227,7 @@ def _training_output(
     """The KL of all scales at once; then all is cut into scales."""
     # The pass has the last word on gradients of log σ outside of its range: it knows all of them.
     (prior_mean, prior_log_sigma), (mean, log_sigma) = (
-        (net[0], with_value(net[1], net[1].clamp(*LOG_SIGMA_RANGE))) for net in raw
+        (net[0], straight_through(net[1], net[1].clamp(*LOG_SIGMA_RANGE))) for net in raw
     )
     kl = elementwise_kl(mean=mean, log_sigma=log_sigma, prior_mean=prior_mean, prior_log_sigma=prior_log_sigma)
     return TrainingOutput(

@@ -20,7 +20,7 @@ from hpunet.kernels.running import Beside, add_weight_gradient, run, run_back
 from hpunet.kernels.triton_bilinear import below_bilinear, join_bilinear
 from hpunet.kernels.triton_maps import add_up_pixels, feature_gradient, halve, logits, logits_gradient
 from hpunet.models.gaussian import LOG_SIGMA_RANGE
-from hpunet.models.gradients import leading_back
+from hpunet.models.gradients import inward_gradient
 from hpunet.models.punet import ProbUNet
 
 
@@ -194,7 +194,7 @@ class ProbUNetPlan(BasePlan):
         (prior, posterior), log_sigma, (low, high) = raw_grad, trace.raw[:, 1], LOG_SIGMA_RANGE
         by_sigma = drawn * log_sigma[1].clamp(low, high).exp() * trace.noise
         mean = torch.stack([prior[0], posterior[0] + drawn])
-        sigma = leading_back(torch.stack([prior[1], posterior[1] + by_sigma]), log_sigma, low=low, high=high)
+        sigma = inward_gradient(torch.stack([prior[1], posterior[1] + by_sigma]), log_sigma, low=low, high=high)
         both = torch.stack([mean, sigma], dim=1).transpose(1, 2).flatten(2)  # net, image, mean and log σ
         weight_grad += torch.bmm(both.transpose(1, 2), trace.pooled).view_as(weight_grad)
         bias_grad += both.sum(dim=1)

@@ -1,4 +1,4 @@
-"""What every model here can do, and the training pass written once for all of them."""
+"""What all models have in common: the protocol that sampling relies on, and the training pass (Fig. 1b)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,11 +17,11 @@ PerScale = Sequence[Tensor | None]
 
 @dataclass(frozen=True)
 class TrainingOutput:
-    """What a model returns for a training batch: everything from one posterior draw and one prior pass.
+    """The result of a training pass: logits and KL of one posterior draw.
 
-    `prior` and `posterior` hold the Gaussians of each latent scale, coarsest first; `kl` is the divergence of
-    each scale, summed over its positions and channels and averaged over the batch (App. A). Where they were asked
-    for, `sample_logits` are hypotheses from the prior, with gradients.
+    Per latent scale, coarsest first: the latents, the Gaussians of prior and posterior, and their divergence, summed
+    over positions and channels and averaged over the batch (App. A). `sample_logits` are hypotheses drawn from the
+    prior, with gradients, if the caller gave noise for them.
     """
 
     logits: Float[Tensor, "b k h w"]
@@ -34,11 +34,7 @@ class TrainingOutput:
 
 @runtime_checkable
 class SegmentationModel(Protocol):
-    """A conditional model p(segmentation | image) with Gaussian latents at one or more scales.
-
-    `encode` computes once what all hypotheses of an image share, as tensors with a leading batch dimension;
-    `decode` turns that and latents into logits; `infer` gives the latents that explain a segmentation.
-    """
+    """A conditional model p(segmentation | image) with Gaussian latents at one or more scales."""
 
     in_channels: int
     num_classes: int
@@ -49,41 +45,38 @@ class SegmentationModel(Protocol):
 
     @property
     def orientations(self) -> int:
-        """Of an image, that hypotheses are drawn from: 1, 2, 4 or 8 (`sampling.orient`)."""
+        """Number of image orientations to sample from (1, 2, 4 or 8), see `sampling.orientations`."""
 
     def latent_shapes(self, height: int, width: int) -> list[tuple[int, int, int]]:
         """Shape (z, h_i, w_i) of each latent scale for images of this size, coarsest first."""
 
     def sampling_modules(self) -> list[nn.Module]:
-        """The parts that sampling needs; the rest is for training and reconstruction."""
+        """The modules that sampling needs. The others serve training and reconstruction."""
 
     def encode(self, *, image: Tensor, cond: Tensor | None = None) -> list[Tensor]:
-        """What all hypotheses of an image share."""
+        """What all hypotheses of an image share, as tensors with a leading batch dimension."""
 
     def decode(
         self, features: Sequence[Tensor], *, noise: PerScale | None = None, given: PerScale | None = None
     ) -> tuple[Tensor, list[Tensor], list[Gaussian]]:
-        """Logits of one hypothesis an entry, the latents taken, and the prior's Gaussians."""
+        """One hypothesis per entry of `features`: logits, the latents used, the prior's Gaussians."""
 
     def infer(
         self, *, image: Tensor, labels: Tensor, noise: PerScale | None = None
     ) -> tuple[list[Tensor], list[Gaussian]]:
-        """The posterior's latents (its means without `noise`) and Gaussians."""
+        """The posterior's latents for a segmentation (its means without `noise`) and its Gaussians."""
 
 
 ModelT = TypeVar("ModelT", bound=SegmentationModel)
 
 
-class SamplerWrapper(Generic[ModelT]):
-    """What samples in a model's place: `encode` and `decode` are its own, all else is the model's."""
+class SamplingProxy(Generic[ModelT]):
+    """Base of samplers that replace a model's `encode` and `decode`; everything else is the model's."""
 
     def __init__(self, model: ModelT) -> None:
-        self.in_channels, self.num_classes, self.cond_channels = (
-            model.in_channels,
-            model.num_classes,
-            model.cond_channels,
-        )
-        self.latent_dims, self.size_multiple = model.latent_dims, model.size_multiple
+        self.in_channels, self.num_classes = model.in_channels, model.num_classes
+        self.cond_channels, self.latent_dims = model.cond_channels, model.latent_dims
+        self.size_multiple = model.size_multiple
         self.model = model
 
     @property
@@ -111,12 +104,53 @@ class SamplerWrapper(Generic[ModelT]):
     def infer(
         self, *, image: Tensor, labels: Tensor, noise: PerScale | None = None
     ) -> tuple[list[Tensor], list[Gaussian]]:
-        """The model's: reconstruction is for training-sized images, in the model's own precision."""
+        """The model's, in the model's own precision."""
         return self.model.infer(image=image, labels=labels, noise=noise)
 
 
-def check_pair(model: SegmentationModel, *, image: Float[Tensor, "b c h w"], labels: Int[Tensor, "b h w"]) -> None:
-    """Raise an error that names what is wrong, if these are not an image and a segmentation of it for this model."""
+class ConditionalVAE(nn.Module):
+    """Base of the networks: its `forward` is the training pass, for any `SegmentationModel`."""
+
+    def forward(
+        self: SegmentationModel,
+        *,
+        image: Float[Tensor, "b c h w"],
+        labels: Int[Tensor, "b h w"],
+        cond: Float[Tensor, "b e h w"] | None = None,
+        noise: PerScale | None = None,
+        prior_noise: Sequence[Tensor] | None = None,
+    ) -> TrainingOutput:
+        """Draw latents from the posterior (with `noise` or fresh noise) and decode them with the prior (Fig. 1b).
+
+        So logits and KL belong to the same draw, and the reconstruction's gradient reaches the posterior. With
+        `prior_noise`, (b, s, z, h_i, w_i) per scale, the prior also draws s hypotheses per image.
+        """
+        if noise is None:
+            shapes = self.latent_shapes(*image.shape[-2:])
+            noise = [torch.randn(image.shape[0], *shape, device=image.device) for shape in shapes]
+        latents, posterior = self.infer(image=image, labels=labels, noise=noise)
+        features = self.encode(image=image, cond=cond)
+        logits, _, prior = self.decode(features, given=latents)
+        kl = [kl_divergence(posterior=q, prior=p).mean() for q, p in zip(posterior, prior, strict=True)]
+        sample_logits = None
+        if prior_noise is not None:
+            b, s = prior_noise[0].shape[:2]
+            drawn, _, _ = self.decode(
+                [_repeat_images(f, s) for f in features], noise=[scale.flatten(0, 1) for scale in prior_noise]
+            )
+            sample_logits = drawn.unflatten(0, (b, s))
+        return TrainingOutput(
+            logits=logits,
+            latents=latents,
+            prior=prior,
+            posterior=posterior,
+            kl=torch.stack(kl),
+            sample_logits=sample_logits,
+        )
+
+
+def check_inputs(model: SegmentationModel, *, image: Float[Tensor, "b c h w"], labels: Int[Tensor, "b h w"]) -> None:
+    """Raise a `DataError` unless these are images for this model and segmentations of them."""
     check_image(image, channels=model.in_channels, multiple=model.size_multiple, values=model.check_values)
     check_labels(labels, image=image, num_classes=model.num_classes, values=model.check_values)
 
@@ -124,51 +158,13 @@ def check_pair(model: SegmentationModel, *, image: Float[Tensor, "b c h w"], lab
 def posterior_input(
     model: SegmentationModel, *, image: Float[Tensor, "b c h w"], labels: Int[Tensor, "b h w"]
 ) -> Float[Tensor, "b kc h w"]:
-    """Both tensors checked, and joined as the posterior sees them: [one-hot segmentation, image]."""
-    check_pair(model, image=image, labels=labels)
+    """What the posterior sees, checked: [one-hot labels, image]."""
+    check_inputs(model, image=image, labels=labels)
     return torch.cat([one_hot(labels, model.num_classes).to(image.dtype), image], dim=1)
 
 
-def training_pass(
-    model: SegmentationModel,
-    *,
-    image: Float[Tensor, "b c h w"],
-    labels: Int[Tensor, "b h w"],
-    cond: Float[Tensor, "b e h w"] | None = None,
-    noise: PerScale | None = None,
-    prior_noise: Sequence[Tensor] | None = None,
-) -> TrainingOutput:
-    """One posterior draw (from `noise`, or fresh) and one prior pass that is fed those latents (Fig. 1b).
-
-    Logits and KL therefore belong to the same draw, and through it the reconstruction reaches the posterior. With
-    `prior_noise`, (b, s, z, h_i, w_i) for each scale, the prior draws s hypotheses of each image besides.
-    """
-    if noise is None:
-        shapes = model.latent_shapes(*image.shape[-2:])
-        noise = [torch.randn(image.shape[0], *shape, device=image.device) for shape in shapes]
-    latents, posterior = model.infer(image=image, labels=labels, noise=noise)
-    features = model.encode(image=image, cond=cond)
-    logits, _, prior = model.decode(features, given=latents)
-    kl = [kl_divergence(posterior=q, prior=p).mean() for q, p in zip(posterior, prior, strict=True)]
-    sample_logits = None
-    if prior_noise is not None:
-        b, s = prior_noise[0].shape[:2]
-        drawn, _, _ = model.decode(
-            [repeated(f, s) for f in features], noise=[scale.flatten(0, 1) for scale in prior_noise]
-        )
-        sample_logits = drawn.unflatten(0, (b, s))
-    return TrainingOutput(
-        logits=logits,
-        latents=latents,
-        prior=prior,
-        posterior=posterior,
-        kl=torch.stack(kl),
-        sample_logits=sample_logits,
-    )
-
-
-def repeated(features: Float[Tensor, "b f h w"], times: int) -> Float[Tensor, "n f h w"]:
-    """Every image's features so many times, one after the other, in their memory format."""
+def _repeat_images(features: Float[Tensor, "b f h w"], times: int) -> Float[Tensor, "n f h w"]:
+    """`repeat_interleave` over the batch, in the features' memory format."""
     if not features.is_contiguous(memory_format=torch.channels_last):
         return features.repeat_interleave(times, dim=0)
     return features.permute(0, 2, 3, 1).repeat_interleave(times, dim=0).permute(0, 3, 1, 2)

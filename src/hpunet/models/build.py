@@ -1,4 +1,4 @@
-"""From settings to a network."""
+"""Builds the network that the settings describe."""
 
 import math
 
@@ -18,11 +18,11 @@ def build_model(
     extrapolate: bool = False,
     channels_last: bool = True,
 ) -> HPUNet | ProbUNet:
-    """The network for data of this kind."""
+    """The network for images with `in_channels` and labels with `num_classes`."""
     model: HPUNet | ProbUNet
     if settings.kind == "punet":
         if extrapolate:
-            raise ConfigError("data.extrapolate: the Probabilistic U-Net cannot be told what is visible; use hpu")
+            raise ConfigError("data.extrapolate: the Probabilistic U-Net cannot extrapolate; set model.kind to hpu")
         model = ProbUNet(
             in_channels=in_channels,
             num_classes=num_classes,
@@ -46,7 +46,7 @@ def build_model(
 
 
 def check_network(settings: Settings) -> None:
-    """Refuse settings that no network goes with: before data are packed for it, whose numbers do not matter here."""
+    """Raise a `ConfigError` for settings of an impossible network, before anyone packs data for it."""
     with torch.device("meta"):
         model = build_model(settings.model, in_channels=1, num_classes=2, extrapolate=settings.data.extrapolate)
     crop, multiple, num_scales = settings.data.crop, model.size_multiple, len(settings.model.channels)

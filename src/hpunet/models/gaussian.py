@@ -1,7 +1,7 @@
-"""The Gaussians of a latent scale: the head that predicts them, the one way to take a latent, and the KL.
+"""The Gaussians of a latent scale: the head that predicts them, the latents drawn from them, and the KL.
 
-Whatever the precision of the network around it, everything here is computed in float32 (or float64 when the
-network is): `exp(log σ)` in half precision is where other implementations lose their KL to NaN.
+Everything here is computed in float32 (or float64 in a float64 network), also inside a half-precision network, where
+`exp(log σ)` would overflow and make the KL NaN.
 """
 
 from dataclasses import dataclass
@@ -11,21 +11,21 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hpunet.models.gradients import keep_in_range
+from hpunet.models.gradients import clamp_with_inward_gradient
 
 LOG_SIGMA_RANGE = (-10.0, 10.0)
-"""log σ is kept in this range. A trained network stays far inside it; it only bounds what a diverging one can do:
-with σ between 4.5e-5 and 2.2e4 the KL and its gradients stay finite in float32."""
+"""log σ is clamped to this range. A trained network stays far inside. If one diverges, σ between 4.5e-5 and 2.2e4
+keeps the KL and its gradients finite in float32."""
 
 
 def at_least_float32(x: Tensor) -> Tensor:
-    """The tensor itself, or its float32 version when it has half precision."""
+    """Half precision becomes float32; other precisions stay."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
 @dataclass(frozen=True)
 class Gaussian:
-    """Independent Gaussians at each position of a latent scale (Eq. 1 and 3); z may be 0 for no latent."""
+    """Independent Gaussians at each position of a latent scale (Eq. 1 and 3); z = 0 means no latent."""
 
     mean: Float[Tensor, "b z h w"]
     log_sigma: Float[Tensor, "b z h w"]
@@ -35,13 +35,10 @@ class Gaussian:
         """The standard deviation."""
         return self.log_sigma.exp()
 
-    def take(
+    def latent(
         self, *, noise: Float[Tensor, "b z h w"] | None, given: Float[Tensor, "b z h w"] | None
     ) -> Float[Tensor, "b z h w"]:
-        """The one way to a latent: the given value, else mean + σ · noise, else (no noise) the mean.
-
-        The draw is reparameterised: gradients reach mean and σ.
-        """
+        """The given value; else mean + σ · noise (reparameterised, with gradients to both); else the mean."""
         if given is not None:
             return given.to(self.mean.dtype)
         if noise is None:
@@ -50,7 +47,7 @@ class Gaussian:
 
 
 class GaussianHead(nn.Module):
-    """1×1 convolution from decoder features to (mean, log σ) of a latent scale."""
+    """1×1 convolution from decoder features to mean and log σ of a latent scale."""
 
     def __init__(self, in_channels: int, latent_dim: int) -> None:
         super().__init__()
@@ -58,7 +55,7 @@ class GaussianHead(nn.Module):
         self.conv = nn.Conv2d(in_channels, 2 * latent_dim, kernel_size=1) if latent_dim else None
 
     def forward(self, features: Float[Tensor, "b f h w"]) -> Gaussian:
-        """The Gaussians at every position of `features`; without a latent, of zero channels."""
+        """The Gaussians at every position of `features`."""
         with torch.autocast(features.device.type, enabled=False):
             features = at_least_float32(features)
             if self.conv is None:
@@ -66,11 +63,11 @@ class GaussianHead(nn.Module):
                 return Gaussian(mean=empty, log_sigma=empty)
             mean, log_sigma = self.conv(features).chunk(2, dim=1)
             low, high = LOG_SIGMA_RANGE
-            return Gaussian(mean=mean, log_sigma=keep_in_range(log_sigma, low=low, high=high))
+            return Gaussian(mean=mean, log_sigma=clamp_with_inward_gradient(log_sigma, low=low, high=high))
 
     @torch.no_grad()
     def scale_sigma(self, factor: float) -> None:
-        """From now on every σ is so many times as large."""
+        """Multiply σ by `factor` in place."""
         if self.conv is not None:
             assert self.conv.bias is not None
             self.conv.bias[self.latent_dim :] += log(factor)
@@ -83,14 +80,14 @@ def elementwise_kl(
     prior_mean: Float[Tensor, "*shape"],
     prior_log_sigma: Float[Tensor, "*shape"],
 ) -> Float[Tensor, "*shape"]:
-    """KL(posterior ‖ prior) of every single Gaussian, in closed form (App. A)."""
+    """KL(posterior ‖ prior) of each Gaussian, in closed form (App. A)."""
     log_ratio = log_sigma - prior_log_sigma
     shift = (mean - prior_mean) * (-prior_log_sigma).exp()
     return 0.5 * ((2 * log_ratio).exp() + shift.square() - 1) - log_ratio
 
 
 def kl_divergence(*, posterior: Gaussian, prior: Gaussian) -> Float[Tensor, " b"]:
-    """KL(posterior ‖ prior), summed over positions and channels, one value an image."""
+    """KL(posterior ‖ prior), summed over positions and channels: one value per image."""
     kl = elementwise_kl(
         mean=posterior.mean,
         log_sigma=posterior.log_sigma,

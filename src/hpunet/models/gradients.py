@@ -1,4 +1,4 @@
-"""Numbers whose gradient is not that of how they were computed."""
+"""Functions whose gradient is not the derivative of their value."""
 
 from typing import Any
 
@@ -7,27 +7,27 @@ from jaxtyping import Float
 from torch import Tensor
 
 
-def with_value(gradient_of: Float[Tensor, "*shape"], value: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """Exactly `value` in value, exactly `gradient_of` in gradient (x − x is 0)."""
-    return value.detach() + (gradient_of - gradient_of.detach())
+def straight_through(x: Float[Tensor, "*shape"], value: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """`value` in the forward pass (exactly: x − x is 0), the identity of x in the backward pass."""
+    return value.detach() + (x - x.detach())
 
 
-def leading_back(
+def inward_gradient(
     gradient: Float[Tensor, "*shape"], x: Float[Tensor, "*shape"], *, low: float, high: float
 ) -> Float[Tensor, "*shape"]:
-    """The gradient of x, but 0 where descending it would lead further out of the range."""
+    """The gradient, but 0 where x is out of range and descent would move it further out."""
     return torch.where((x < low) & (gradient > 0) | (x > high) & (gradient < 0), 0, gradient)
 
 
-def keep_in_range(x: Float[Tensor, "*shape"], *, low: float, high: float) -> Float[Tensor, "*shape"]:
-    """x clamped; outside of the range it has the gradient that leads back.
+def clamp_with_inward_gradient(x: Float[Tensor, "*shape"], *, low: float, high: float) -> Float[Tensor, "*shape"]:
+    """x clamped; out of range it keeps the gradient that leads back.
 
-    A clamp alone has none out there: what one large step threw out would stay there for ever.
+    A plain clamp has no gradient there: a value that one large step throws out of range would never return.
     """
-    return _KeepInRange.apply(x, low, high)  # type: ignore[no-any-return, no-untyped-call]
+    return _ClampWithInwardGradient.apply(x, low, high)  # type: ignore[no-any-return, no-untyped-call]
 
 
-class _KeepInRange(torch.autograd.Function):
+class _ClampWithInwardGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, low: float, high: float) -> Tensor:
         ctx.save_for_backward(x)
@@ -37,11 +37,11 @@ class _KeepInRange(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         (x,) = ctx.saved_tensors
-        return leading_back(gradient, x, low=ctx.low, high=ctx.high), None, None
+        return inward_gradient(gradient, x, low=ctx.low, high=ctx.high), None, None
 
 
-def scaled_gradient(x: Float[Tensor, "*shape"], factor: float) -> Float[Tensor, "*shape"]:
-    """x, whose gradient is multiplied by a constant."""
+def scale_gradient(x: Float[Tensor, "*shape"], factor: float) -> Float[Tensor, "*shape"]:
+    """x with its gradient multiplied by `factor`."""
     return _ScaleGradient.apply(x, factor)  # type: ignore[no-any-return, no-untyped-call]
 
 

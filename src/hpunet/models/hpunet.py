@@ -2,18 +2,18 @@
 
 What to know before reading:
 
-* Two U-Nets of the same shape. The *prior* sees the image and, with its logits on top, is all that sampling
-  needs. The *posterior* sees image and segmentation and exists for training and reconstruction.
-* On the way up, a latent scale does one thing more than a plain U-Net: a 1×1 convolution on the features so far
-  gives a Gaussian at every position; a latent map z is taken from it and joins the features before up-sampling.
-  So the latents of a scale depend on the image and on all coarser latents (Eq. 1 and 2).
-* In training the posterior's latents are fed to the prior's decoder: the same z gives the logits and, scale by
-  scale, both Gaussians that the KL compares (Fig. 1b).
-* Residual blocks without normalisation, average pooling, nearest up-sampling, zero padding; no stem, so feed
-  images scaled to [0, 1].
-* Scale 0 is the coarsest. A latent dimension of 0 leaves a scale without a latent: (0, 0, 0, 1) is the paper's
-  "local" ablation, (85,) its "global" one.
-* The posterior ends at its last latent; the authors' code computes one more level that feeds nothing.
+* The model has two U-Nets of the same shape. The *prior* sees the image; with the logits on top it is all that
+  sampling needs. The *posterior* sees the image and its segmentation, for training and reconstruction only.
+* A decoder scale with latents does one thing that a plain U-Net does not: a 1×1 convolution of the features
+  predicts a Gaussian at every position, a latent map z is drawn from it, and [z, features] is upsampled to the next
+  scale. So the latents of a scale depend on the image and on all coarser latents (Eq. 1 and 2).
+* A training step draws z from the posterior and feeds it to the prior's decoder. The same z gives the logits and,
+  scale by scale, the two Gaussians that the KL compares (Fig. 1b; `ConditionalVAE.forward`).
+* Residual blocks without normalisation, average pooling, nearest upsampling, zero padding. There is no stem: images
+  must be scaled to [0, 1].
+* Scale 0 is the coarsest. A latent dimension of 0 means no latent at that scale: (0, 0, 0, 1) is the paper's "local"
+  ablation, (85,) its "global" one.
+* The posterior ends at its last latent. The authors' code computes one more scale there, whose output nothing uses.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,17 +25,18 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from hpunet.errors import ConfigError, DataError
-from hpunet.models.base import PerScale, TrainingOutput, posterior_input, training_pass
-from hpunet.models.blocks import halve, initialise, join, match_memory_format, residual_stage, run_doubled
+from hpunet.models.base import ConditionalVAE, PerScale, posterior_input
+from hpunet.models.blocks import concat_latent, downsample, initialise, match_memory_format, residual_stage
 from hpunet.models.gaussian import Gaussian, GaussianHead
+from hpunet.models.upsampled_conv import run_upsampled
 from hpunet.utils.tensors import check_image
 
 
 class LatentUNet(nn.Module):
-    """A U-Net whose decoder takes latents at its coarsest scales; prior and posterior are both one of these.
+    """A U-Net with latents at the coarsest scales of its decoder: the prior, or the posterior.
 
-    `num_up` is how many decoder scales there are above the bottom: all of them for the prior, and for the
-    posterior just enough to reach its last latent.
+    `num_decoder_scales` counts the scales above the bottom: all of them in the prior, and in the posterior just
+    enough to reach its last latent.
     """
 
     def __init__(
@@ -45,19 +46,21 @@ class LatentUNet(nn.Module):
         channels: Sequence[int],
         latent_dims: Sequence[int],
         num_blocks: int,
-        num_up: int,
+        num_decoder_scales: int,
+        activation_checkpointing: bool,
     ) -> None:
         super().__init__()
-        self.activation_checkpointing = False
+        self.activation_checkpointing = activation_checkpointing
         inputs = [in_channels, *channels[:-1]]
-        # Down: fine to coarse, in the order of computation.
+        # Fine to coarse, in the order of computation.
         self.encoder = nn.ModuleList(residual_stage(i, o, num_blocks) for i, o in zip(inputs, channels, strict=True))
-        # Up: coarse to fine; the input of a scale is [z, features] from below and the encoder's features.
+        # Coarse to fine. The input of a scale is [z, features] of the scale below and the encoder's features.
         widths = list(reversed(channels))
         self.heads = nn.ModuleList(GaussianHead(widths[i], dim) for i, dim in enumerate(latent_dims))
         dims = [*latent_dims, *[0] * len(widths)]
         self.decoder = nn.ModuleList(
-            residual_stage(dims[i] + widths[i] + widths[i + 1], widths[i + 1], num_blocks) for i in range(num_up)
+            residual_stage(dims[i] + widths[i] + widths[i + 1], widths[i + 1], num_blocks)
+            for i in range(num_decoder_scales)
         )
 
     def _run(self, stage: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
@@ -69,40 +72,40 @@ class LatentUNet(nn.Module):
         """Features of every scale, coarsest first."""
         features = []
         for depth, stage in enumerate(self.encoder):
-            x = self._run(stage, halve(x) if depth else x)
+            x = self._run(stage, downsample(x) if depth else x)
             features.append(x)
         return features[::-1]
 
     def decode(
         self, features: Sequence[Tensor], *, noise: PerScale, given: PerScale
     ) -> tuple[Tensor, list[Tensor], list[Gaussian]]:
-        """Final features, the latents taken and the Gaussians they were taken from (Eq. 1)."""
+        """The last features, and per latent scale the latent used and its Gaussian (Eq. 1)."""
         latents, gaussians = [], []
         x = features[0]
         for i in range(len(self.decoder) + 1):
             if i < len(self.heads):
                 gaussian = self.heads[i](x)
-                z = gaussian.take(noise=noise[i], given=given[i])
+                z = gaussian.latent(noise=noise[i], given=given[i])
                 gaussians.append(gaussian)
                 latents.append(z)
-                x = join(z, x)
+                x = concat_latent(z, x)
             if i < len(self.decoder):
-                x = self._run(partial(run_doubled, self.decoder[i]), x, features[i + 1])
+                x = self._run(partial(run_upsampled, self.decoder[i]), x, features[i + 1])
         return x, latents, gaussians
 
 
-class HPUNet(nn.Module):
+class HPUNet(ConditionalVAE):
     """The Hierarchical Probabilistic U-Net.
 
     Args:
         in_channels: channels of the image.
         num_classes: classes of the segmentation, background included.
-        channels: feature channels of each scale, from the full resolution down; even numbers.
-        latent_dims: latent channels of each latent scale, coarsest first; 0 for a scale without latents.
-        blocks_per_scale: residual blocks at each scale of encoder and decoder.
-        cond_channels: extra channels that only the prior sees beside the image (`cond`).
+        channels: feature channels per scale, finest (full resolution) first; even numbers.
+        latent_dims: latent channels per latent scale, coarsest first; 0 for a scale without latents.
+        blocks_per_scale: residual blocks per scale of encoder and decoder.
+        cond_channels: channels of `cond`, an extra input of the prior.
         activation_checkpointing: recompute activations in the backward pass to save memory.
-        channels_last: keep weights and activations channels-last, 1.4 times as fast a step as NCHW on a CPU.
+        channels_last: keep weights and activations channels-last; on CPUs a training step is 1.4 times as fast.
 
     Example:
         >>> model = HPUNet(in_channels=1, num_classes=2, channels=(8, 16, 16), latent_dims=(1, 1))
@@ -146,26 +149,20 @@ class HPUNet(nn.Module):
         self.cond_channels = cond_channels
         self.size_multiple = 2 ** (len(channels) - 1)
         self.check_values = True
-        """Whether `forward` looks at the values of its tensors (on a GPU that waits for the device)."""
+        """Whether to check the values of inputs; on a GPU this waits for the device."""
         self.orientations = 1
-        """Of an image, that hypotheses are drawn from: 1, 2, 4 or 8 (`sampling.orient`)."""
+        """Number of image orientations to sample from (1, 2, 4 or 8), see `sampling.orientations`."""
 
-        self.prior = LatentUNet(
-            in_channels=in_channels + cond_channels,
+        unet = partial(
+            LatentUNet,
             channels=channels,
             latent_dims=latent_dims,
             num_blocks=blocks_per_scale,
-            num_up=len(channels) - 1,
+            activation_checkpointing=activation_checkpointing,
         )
+        self.prior = unet(in_channels=in_channels + cond_channels, num_decoder_scales=len(channels) - 1)
         self.logits = nn.Conv2d(channels[0], num_classes, kernel_size=1)
-        self.posterior = LatentUNet(
-            in_channels=num_classes + in_channels,
-            channels=channels,
-            latent_dims=latent_dims,
-            num_blocks=blocks_per_scale,
-            num_up=len(latent_dims) - 1,
-        )
-        self.prior.activation_checkpointing = self.posterior.activation_checkpointing = activation_checkpointing
+        self.posterior = unet(in_channels=num_classes + in_channels, num_decoder_scales=len(latent_dims) - 1)
         initialise(self)
         self.channels_last = channels_last
         if channels_last:
@@ -177,11 +174,11 @@ class HPUNet(nn.Module):
         return [(dim, height // s, width // s) for dim, s in zip(self.latent_dims, strides, strict=True)]
 
     def sampling_modules(self) -> list[nn.Module]:
-        """The parts that sampling needs; the rest is for training and reconstruction."""
+        """The modules that sampling needs. The posterior serves training and reconstruction."""
         return [self.prior, self.logits]
 
     def prior_heads(self) -> list[GaussianHead]:
-        """What predicts the prior's Gaussians, coarsest scale first."""
+        """The heads that predict the prior's Gaussians, coarsest first."""
         return [head for head in self.prior.heads if isinstance(head, GaussianHead)]
 
     def encode(
@@ -194,22 +191,25 @@ class HPUNet(nn.Module):
     def prior_input(
         self, *, image: Float[Tensor, "b c h w"], cond: Float[Tensor, "b e h w"] | None = None
     ) -> Float[Tensor, "b ce h w"]:
-        """Both tensors checked, and joined as the prior sees them: [image, cond]."""
+        """What the prior sees, checked: [image, cond]."""
         check_image(image, channels=self.in_channels, multiple=self.size_multiple, values=self.check_values)
         if self.cond_channels or cond is not None:
-            return torch.cat([image, _checked_cond(cond, image=image, channels=self.cond_channels)], dim=1)
+            expected = (image.shape[0], self.cond_channels, *image.shape[-2:])
+            if cond is None or tuple(cond.shape) != expected:
+                got = "none" if cond is None else f"shape {tuple(cond.shape)}"
+                raise DataError(f"cond: this model's prior expects a tensor of shape {expected}, got {got}")
+            return torch.cat([image, cond], dim=1)
         return image
 
     def decode(
         self, features: Sequence[Tensor], *, noise: PerScale | None = None, given: PerScale | None = None
     ) -> tuple[Float[Tensor, "b k h w"], list[Tensor], list[Gaussian]]:
-        """One hypothesis for each entry of `features`: logits, the latents taken, the prior's Gaussians.
+        """One hypothesis per entry of `features`: logits, the latents used, the prior's Gaussians.
 
-        A scale with `given` latents uses them; else one with `noise` draws mean + σ · noise; else it takes its
-        mean.
+        The latent of a scale is its `given` value; else, with `noise`, mean + σ · noise; else the mean.
         """
-        nothing: PerScale = [None] * len(self.latent_dims)
-        x, latents, gaussians = self.prior.decode(features, noise=noise or nothing, given=given or nothing)
+        none: PerScale = [None] * len(self.latent_dims)
+        x, latents, gaussians = self.prior.decode(features, noise=noise or none, given=given or none)
         return self.logits(x), latents, gaussians
 
     def infer(
@@ -219,29 +219,9 @@ class HPUNet(nn.Module):
         labels: Int[Tensor, "b h w"],
         noise: PerScale | None = None,
     ) -> tuple[list[Tensor], list[Gaussian]]:
-        """The posterior (Eq. 3): its latents for a segmentation (means without `noise`) and its Gaussians."""
+        """The posterior's latents for a segmentation (its means without `noise`) and its Gaussians (Eq. 3)."""
         x = posterior_input(self, image=image, labels=labels)
         features = self.posterior.encode(match_memory_format(x, channels_last=self.channels_last))
-        nothing: PerScale = [None] * len(self.latent_dims)
-        _, latents, gaussians = self.posterior.decode(features, noise=noise or nothing, given=nothing)
+        none: PerScale = [None] * len(self.latent_dims)
+        _, latents, gaussians = self.posterior.decode(features, noise=noise or none, given=none)
         return latents, gaussians
-
-    def forward(
-        self,
-        *,
-        image: Float[Tensor, "b c h w"],
-        labels: Int[Tensor, "b h w"],
-        cond: Float[Tensor, "b e h w"] | None = None,
-        noise: PerScale | None = None,
-        prior_noise: Sequence[Tensor] | None = None,
-    ) -> TrainingOutput:
-        """The training pass: one posterior draw (from `noise`, or fresh), one prior pass with those latents."""
-        return training_pass(self, image=image, labels=labels, cond=cond, noise=noise, prior_noise=prior_noise)
-
-
-def _checked_cond(cond: Tensor | None, *, image: Tensor, channels: int) -> Tensor:
-    expected = (image.shape[0], channels, *image.shape[-2:])
-    if cond is None or tuple(cond.shape) != expected:
-        got = "none" if cond is None else f"shape {tuple(cond.shape)}"
-        raise DataError(f"cond: this model's prior expects a tensor of shape {expected}, got {got}")
-    return cond

@@ -1,8 +1,8 @@
-"""The standard Probabilistic U-Net (Kohl et al. 2018), the paper's baseline, behind the same methods as HPUNet.
+"""The standard Probabilistic U-Net (Kohl et al. 2018), the paper's baseline, with the interface of `HPUNet`.
 
-A plain U-Net gives features at full resolution. Two further encoders, prior (image) and posterior (image and
-segmentation), end in one Gaussian for the whole image; a latent vector from it is repeated at every pixel, joins
-the features, and three 1×1 convolutions and a last one turn both into logits.
+A plain U-Net computes features at full resolution. Two more encoders, the prior (image) and the posterior (image and
+segmentation), each predict one Gaussian for the whole image. A latent vector drawn from it is repeated at every pixel
+and concatenated with the features; 1×1 convolutions turn them into logits.
 """
 
 from collections.abc import Sequence
@@ -13,14 +13,14 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from hpunet.errors import ConfigError
-from hpunet.models.base import PerScale, TrainingOutput, posterior_input, training_pass
-from hpunet.models.blocks import conv_stage, double_bilinear, halve, initialise, match_memory_format
+from hpunet.models.base import ConditionalVAE, PerScale, posterior_input
+from hpunet.models.blocks import conv_stage, downsample, initialise, match_memory_format, upsample_bilinear
 from hpunet.models.gaussian import Gaussian, GaussianHead
 from hpunet.utils.tensors import check_image
 
 
 class ConvEncoder(nn.Module):
-    """The contracting half of a U-Net: three 3×3 convolutions with ReLU a scale, average pooling between."""
+    """The contracting path of a U-Net: three 3×3 convolutions with ReLU per scale, average pooling between."""
 
     def __init__(self, in_channels: int, channels: Sequence[int]) -> None:
         super().__init__()
@@ -31,13 +31,13 @@ class ConvEncoder(nn.Module):
         """Features of every scale, coarsest first."""
         features = []
         for depth, stage in enumerate(self.stages):
-            x = stage(halve(x) if depth else x)
+            x = stage(downsample(x) if depth else x)
             features.append(x)
         return features[::-1]
 
 
 class GlobalGaussian(nn.Module):
-    """An encoder, the mean over all its positions, and a Gaussian: the prior or posterior net."""
+    """The prior or posterior net: an encoder, global average pooling, and a Gaussian."""
 
     def __init__(self, in_channels: int, channels: Sequence[int], latent_dim: int) -> None:
         super().__init__()
@@ -45,12 +45,12 @@ class GlobalGaussian(nn.Module):
         self.head = GaussianHead(channels[-1], latent_dim)
 
     def forward(self, x: Float[Tensor, "b c h w"]) -> Gaussian:
-        """One Gaussian (b, z, 1, 1) an image."""
+        """One Gaussian (b, z, 1, 1) per image."""
         return self.head(self.encoder(x)[0].mean(dim=(2, 3), keepdim=True))  # type: ignore[no-any-return]
 
 
-class ProbUNet(nn.Module):
-    """The standard Probabilistic U-Net; arguments and methods as in `HPUNet`, with one global latent vector."""
+class ProbUNet(ConditionalVAE):
+    """The standard Probabilistic U-Net: as `HPUNet`, but with one global latent vector."""
 
     def __init__(
         self,
@@ -89,21 +89,21 @@ class ProbUNet(nn.Module):
             self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def latent_shapes(self, height: int, width: int) -> list[tuple[int, int, int]]:
-        """The one latent scale has a single position, whatever the image size."""
+        """The one latent scale has a single position for any image size."""
         return [(self.latent_dims[0], 1, 1)]
 
     def sampling_modules(self) -> list[nn.Module]:
-        """The parts that sampling needs; the rest is for training and reconstruction."""
+        """All modules but the posterior."""
         return [self.encoder, self.decoder, self.prior, self.combine, self.logits]
 
     def prior_heads(self) -> list[GaussianHead]:
-        """What predicts the prior's Gaussian."""
+        """The head that predicts the prior's Gaussian."""
         return [self.prior.head]
 
     def prior_input(
         self, *, image: Float[Tensor, "b c h w"], cond: Float[Tensor, "b e h w"] | None = None
     ) -> Float[Tensor, "b c h w"]:
-        """The image, checked, as U-Net and prior see it."""
+        """What U-Net and prior see, checked: the image."""
         if cond is not None:
             raise ConfigError("cond: the standard Probabilistic U-Net takes no extra conditioning channels")
         check_image(image, channels=self.in_channels, multiple=self.size_multiple, values=self.check_values)
@@ -116,17 +116,17 @@ class ProbUNet(nn.Module):
         image = match_memory_format(self.prior_input(image=image, cond=cond), channels_last=self.channels_last)
         x, *skips = self.encoder(image)
         for stage, skip in zip(self.decoder, skips, strict=True):
-            x = stage(torch.cat([skip, double_bilinear(x)], dim=1))
+            x = stage(torch.cat([skip, upsample_bilinear(x)], dim=1))
         prior = self.prior(image)
         return [x, prior.mean, prior.log_sigma]
 
     def decode(
         self, features: Sequence[Tensor], *, noise: PerScale | None = None, given: PerScale | None = None
     ) -> tuple[Float[Tensor, "b k h w"], list[Tensor], list[Gaussian]]:
-        """One hypothesis for each entry of `features`; see `HPUNet.decode`."""
+        """As `HPUNet.decode`."""
         x, mean, log_sigma = features
         prior = Gaussian(mean=mean, log_sigma=log_sigma)
-        z = prior.take(noise=noise[0] if noise else None, given=given[0] if given else None)
+        z = prior.latent(noise=noise[0] if noise else None, given=given[0] if given else None)
         planes = z.to(x.dtype).expand(-1, -1, *x.shape[-2:])
         return self.logits(self.combine(torch.cat([x, planes], dim=1))), [z], [prior]
 
@@ -137,19 +137,7 @@ class ProbUNet(nn.Module):
         labels: Int[Tensor, "b h w"],
         noise: PerScale | None = None,
     ) -> tuple[list[Tensor], list[Gaussian]]:
-        """The posterior: its latent for a segmentation (the mean without `noise`) and its Gaussian."""
+        """As `HPUNet.infer`."""
         x = posterior_input(self, image=image, labels=labels)
         posterior = self.posterior(match_memory_format(x, channels_last=self.channels_last))
-        return [posterior.take(noise=noise[0] if noise else None, given=None)], [posterior]
-
-    def forward(
-        self,
-        *,
-        image: Float[Tensor, "b c h w"],
-        labels: Int[Tensor, "b h w"],
-        cond: Float[Tensor, "b e h w"] | None = None,
-        noise: PerScale | None = None,
-        prior_noise: Sequence[Tensor] | None = None,
-    ) -> TrainingOutput:
-        """The training pass: one posterior draw (from `noise`, or fresh) gives logits and KL."""
-        return training_pass(self, image=image, labels=labels, cond=cond, noise=noise, prior_noise=prior_noise)
+        return [posterior.latent(noise=noise[0] if noise else None, given=None)], [posterior]

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from hpunet.errors import ConfigError, DataError
 from hpunet.models.base import TrainingOutput
 from hpunet.models.gaussian import Gaussian, at_least_float32, kl_divergence
-from hpunet.models.gradients import keep_in_range, scaled_gradient, with_value
+from hpunet.models.gradients import clamp_with_inward_gradient, scale_gradient, straight_through
 from hpunet.utils.distributed import all_gather, all_reduce, rank, world_size
 
 
@@ -96,7 +96,7 @@ def top_k_pixels(
 
 def global_mean(own: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """The mean over all processes in value, this process's own in gradient."""
-    return own if world_size() == 1 else with_value(own, all_reduce(own) / world_size())
+    return own if world_size() == 1 else straight_through(own, all_reduce(own) / world_size())
 
 
 class Reconstruction(nn.Module):
@@ -147,7 +147,7 @@ def divergence(output: TrainingOutput, *, prior_pull: float) -> Float[Tensor, " 
     if prior_pull == 1:
         return output.kl
     pulled = [
-        Gaussian(mean=scaled_gradient(p.mean, prior_pull), log_sigma=scaled_gradient(p.log_sigma, prior_pull))
+        Gaussian(mean=scale_gradient(p.mean, prior_pull), log_sigma=scale_gradient(p.log_sigma, prior_pull))
         for p in output.prior
     ]
     return torch.stack(
@@ -253,8 +253,10 @@ class GECO(nn.Module):
     @property
     def multiplier(self) -> Float[Tensor, ""]:
         """λ; its gradient is scaled by −rate, so that descent on the loss is ascent on w."""
-        multiplier = keep_in_range(F.softplus(self.speed * self.w).square(), low=0.0, high=self.lambda_max)
-        return scaled_gradient(multiplier, -self.rate)
+        multiplier = clamp_with_inward_gradient(
+            F.softplus(self.speed * self.w).square(), low=0.0, high=self.lambda_max
+        )
+        return scale_gradient(multiplier, -self.rate)
 
     def moving_average(self, rec: Float[Tensor, ""]) -> Float[Tensor, ""]:
         """The average with this batch's value in it; its gradient with respect to `rec` is 1.
@@ -268,7 +270,7 @@ class GECO(nn.Module):
                 finite = value.isfinite()  # a batch that went wrong must not stay in the average
                 self.ema.copy_(torch.where(finite, updated, self.ema))
                 self.num_updates.add_(finite)
-        return with_value(rec, updated.to(rec.dtype))
+        return straight_through(rec, updated.to(rec.dtype))
 
     def counted(self, kl: Float[Tensor, " scales"]) -> Float[Tensor, ""]:
         """Σ KL, less of the scales that are warming up."""

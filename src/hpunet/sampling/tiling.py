@@ -18,8 +18,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hpunet.errors import ConfigError
-from hpunet.models.base import PerScale, SamplerWrapper
-from hpunet.models.blocks import double_nearest, halve, join, match_memory_format
+from hpunet.models.base import PerScale, SamplingProxy
+from hpunet.models.blocks import concat_latent, downsample, match_memory_format, upsample_nearest
 from hpunet.models.gaussian import Gaussian
 from hpunet.models.hpunet import HPUNet
 from hpunet.models.punet import GlobalGaussian, ProbUNet
@@ -44,7 +44,7 @@ class Window(NamedTuple):
         return Window(rows, columns)
 
 
-class Tiled(SamplerWrapper[HPUNet | ProbUNet]):
+class Tiled(SamplingProxy[HPUNet | ProbUNet]):
     """An `HPUNet` or `ProbUNet` for sampling (not for training) that computes `tile`×`tile` pixels of a map at once.
 
     `tile` counts pixels of the map that a stage computes, so coarse scales are mostly computed whole.
@@ -87,14 +87,14 @@ class Tiled(SamplerWrapper[HPUNet | ProbUNet]):
         for i, stage in enumerate(model.prior.decoder):
             if i < len(model.prior.heads):
                 gaussian = model.prior.heads[i](x)
-                z = gaussian.take(noise=noise[i], given=given[i])
+                z = gaussian.latent(noise=noise[i], given=given[i])
                 gaussians.append(gaussian)
                 latents.append(z)
-                x = join(z, x)
+                x = concat_latent(z, x)
             is_last = i + 1 == len(model.prior.decoder)
 
             def joined(window: Window, x: Tensor = x, skip: Tensor = features[i + 1]) -> Tensor:
-                return torch.cat([double_nearest(window.scaled(0.5).of(x)), window.of(skip)], dim=1)
+                return torch.cat([upsample_nearest(window.scaled(0.5).of(x)), window.of(skip)], dim=1)
 
             x = self._run(nn.Sequential(stage, model.logits) if is_last else stage, joined, like=features[i + 1])
         return x, latents, gaussians
@@ -106,7 +106,7 @@ class Tiled(SamplerWrapper[HPUNet | ProbUNet]):
         assert isinstance(model, ProbUNet)
         x, mean, log_sigma = features
         prior = Gaussian(mean=mean, log_sigma=log_sigma)
-        z = prior.take(noise=noise[0], given=given[0])
+        z = prior.latent(noise=noise[0], given=given[0])
 
         def joined(window: Window) -> Tensor:
             part = window.of(x)
@@ -122,7 +122,7 @@ class Tiled(SamplerWrapper[HPUNet | ProbUNet]):
                 x = self._run(stage, lambda window, x=x: window.of(x), like=x)  # type: ignore[misc]
             else:
                 half = x[:, :, ::2, ::2]
-                x = self._run(stage, lambda window, x=x: halve(window.scaled(2.0).of(x)), like=half)  # type: ignore[misc]
+                x = self._run(stage, lambda window, x=x: downsample(window.scaled(2.0).of(x)), like=half)  # type: ignore[misc]
             features = [*features, x] if keep else [x]
         return features
 
@@ -137,7 +137,7 @@ class Tiled(SamplerWrapper[HPUNet | ProbUNet]):
             skip = skips.pop()
 
             def joined(window: Window, x: Tensor = x, skip: Tensor = skip) -> Tensor:
-                return torch.cat([window.of(skip), doubled_bilinear(x, window)], dim=1)
+                return torch.cat([window.of(skip), upsample_bilinear_window(x, window)], dim=1)
 
             x = self._run(stage, joined, like=skip)
         return x
@@ -175,8 +175,8 @@ def reach(stage: nn.Module) -> int:
     return sum(conv.kernel_size[0] // 2 for conv in stage.modules() if isinstance(conv, nn.Conv2d))
 
 
-def doubled_bilinear(x: Float[Tensor, "b f h w"], window: Window) -> Float[Tensor, "b f h2 w2"]:
-    """A window of `blocks.double_bilinear(x)`, whose weights depend on where in the whole map a pixel lies."""
+def upsample_bilinear_window(x: Float[Tensor, "b f h w"], window: Window) -> Float[Tensor, "b f h2 w2"]:
+    """A window of `blocks.upsample_bilinear(x)`, whose weights depend on where in the whole map a pixel lies."""
     for dim, part in ((2, window.rows), (3, window.columns)):
         size = x.shape[dim]
         # In float32, as torch has them: the difference would show in large maps.

@@ -1,4 +1,4 @@
-"""What the CPU computes in another order against the plain way to write it, in float64."""
+"""The CPU's faster order of operations against the plain one, in float64."""
 
 import subprocess
 import sys
@@ -9,8 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hpunet import HPUNet
-from hpunet.models import blocks
-from hpunet.models.blocks import conv_of_doubled, double_nearest, residual_stage, run_doubled
+from hpunet.models import upsampled_conv
+from hpunet.models.blocks import residual_stage, upsample_nearest
+from hpunet.models.upsampled_conv import conv_upsampled, run_upsampled
 
 
 def seeded(*shape: int) -> Tensor:
@@ -28,23 +29,25 @@ def assert_same(found: Tensor, expected: Tensor, *, inputs: list[Tensor]) -> Non
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 4), (3, 2), (8, 8)])
-def test_convolution_of_a_doubled_map_needs_no_doubled_map(size: tuple[int, int]) -> None:
+def test_conv_upsampled_equals_upsample_then_conv(size: tuple[int, int]) -> None:
     x, weight = seeded(2, 3, *size), seeded(5, 3, 3, 3)
     for layout in (torch.channels_last, torch.contiguous_format):
-        found = conv_of_doubled(x.contiguous(memory_format=layout), weight.contiguous(memory_format=layout))
-        assert_same(found, F.conv2d(double_nearest(x), weight, padding=1), inputs=[x, weight])
+        found = conv_upsampled(x.contiguous(memory_format=layout), weight.contiguous(memory_format=layout))
+        assert_same(found, F.conv2d(upsample_nearest(x), weight, padding=1), inputs=[x, weight])
 
 
-def test_stage_of_a_doubled_map_equals_the_joined_one() -> None:
+def test_run_upsampled_equals_the_stage_on_concatenated_maps() -> None:
     x, features = seeded(2, 5, 32, 36), seeded(2, 4, 64, 72)
     stage = residual_stage(9, 4, 2).double()
-    expected = stage(torch.cat([double_nearest(x), features], dim=1))
-    assert_same(run_doubled(stage, x, features), expected, inputs=[x, features, *stage.parameters()])
+    expected = stage(torch.cat([upsample_nearest(x), features], dim=1))
+    assert_same(run_upsampled(stage, x, features), expected, inputs=[x, features, *stage.parameters()])
 
 
-def test_hpunet_doubles_large_channels_last_maps_only_in_the_skip(monkeypatch: pytest.MonkeyPatch) -> None:
-    doubled: list[tuple[int, ...]] = []
-    monkeypatch.setattr(blocks, "double_nearest", lambda x: doubled.append(x.shape[1:]) or double_nearest(x))
+def test_hpunet_upsamples_large_channels_last_maps_only_in_the_skip(monkeypatch: pytest.MonkeyPatch) -> None:
+    upsampled: list[tuple[int, ...]] = []
+    monkeypatch.setattr(
+        upsampled_conv, "upsample_nearest", lambda x: upsampled.append(x.shape[1:]) or upsample_nearest(x)
+    )
     image = seeded(1, 1, 64, 64).detach()
     outputs = []
     for channels_last in (True, False):
@@ -53,25 +56,26 @@ def test_hpunet_doubles_large_channels_last_maps_only_in_the_skip(monkeypatch: p
             in_channels=1, num_classes=2, channels=(4, 6, 8), latent_dims=(1, 1), channels_last=channels_last
         ).double()
         outputs.append(model.decode(model.encode(image=image))[0])
-    assert doubled == [(9, 16, 16), (4, 32, 32), (9, 16, 16), (7, 32, 32)]
+    assert upsampled == [(9, 16, 16), (4, 32, 32), (9, 16, 16), (7, 32, 32)]
     torch.testing.assert_close(*outputs)
 
 
 COMPILED = """
 import torch
-from hpunet.models.blocks import residual_stage, run_doubled
+from hpunet.models.blocks import residual_stage
+from hpunet.models.upsampled_conv import run_upsampled
 
 stage, x = residual_stage(9, 4, 1), torch.rand(1, 5, 32, 32).to(memory_format=torch.channels_last)
 features = torch.rand(1, 4, 64, 64).to(memory_format=torch.channels_last)
 gradients = [
     torch.autograd.grad(run(stage, x, features).sum(), list(stage.parameters()))
-    for run in (torch.compile(run_doubled, backend="aot_eager", fullgraph=True), run_doubled)
+    for run in (torch.compile(run_upsampled, backend="aot_eager", fullgraph=True), run_upsampled)
 ]
 for found, expected in zip(*gradients):
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-2)
 """
 
 
-def test_stage_of_a_doubled_map_can_be_compiled() -> None:
-    """In a process of its own: the checks of annotations cannot be."""
+def test_run_upsampled_can_be_compiled() -> None:
+    """In its own process, without the annotation checks, which cannot be compiled."""
     subprocess.run([sys.executable, "-c", COMPILED], check=True)
