@@ -1,14 +1,13 @@
 """Every metric against numbers worked out by hand, and against an independent way of computing it."""
 
 import itertools
-import subprocess
-import sys
 from fractions import Fraction
 from math import lcm
 
 import numpy as np
 import pytest
 import torch
+from production import check_refused
 from scipy.optimize import linprog
 from skimage.metrics import adapted_rand_error, contingency_table
 
@@ -123,7 +122,7 @@ def test_iou_leaves_invalid_pixels_out_whatever_they_hold() -> None:
     assert iou(a, b, num_classes=2, valid=np.zeros_like(valid)) == pytest.approx([1])
 
 
-def test_metrics_answer_in_kind() -> None:
+def test_metrics_return_the_type_they_are_given() -> None:
     samples, labels = maps("1100", "0110"), maps("1100", "0000")
     from_numpy = ged2(samples=samples, labels=labels, num_classes=2)
     from_torch = ged2(samples=torch.from_numpy(samples), labels=torch.from_numpy(labels), num_classes=2)
@@ -547,9 +546,9 @@ def test_bootstrap_pools_over_trained_models_and_is_seeded() -> None:
 
 
 def test_bootstrap_refuses_undefined_values() -> None:
-    with pytest.raises(DataError, match="1 of 3 are undefined"):
+    with pytest.raises(DataError, match="undefined"):
         bootstrap(np.array([0.0, np.nan, 1.0]), seed=0)
-    with pytest.raises(DataError, match="one for each of the 3 images"):
+    with pytest.raises(DataError, match="groups"):
         bootstrap(np.zeros(3), seed=0, groups=["a"])
 
 
@@ -557,45 +556,33 @@ def test_bootstrap_refuses_undefined_values() -> None:
 
 
 def test_values_outside_the_classes_are_refused_where_they_count() -> None:
-    with pytest.raises(DataError, match=r"samples: values must lie in 0\.\.\.1, found 0\.\.\.2"):
+    with pytest.raises(DataError, match=r"samples.*2"):
         ged2(samples=maps("0200"), labels=maps("0000"), num_classes=2)
     with pytest.raises(DataError, match="labels"):
         ged2(samples=maps("0000"), labels=-maps("0010"), num_classes=2)
-    with pytest.raises(DataError, match=r"graders: images \[0\]"):
+    with pytest.raises(DataError, match=r"graders.*\[0\]"):
         ged2(samples=maps("0000"), labels=maps("0000"), graders=np.array([[False]]), num_classes=2)
     with pytest.raises(ConfigError, match="classes"):
         ged2(samples=maps("0000"), labels=maps("0000"), classes=[2], num_classes=2)
     with pytest.raises(DataError, match="negative"):
         rand_error(prediction=-maps("0100")[0], truth=maps("0100")[0])
-    with pytest.raises(DataError, match="each prediction needs its score"):
+    with pytest.raises(DataError, match="score"):
         match_instances(prediction=strip((3, 2)), truth=strip((1, 2)), scores=np.zeros(2))
 
 
 REFUSED = {
     "ged2(samples=maps[0], labels=maps, num_classes=2)": "DataError: samples: expected integer maps (b s h w)",
     "ged2(samples=maps * 1.0, labels=maps, num_classes=2)": "DataError: samples: expected integer maps",
-    "ged2(samples=maps, labels=maps[:, :, 1:], num_classes=2)": "DataError: samples and labels: images and sizes",
-    "ged2(samples=maps, labels=maps, num_classes=2, valid=maps)": "DataError: valid: expected bools of shape (2,",
-    "ged2(samples=maps, labels=maps, num_classes=2, absent='no')": "ConfigError: absent: expected 'skip' or 'one'",
+    "ged2(samples=maps, labels=maps[:, :, 1:], num_classes=2)": "DataError: samples and labels: ",
+    "ged2(samples=maps, labels=maps, num_classes=2, valid=maps)": "DataError: valid: ",
+    "ged2(samples=maps, labels=maps, num_classes=2, absent='no')": "ConfigError: absent: ",
     "ged2(maps, maps, num_classes=2)": "TypeError",
-    "iou(maps[0], maps[0, :1], num_classes=2)": "DataError: a and b: images and sizes differ",
-    "iou_rec(labels=maps, reconstructions=maps[:, :1], num_classes=2)": "DataError: labels and reconstructions",
-    "rand_error(prediction=maps[0], truth=maps[0, :, 1:])": "DataError: prediction and truth: images and sizes",
+    "iou(maps[0], maps[0, :1], num_classes=2)": "DataError: a and b: ",
+    "iou_rec(labels=maps, reconstructions=maps[:, :1], num_classes=2)": "DataError: labels and reconstructions: ",
+    "rand_error(prediction=maps[0], truth=maps[0, :, 1:])": "DataError: prediction and truth: ",
 }
 
 
 def test_production_refuses_bad_arguments_without_the_annotations() -> None:
-    code = f"""
-import numpy as np
-from hpunet.metrics import ged2, iou, iou_rec, rand_error
-maps = np.zeros((2, 3, 4, 4), dtype=int)
-for call in {list(REFUSED)}:
-    try:
-        print(f"accepted: {{eval(call)}}")
-    except Exception as error:
-        print(f"{{type(error).__name__}}: {{error}}")
-"""
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
-    assert result.returncode == 0, result.stderr
-    for line, expected in zip(result.stdout.splitlines(), REFUSED.values(), strict=True):
-        assert expected in line
+    setup = "from hpunet.metrics import ged2, iou, iou_rec, rand_error"
+    check_refused(f"import numpy\n{setup}\nmaps = numpy.zeros((2, 3, 4, 4), dtype=int)", REFUSED)

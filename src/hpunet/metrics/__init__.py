@@ -1,4 +1,7 @@
-"""Metrics as pure functions (App. B): formulas, sources, rules for empty maps in docs/reference/metrics.md."""
+"""Metrics as pure functions (App. B): label maps in, one value per image out. Start reading at overlap.py.
+
+Formulas, sources and the rules for empty maps: docs/reference/metrics.md.
+"""
 
 from hpunet.metrics.average_precision import (
     AveragePrecision,

@@ -31,16 +31,16 @@ def resampled_means(
 ) -> Float64[np.ndarray, " means"]:
     """Resample images with replacement, `num` times for each trained model, and pool the means.
 
-    `values` is a metric of each image, one row for each model trained with another seed. With `groups`, one name for
-    each image, whole groups are drawn instead: slices of one patient are not independent. As many groups are drawn as
-    there are, and each image of a drawn group counts once for every time that the group was drawn.
+    `values` is one metric per image, one row per trained model. With `groups`, one name per image, whole groups are
+    drawn instead: slices of one patient are not independent. As many groups are drawn as there are, and an image
+    counts each time its group is drawn.
     """
     rows = np.atleast_2d(as_numpy(values).astype(np.float64))
     if rows.ndim != 2 or rows.size == 0:
-        raise DataError(f"values: expected one value an image, or (models, images), got shape {tuple(values.shape)}")
+        raise DataError(f"values: expected one value per image, or (models, images), got shape {tuple(values.shape)}")
     if not np.isfinite(rows).all():
         undefined = int((~np.isfinite(rows)).sum())
-        raise DataError(f"values: {undefined} of {rows.size} are undefined; leave those images out and say how many")
+        raise DataError(f"values: {undefined} of {rows.size} are undefined; leave those images out")
     group = group_numbers(groups, num_images=rows.shape[1])
     sizes = np.bincount(group)
     rng = np.random.default_rng(seed)
@@ -53,16 +53,16 @@ def resampled_means(
 
 
 def group_numbers(groups: Sequence[object] | None, *, num_images: int) -> Int[np.ndarray, " images"]:
-    """The group of each image as a number, in the order they first occur; without groups each image is its own."""
+    """The group of each image, numbered in order of appearance; without groups each image is its own."""
     names = list(range(num_images)) if groups is None else list(groups)
     if len(names) != num_images:
-        raise DataError(f"groups: expected one for each of the {num_images} images, got {len(names)}")
+        raise DataError(f"groups: expected one per image ({num_images}), got {len(names)}")
     number = {name: i for i, name in enumerate(dict.fromkeys(names))}
     return np.array([number[name] for name in names], dtype=np.int64)
 
 
 def draws(rng: np.random.Generator, *, num_groups: int, num: int) -> Iterator[Int[np.ndarray, " groups"]]:
-    """`num` times as many groups as there are, drawn with replacement."""
+    """`num` draws of `num_groups` groups with replacement."""
     if num < 1:
         raise ConfigError(f"num must be at least 1, got {num}")
     for _ in range(num):

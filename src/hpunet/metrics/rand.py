@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from hpunet.errors import DataError
-from hpunet.metrics.arrays import Maps, PerImage, Valid, in_kind, label_maps, same_size, valid_pixels
+from hpunet.metrics.arrays import Maps, PerImage, Valid, check_maps, same_type
 
 
 def rand_error(*, prediction: Maps, truth: Maps, valid: Valid | None = None) -> PerImage:
@@ -17,20 +16,16 @@ def rand_error(*, prediction: Maps, truth: Maps, valid: Valid | None = None) -> 
 
     as in the challenge and gala's `adapted_rand_error`: each pixel predicted as background is a segment of its own,
     and a pixel makes a pair with itself. scikit-image counts predicted background as one more segment and leaves out
-    pairs of a pixel with itself, so its values differ. Where n is 0 the error is undefined: NaN.
+    pairs of a pixel with itself, so its values differ. NaN where n is 0.
     """
-    predicted = label_maps(prediction, name="prediction", dims="b h w")
-    true = label_maps(truth, name="truth", dims="b h w")
-    same_size(predicted, true, names="prediction and truth")
-    where = valid_pixels(valid, maps=true)
-    images = zip(predicted, true, where, strict=True)
-    return in_kind(np.array([_rand_error(j[counts], i[counts]) for j, i, counts in images]), like=prediction)
+    maps = {"prediction": prediction, "truth": truth}
+    checked = check_maps(maps, dims="b h w, b h w", num_classes=None, valid=valid)
+    images = zip(*checked.maps, checked.valid, strict=True)
+    return same_type(np.array([_rand_error(j[where], i[where]) for j, i, where in images]), like=prediction)
 
 
 def _rand_error(predicted: np.ndarray, true: np.ndarray) -> float:
     """The error of the pixels (n,) of one image."""
-    if predicted.size and min(predicted.min(), true.min()) < 0:
-        raise DataError("prediction and truth: labels must be 0 or more, found negative ones")
     foreground = true > 0
     n = int(foreground.sum())
     if n == 0:
@@ -49,6 +44,6 @@ def _rand_error(predicted: np.ndarray, true: np.ndarray) -> float:
 
 
 def _numbered(labels: np.ndarray) -> tuple[np.ndarray, int]:
-    """Labels renumbered 0, 1, ... in their order, and how many there are."""
+    """Labels renumbered 0, 1, ... in ascending order, and how many there are."""
     values, numbers = np.unique(labels, return_inverse=True)
     return numbers.astype(np.int64), len(values)
