@@ -23,11 +23,12 @@ from statistics import median
 import numpy as np
 import torch
 
-from hpunet.data.augment import AugmentSettings, augment, draw_warp
+from hpunet.config.settings import AugmentationSettings
+from hpunet.data.augment import augment, draw_warp
 from hpunet.data.batch import Batch
 
 SOURCE, CROP, GRADERS = 180, 128, 4
-SETTINGS = AugmentSettings()
+SETTINGS = AugmentationSettings()
 
 
 def make_batch(batch_size: int, device: torch.device) -> Batch:

@@ -19,7 +19,8 @@ import torch
 from rich.progress import track
 
 import hpunet
-from hpunet.data.augment import AugmentSettings, augment
+from hpunet.config.settings import AugmentationSettings
+from hpunet.data.augment import augment
 from hpunet.data.packs import open_pack
 from hpunet.metrics.distributions import PairIoUs, pair_ious
 from hpunet.sampling.sample import sample
@@ -43,7 +44,7 @@ def main() -> None:
     trained = hpunet.load(args.run)
     pack = open_pack(args.data, split=args.split)
     recipe = build_example_builder(trained.settings, info=trained.info)
-    warps = {"rigid": AugmentSettings(elastic=0, shear=0, scale=(1, 1)), "training": recipe.augmentation}
+    warps = {"rigid": AugmentationSettings(elastic=0, shear=0, scale=(1, 1)), "training": recipe.augmentation}
     generator = torch.Generator(trained.device).manual_seed(0)
     ged2, empty, specks, among_all, among_marked = [], [], [], [], []
     for indices in track(torch.linspace(0, len(pack) - 1, args.images).long().split(BATCH), "sampling"):

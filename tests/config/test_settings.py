@@ -31,7 +31,7 @@ def test_assignments_do_not_overwrite_a_value_by_a_group() -> None:
         ("optimizer.batch_size=3", "optimizer: unknown setting, expected one of seed, model"),
         ("optimiser.batch_size=many", "optimiser.batch_size: expected a whole number (got 'many')"),
         ("optimiser.batch_size=0", "optimiser.batch_size: expected 1 or more (got 0)"),
-        ("optimiser.accumulation_steps=5", "optimiser.accumulation_steps: 5 pieces do not divide a batch of"),
+        ("optimiser.accumulation_steps=5", "optimiser.accumulation_steps: 5 do not divide"),
         ("optimiser.boundaries=[2,1]", "boundaries: expected rising numbers, one fewer than learning_rates"),
         ("optimiser.learning_rates=[]", "optimiser.learning_rates: expected a list of numbers, for instance"),
         ("optimiser.grad_clip=nan", "optimiser.grad_clip: expected a finite number"),

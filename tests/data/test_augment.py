@@ -4,16 +4,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
 from scipy import stats
 from scipy.interpolate import CubicSpline
 
-from hpunet.data.augment import NO_AUGMENTATION, AugmentSettings, Warp, apply_warp, augment, draw_warp
+from hpunet.config.settings import AugmentationSettings
+from hpunet.data.augment import NO_AUGMENTATION, Warp, apply_warp, augment, draw_warp
 from hpunet.data.batch import Batch
-from hpunet.errors import ConfigError, DataError
+from hpunet.errors import DataError
 
 CPU = torch.device("cpu")
 MANY = 4000
-EVERYTHING = AugmentSettings(translate=0.1, gamma=(0.7, 1.5))
+EVERYTHING = AugmentationSettings(translate=0.1, gamma=(0.7, 1.5))
 HALF_AND_FULL = (
     {"elastic": 0.04, "shear": 0.1, "gamma": (0.81, 1.44), "fade": (100, 300)},
     {"elastic": 0.02, "shear": 0.05, "gamma": (0.9, 1.2)},
@@ -29,13 +31,13 @@ def make_batch(b=3, c=1, r=2, h=20, w=16, *, dtype=torch.float32, high=2**31 - 1
     return Batch(image=image, labels=labels, valid=valid, graders=torch.ones(b, r, dtype=torch.bool))
 
 
-def draw(settings: AugmentSettings, *, source=(180, 180), crop=(128, 128), b=MANY, seed=5, step=17) -> Warp:
+def draw(settings: AugmentationSettings, *, source=(180, 180), crop=(128, 128), b=MANY, seed=5, step=17) -> Warp:
     index = torch.arange(b)
     return draw_warp(settings, seed=seed, step=step, index=index, source_size=source, crop_size=crop, device=CPU)
 
 
-def only(**changes) -> AugmentSettings:
-    return replace(NO_AUGMENTATION, **changes)
+def only(**changes) -> AugmentationSettings:
+    return NO_AUGMENTATION.model_copy(update=changes)
 
 
 def assert_same(a: Batch, b: Batch) -> None:
@@ -277,7 +279,7 @@ def test_draw_warp_elastic_displacement_has_the_configured_sigma():
 
 def test_draw_warp_gamma_is_log_uniform_and_off_by_default():
     assert_uniform(draw(only(gamma=(0.7, 1.5))).gamma.double().log(), math.log(0.7) - 1e-6, math.log(1.5) + 1e-6)
-    assert draw(AugmentSettings(), b=2).gamma is None
+    assert draw(AugmentationSettings(), b=2).gamma is None
 
 
 def test_draw_warp_parameters_are_uncorrelated():
@@ -297,14 +299,19 @@ def test_draw_warp_parameters_are_uncorrelated():
 
 
 def test_draw_warp_operation_switched_off_leaves_the_others_alone():
-    full, plain = draw(EVERYTHING, b=5), draw(replace(EVERYTHING, elastic=0.0, gamma=(1.0, 1.0)), b=5)
+    full, plain = (
+        draw(EVERYTHING, b=5),
+        draw(EVERYTHING.model_copy(update={"elastic": 0.0, "gamma": (1.0, 1.0)}), b=5),
+    )
     assert torch.equal(full.affine, plain.affine)
 
 
 @pytest.mark.parametrize("make_step", [int, torch.tensor])
 def test_draw_warp_deformation_fades_while_turning_and_mirroring_stay(make_step):
-    fading = replace(EVERYTHING, fade=(100, 300))
-    rigid = replace(EVERYTHING, elastic=0.0, shear=0.0, scale=(1.0, 1.0), translate=0.0, gamma=(1.0, 1.0))
+    fading = EVERYTHING.model_copy(update={"fade": (100, 300)})
+    rigid = EVERYTHING.model_copy(
+        update={"elastic": 0.0, "shear": 0.0, "scale": (1.0, 1.0), "translate": 0.0, "gamma": (1.0, 1.0)}
+    )
     for step in (0, 99, 100):
         before, full = draw(fading, b=5, step=make_step(step)), draw(EVERYTHING, b=5, step=step)
         for name in ("affine", "displacement", "gamma"):
@@ -321,7 +328,7 @@ def test_draw_warp_deformation_fades_while_turning_and_mirroring_stay(make_step)
 
 
 def test_draw_warp_keeps_the_crop_centre_under_rotation_scale_shear_and_mirroring():
-    settings = replace(AugmentSettings(), random_crop=False)
+    settings = AugmentationSettings(random_crop=False)
     affine = draw(settings, source=(180, 100), crop=(128, 60), b=50).affine
     centre = affine @ torch.tensor([63.5, 29.5, 1.0], dtype=torch.float64)
     torch.testing.assert_close(centre, torch.tensor([89.5, 49.5], dtype=torch.float64).expand(50, 2))
@@ -375,8 +382,8 @@ def test_apply_warp_rejects_what_does_not_go_together():
     ],
 )
 def test_augment_settings_reject_impossible_values(name, value):
-    with pytest.raises(ConfigError, match=name):
-        AugmentSettings(**{name: value})
+    with pytest.raises(ValidationError, match=name):
+        AugmentationSettings(**{name: value})
 
 
 @pytest.mark.gpu

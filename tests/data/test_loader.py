@@ -3,7 +3,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from hpunet.data.augment import AugmentSettings, augment
+from hpunet.config.settings import AugmentationSettings
+from hpunet.data.augment import augment
 from hpunet.data.batch import Batch
 from hpunet.data.loader import TrainingSteps, images_at
 from hpunet.data.packs import Pack, open_pack, write_pack
@@ -34,7 +35,7 @@ def test_images_at_handles_batches_larger_than_the_set() -> None:
 
 def augmented(batch: Batch, step: int) -> Batch:
     index = torch.arange(len(batch.image))
-    return augment(batch, settings=AugmentSettings(), crop_size=(16, 16), seed=1, step=step, index=index)
+    return augment(batch, settings=AugmentationSettings(), crop_size=(16, 16), seed=1, step=step, index=index)
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 4 worker processes")  # on two cores

@@ -9,7 +9,8 @@ import torch
 from tiny_run import WITHOUT_GECO, open_tiny, tiny_batch, tiny_settings, tiny_step, write_tiny_pack
 from torch import Tensor
 
-from hpunet.data.augment import AugmentSettings, augment
+from hpunet.config.settings import AugmentationSettings
+from hpunet.data.augment import augment
 from hpunet.data.batch import Batch
 from hpunet.data.packs import Pack
 from hpunet.data.synthetic.source import INFO
@@ -268,7 +269,7 @@ def test_recipe_warps_the_chosen_grader_alone_as_it_would_all_of_them() -> None:
         graders=graders,
     )
     example_builder = ExampleBuilder(
-        info=INFO["lesions"], crop=(32, 32), augmentation=AugmentSettings(), extrapolate=False, seed=3
+        info=INFO["lesions"], crop=(32, 32), augmentation=AugmentationSettings(), extrapolate=False, seed=3
     )
     index = torch.arange(16)
     warped = augment(

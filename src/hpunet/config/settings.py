@@ -35,8 +35,7 @@ class ModelSettings(_Section):
     """Residual blocks (hpu)."""
     activation_checkpointing: bool = False
     orientations: Literal[1, 2, 4, 8] = 1
-    """Sampling: a hypothesis is drawn from the image as it is or, at random, from it mirrored (2), upside down (4) or
-    orient by right angles (8) too."""
+    """Number of image orientations to sample from: mirrored (2), also upside down (4), also rotated by 90° (8)."""
 
     @model_validator(mode="after")
     def _check(self) -> "ModelSettings":
@@ -59,18 +58,37 @@ class DataSettings(_Section):
 
 
 class AugmentationSettings(_Section):
-    """Ranges of the random warps; see `data/augment.py`."""
+    """Ranges of the random warps. The paper names the operations, the ranges are ours; 0, False or (1, 1): off."""
 
-    elastic: float = 0.04
-    rotation: float = 180.0
+    elastic: Annotated[float, Field(ge=0, le=1)] = 0.04
+    """Standard deviation of the control points' displacement, as a fraction of the crop's height (y), width (x)."""
+    rotation: Annotated[float, Field(ge=0, le=180)] = 180.0
+    """Angles are uniform in ± this many degrees; 10 for street scenes."""
     mirror_up_down: bool = True
+    """With probability 1/2; not for street scenes."""
     mirror_left_right: bool = True
-    shear: float = 0.1
+    shear: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """x moves by up to ± this many pixels per pixel of y."""
     scale: Annotated[tuple[float, float], _FROM_LIST] = (0.8, 1.25)
+    """Range of the magnification, log-uniform; above 1 enlarges."""
     random_crop: bool = True
-    translate: float = 0.0
+    """Crop at any whole-pixel position that fits; else at the centre."""
+    translate: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """A further shift, uniform in ± this fraction of the crop, for images without margin."""
     gamma: Annotated[tuple[float, float], _FROM_LIST] = (1.0, 1.0)
+    """Range of the exponent applied to the image, log-uniform; (0.7, 1.5) for street scenes."""
     fade: Annotated[tuple[int, int] | None, _FROM_LIST] = None
+    """Iterations (or shares of all) between which elastic, shear, scale, translate and gamma shrink to nothing, so
+    that training ends on undistorted images; rotation, mirroring and the random crop stay."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "AugmentationSettings":
+        for name, (low, high) in {"scale": self.scale, "gamma": self.gamma}.items():
+            if not 0 < low <= high:
+                raise ValueError(f"{name}: expected two numbers, 0 < low <= high, got {low}, {high}")
+        if self.fade is not None and not 0 <= self.fade[0] < self.fade[1]:
+            raise ValueError(f"fade: expected two rising steps, got {self.fade[0]}, {self.fade[1]}")
+        return self
 
 
 class ObjectiveSettings(_Section):
@@ -92,8 +110,7 @@ class ObjectiveSettings(_Section):
     kl_warm_up: list[Annotated[int, Field(ge=0)]] = []
     """GECO: iterations (or shares of all) over which a scale's KL comes to count in full, coarsest scale first."""
     energy: Annotated[float, Field(ge=0)] = 0.0
-    """Weight of the energy distance of samples and all graders' maps (of instances: of which pixels belong together),
-    added to the loss; none in the paper."""
+    """Weight of the energy distance between samples and all graders' maps in the loss; not in the paper."""
     energy_samples: Annotated[int, Field(ge=2)] = 4
     """Samples an image that it is taken of."""
     energy_weighting: Literal["pixels", "instances"] = "pixels"
@@ -141,9 +158,7 @@ class OptimiserSettings(_Section):
             if ordered != self.boundaries or len(ordered) != len(self.learning_rates) - 1:
                 raise ValueError("boundaries: expected rising numbers, one fewer than learning_rates")
         if self.batch_size % self.accumulation_steps:
-            raise ValueError(
-                f"accumulation_steps: {self.accumulation_steps} pieces do not divide a batch of {self.batch_size}"
-            )
+            raise ValueError(f"accumulation_steps: {self.accumulation_steps} do not divide {self.batch_size} images")
         return self
 
 
@@ -184,11 +199,8 @@ class Settings(_Section):
 
 def preset_names() -> list[str]:
     """The presets that come with the package."""
-    return sorted(
-        entry.name.removesuffix(".toml")
-        for entry in (resources.files("hpunet.config") / "presets").iterdir()
-        if entry.name.endswith(".toml")
-    )
+    names = (entry.name for entry in (resources.files("hpunet.config") / "presets").iterdir())
+    return sorted(name.removesuffix(".toml") for name in names if name.endswith(".toml"))
 
 
 def read_preset(name_or_path: str) -> dict[str, Any]:
@@ -354,10 +366,7 @@ def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
 
 
 def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
-    """['size=128', 'slices.train=[0, 16]'] as {'size': 128, 'slices': {'train': [0, 16]}}.
-
-    A value that is no TOML value (a bare word) is a string.
-    """
+    """['size=128', 'slices.train=[0, 16]'] as {'size': 128, 'slices': {'train': [0, 16]}}; bare words are strings."""
     settings: dict[str, Any] = {}
     for assignment in assignments:
         key, equals, text = assignment.partition("=")

@@ -26,67 +26,16 @@ import torch
 from jaxtyping import Float, Float32, Float64, Int, Int64, Shaped
 from torch import Tensor
 
+from hpunet.config.settings import AugmentationSettings
 from hpunet.data.batch import Batch
-from hpunet.errors import ConfigError, DataError
+from hpunet.errors import DataError
 from hpunet.utils.keyed_random import Stream, keyed_normal, keyed_uniform
 
 CONTROL_POINTS = 5
 """Elastic deformation: control points along each axis, the outermost at the crop's outermost pixel centres."""
 
 
-@dataclass(frozen=True)
-class AugmentSettings:
-    """Ranges of the random warps. The paper names the operations, not their ranges: these are ours.
-
-    Every operation is applied to every image; 0, False or a range of (1, 1) switches one off, and leaves the draws
-    of the others as they are.
-    """
-
-    elastic: float = 0.04
-    """Standard deviation of the control points' displacement, as a fraction of the crop's height (y), width (x)."""
-    rotation: float = 180.0
-    """Angles are uniform in ± this many degrees; 10 for street scenes."""
-    mirror_up_down: bool = True
-    """Turn upside down, with probability 1/2; not for street scenes."""
-    mirror_left_right: bool = True
-    """Exchange left and right, with probability 1/2."""
-    shear: float = 0.1
-    """x moves by up to ± this many pixels for each pixel of y, uniformly."""
-    scale: tuple[float, float] = (0.8, 1.25)
-    """Range of the magnification, log-uniform: above 1 things get larger."""
-    random_crop: bool = True
-    """Cut at any whole-pixel position that fits, uniformly; else at the centre."""
-    translate: float = 0.0
-    """A further shift, uniform in ± this fraction of the crop's height and width, for sources without margin."""
-    gamma: tuple[float, float] = (1.0, 1.0)
-    """Range of the exponent applied to the image, log-uniform; (0.7, 1.5) for street scenes."""
-    fade: tuple[int, int] | None = None
-    """Between these two training steps all that changes shapes, sizes, places or grey values (elastic, shear, scale,
-    translate, gamma) shrinks to nothing, so that training ends on images as they are; turning, mirroring and the
-    random crop stay. By default nothing fades."""
-
-    def __post_init__(self) -> None:
-        limits = {"elastic": 1.0, "rotation": 180.0, "shear": 1.0, "translate": 1.0}
-        for name, limit in limits.items():
-            if not 0 <= getattr(self, name) <= limit:
-                raise ConfigError(f"augmentation.{name}: expected 0 to {limit:g}, got {getattr(self, name)}")
-        for name in ("scale", "gamma"):
-            low, high = getattr(self, name)
-            if not 0 < low <= high < math.inf:
-                raise ConfigError(f"augmentation.{name}: expected two numbers, 0 < low <= high, got {low}, {high}")
-        if self.fade is not None and not 0 <= self.fade[0] < self.fade[1]:
-            raise ConfigError(f"augmentation.fade: expected two rising steps, got {self.fade[0]}, {self.fade[1]}")
-
-    def strength(self, step: int | Int[Tensor, ""]) -> float | Float64[Tensor, ""]:
-        """What is left at a step of all that fades: 1 at first, 0 in the end."""
-        if self.fade is None:
-            return 1.0
-        start, end = self.fade
-        left = (end - torch.as_tensor(step)).double() / (end - start)
-        return left.clamp(0, 1)
-
-
-NO_AUGMENTATION = AugmentSettings(
+NO_AUGMENTATION = AugmentationSettings(
     elastic=0.0,
     rotation=0.0,
     mirror_up_down=False,
@@ -114,7 +63,7 @@ class Warp:
 
 
 def draw_warp(
-    settings: AugmentSettings,
+    settings: AugmentationSettings,
     *,
     seed: int,
     step: int | Int[Tensor, ""],
@@ -132,7 +81,7 @@ def draw_warp(
     uniform = keyed_uniform(seed=seed, step=step, index=index, stream=Stream.WARP, count=10).double()
     angle, scale, shear, flip_y, flip_x, corner_y, corner_x, shift_y, shift_x, gamma = uniform.unbind(1)
 
-    strength = settings.strength(step)
+    strength = _strength(settings, step)
     angle = math.radians(settings.rotation) * (2 * angle - 1)
     shrink = 1 / _log_uniform(settings.scale, scale, strength=strength)
     cos, sin = shrink * angle.cos(), shrink * angle.sin()
@@ -188,7 +137,7 @@ def apply_warp(batch: Batch, warp: Warp, *, crop_size: tuple[int, int]) -> Batch
 def augment(
     batch: Batch,
     *,
-    settings: AugmentSettings,
+    settings: AugmentationSettings,
     crop_size: tuple[int, int],
     seed: int,
     step: int | Int[Tensor, ""],
@@ -206,6 +155,15 @@ def augment(
         device=batch.image.device,
     )
     return apply_warp(batch, warp, crop_size=crop_size)
+
+
+def _strength(settings: AugmentationSettings, step: int | Int[Tensor, ""]) -> float | Float64[Tensor, ""]:
+    """What is left at a step of the operations that fade: 1 at first, 0 in the end."""
+    if settings.fade is None:
+        return 1.0
+    start, end = settings.fade
+    left = (end - torch.as_tensor(step)).double() / (end - start)
+    return left.clamp(0, 1)
 
 
 def _log_uniform(

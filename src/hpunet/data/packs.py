@@ -15,8 +15,8 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterable, Mapping
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,10 @@ from jaxtyping import Int
 from torch import Tensor
 
 from hpunet.data.batch import Batch
-from hpunet.data.io.images import read_bytes
 from hpunet.data.types import Identity, NoSuchSplitError, Sample, SetInfo, Source, make_sample, refuse_shared_patients
+from hpunet.data.workers import workers
 from hpunet.errors import ConfigError, DataError
+from hpunet.utils.files import read_file
 
 FORMAT, VERSION = "hpunet-pack", 1
 MANIFEST = "pack.json"
@@ -69,10 +70,11 @@ def write_pack(
         out.parent.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(partial, ignore_errors=True)
         for split, source in sources.items():
-            samples: Iterable[Sample] = _read_all(source, processes)
-            _write_split(
-                progress(samples, len(source), f"packing {split}") if progress else samples, partial / split, info
-            )
+            with workers(max(processes, 1), source) as run:
+                samples = run(getitem, range(len(source)))
+                _write_split(
+                    progress(samples, len(source), f"packing {split}") if progress else samples, partial / split, info
+                )
         files = {p.relative_to(partial).as_posix(): p for p in sorted(partial.rglob("*")) if p.is_file()}
         manifest = {
             "format": FORMAT,
@@ -129,7 +131,7 @@ class Pack:
     def __init__(self, path: Path, *, split: str, info: SetInfo, fingerprint: str) -> None:
         self.path, self.split, self.info, self.fingerprint = path, split, info, fingerprint
         folder = path / split
-        index = json.loads(read_bytes(folder / "index.json"))
+        index = json.loads(read_file(folder / "index.json", error=DataError))
         self.identities = [Identity(patient=p, key=k) for p, k in zip(index["patients"], index["keys"], strict=True)]
         self.sizes = [(int(h), int(w)) for h, w in index["sizes"]]
         self._all_sizes = set(self.sizes)
@@ -291,10 +293,10 @@ def _write_split(samples: Iterable[Sample], folder: Path, info: SetInfo) -> None
 
 
 def _stored_image(sample: Sample, info: SetInfo) -> np.ndarray:
-    if info.image_bits == 32:
-        return sample.image.astype(_PIXELS[32])
-    levels = np.rint(sample.image * (2**info.image_bits - 1))
-    return np.asarray(levels, dtype=_PIXELS[info.image_bits])
+    dtype = _PIXELS[info.image_bits]
+    if sample.pixels.dtype == dtype:
+        return sample.pixels
+    return np.asarray(sample.image if info.image_bits == 32 else np.rint(sample.image * np.iinfo(dtype).max), dtype)
 
 
 def _stored_labels(sample: Sample, info: SetInfo) -> np.ndarray:
@@ -306,32 +308,10 @@ def _stored_labels(sample: Sample, info: SetInfo) -> np.ndarray:
     return sample.labels.astype("<u2" if info.has_instances else "u1")
 
 
-_worker_source: Source | None = None
-
-
-def _start_worker(source: Source) -> None:
-    global _worker_source
-    _worker_source = source
-
-
-def _read_in_worker(index: int) -> Sample:
-    assert _worker_source is not None
-    return _worker_source[index]
-
-
-def _read_all(source: Source, processes: int) -> Iterator[Sample]:
-    """All samples in order, read by so many processes."""
-    if processes <= 1:
-        yield from (source[index] for index in range(len(source)))
-        return
-    with ProcessPoolExecutor(processes, initializer=_start_worker, initargs=(source,)) as pool:
-        yield from pool.map(_read_in_worker, range(len(source)), chunksize=8)
-
-
 def _read_manifest(path: Path) -> dict[str, Any]:
     file = path / MANIFEST
     try:
-        manifest = json.loads(read_bytes(file))
+        manifest = json.loads(read_file(file, error=DataError))
         if manifest["format"] != FORMAT or manifest["version"] != VERSION:
             raise DataError(f"{file}: not a pack of format {FORMAT} {VERSION}; make the pack again")
         for name, entry in manifest["files"].items():

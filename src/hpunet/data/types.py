@@ -11,10 +11,11 @@ A source is a plain sequence of `Sample`s for one split. Its labels are one of t
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Bool, Float32, Int32
+from jaxtyping import Bool, Float32, Int32, Shaped
 
 from hpunet.data.io.intensity import unit_floats
 from hpunet.errors import ConfigError, DataError
@@ -43,11 +44,17 @@ class Sample:
     missing grader, and all labels where `valid` is false, are 0 and never count.
     """
 
-    image: Float32[np.ndarray, "c h w"]
+    pixels: Shaped[np.ndarray, "c h w"]
+    """As stored: uint8, uint16, or float32 in [0, 1]."""
     labels: Int32[np.ndarray, "r h w"]
     valid: Bool[np.ndarray, "h w"]
     graders: Bool[np.ndarray, " r"]
     identity: Identity
+
+    @cached_property
+    def image(self) -> Float32[np.ndarray, "c h w"]:
+        """The pixels in [0, 1]."""
+        return unit_floats(self.pixels)
 
 
 @dataclass(frozen=True)
@@ -129,11 +136,10 @@ def make_sample(
     """
     if image.ndim != 3 or image.shape[0] != info.in_channels or 0 in image.shape:
         raise DataError(f"{where}: expected an image of {info.in_channels} channels, got shape {image.shape}")
-    if image.dtype in (np.uint8, np.uint16):
-        image = unit_floats(image)
-    elif not np.issubdtype(image.dtype, np.floating):
+    is_integer = image.dtype in (np.uint8, np.uint16)
+    if not is_integer and not np.issubdtype(image.dtype, np.floating):
         raise DataError(f"{where}: expected 8 or 16 bit or float pixels, got {image.dtype}")
-    elif not np.isfinite(image).all() or image.min() < 0 or image.max() > 1:
+    if not is_integer and not (np.isfinite(image).all() and image.min() >= 0 and image.max() <= 1):
         raise DataError(f"{where}: pixels must be finite and within [0, 1]")
     h, w = image.shape[1:]
     if labels.shape != (info.num_graders, h, w):
@@ -151,7 +157,7 @@ def make_sample(
     if low < 0 or (high >= info.num_classes and not info.has_instances):
         raise DataError(f"{where}: label values must lie in 0...{info.num_classes - 1}, found {low}...{high}")
     return Sample(
-        image=np.ascontiguousarray(image, dtype=np.float32),
+        pixels=np.ascontiguousarray(image, dtype=image.dtype if is_integer else np.float32),
         labels=labels,
         valid=valid,
         graders=graders,

@@ -20,11 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from hpunet.data.io.images import read_bytes
 from hpunet.errors import ConfigError, DataError
 from hpunet.metrics import InstanceMatches
 from hpunet.utils.distributed import barrier, rank
-from hpunet.utils.files import dump_json, naming_errors, parse_json, replace_file
+from hpunet.utils.files import dump_json, naming_errors, parse_json, read_file, replace_file
 
 IDENTITY_FILE, ROWS_FILE, SUMMARY_FILE, EXAMPLES_FILE = "evaluation.json", "rows.csv", "summary.json", "examples.npz"
 FORMAT = "hpunet-evaluation 1"
@@ -205,7 +204,7 @@ def read_evaluation(folder: Path) -> tuple[dict[str, Any], list[Row]]:
         raise ConfigError(f"{folder}: {state}: hpunet evaluate RUN --data DIR")
     if missing := {"split", "samples", "crop", "extrapolate", "alpha", "data"} - identity.keys():
         raise DataError(f"{folder / IDENTITY_FILE}: lacks {', '.join(sorted(missing))}; evaluate again")
-    summary = parse_json(read_bytes(folder / SUMMARY_FILE), name=str(folder / SUMMARY_FILE))
+    summary = parse_json(read_file(folder / SUMMARY_FILE, error=DataError), name=str(folder / SUMMARY_FILE))
     limit = summary.get("limit", 0) if isinstance(summary, dict) else 0
     if limit is not None and (type(limit) is not int or limit < 1):
         raise DataError(f"{folder / SUMMARY_FILE}: limit is no number of images; evaluate again")
@@ -225,7 +224,7 @@ def _read_identity(folder: Path) -> dict[str, Any] | None:
     path = folder / IDENTITY_FILE
     if not path.is_file():
         return None
-    found = parse_json(read_bytes(path), name=str(path))
+    found = parse_json(read_file(path, error=DataError), name=str(path))
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         raise DataError(f"{path}: not of an evaluation that this version knows ({FORMAT})")
     return found
@@ -239,7 +238,7 @@ def read_rows(path: Path) -> list[Row]:
 def _read_table(path: Path) -> tuple[Sequence[str], list[Row]]:
     """Columns and rows of a file."""
     try:
-        text = read_bytes(path).decode()
+        text = read_file(path, error=DataError).decode()
         lines = list(csv.reader(io.StringIO(text[: text.rfind("\n") + 1])))
     except (UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path}: not rows of an evaluation ({error})") from None

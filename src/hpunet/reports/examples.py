@@ -27,8 +27,8 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Bool, Float, Integer
 
-from hpunet.data.io.images import read_bytes
 from hpunet.errors import DataError
+from hpunet.utils.files import read_file
 
 MAX_UNPACKED_BYTES = 2**31
 """Bound on what a file of examples may unpack to."""
@@ -132,7 +132,7 @@ def read_examples(path: Path, *, same_classes: Examples | None = None) -> Exampl
 
 
 def _read_arrays(path: Path) -> dict[str, np.ndarray]:
-    content = read_bytes(path)
+    content = read_file(path, error=DataError)
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             size = sum(entry.file_size for entry in archive.infolist())

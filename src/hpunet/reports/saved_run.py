@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from hpunet.config.settings import Settings, check_settings
-from hpunet.data.io.images import read_bytes
 from hpunet.errors import DataError
 from hpunet.reports.examples import Examples, read_examples
 from hpunet.training.loggers import LOG_FILE
+from hpunet.utils.files import read_file
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def _read_evaluation(folder: Path, *, same_classes: Examples | None) -> SavedEva
 
 
 def _read_object(path: Path) -> dict[str, Any]:
-    content = read_bytes(path)
+    content = read_file(path, error=DataError)
     try:
         value = json.loads(content)
     except (ValueError, RecursionError) as error:
@@ -101,7 +101,7 @@ def _read_object(path: Path) -> dict[str, Any]:
 def _read_log(path: Path) -> list[dict[str, Any]]:
     """The lines of a log. A last line without its end was cut off by a crash and is left out."""
     try:
-        text = read_bytes(path).decode()
+        text = read_file(path, error=DataError).decode()
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: not text ({error})") from None
     lines = []

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from hpunet.config.settings import ObjectiveSettings, OptimiserSettings, Settings
-from hpunet.data.augment import AugmentSettings
 from hpunet.data.types import SetInfo
 from hpunet.errors import ConfigError
 from hpunet.objectives.loss import ELBO, GECO, parameter_groups
@@ -60,7 +59,7 @@ def build_example_builder(settings: Settings, *, info: SetInfo) -> ExampleBuilde
     return ExampleBuilder(
         info=info,
         crop=settings.data.crop,
-        augmentation=AugmentSettings(**settings.augmentation.model_dump()),
+        augmentation=settings.augmentation,
         extrapolate=settings.data.extrapolate,
         seed=settings.seed,
     )

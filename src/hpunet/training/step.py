@@ -16,7 +16,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from hpunet.data.augment import AugmentSettings, augment
+from hpunet.config.settings import AugmentationSettings
+from hpunet.data.augment import augment
 from hpunet.data.batch import Batch
 from hpunet.data.extrapolation import NUM_UNIFORMS, hide
 from hpunet.data.instance_ids import assign_ids, draw_id_table
@@ -47,7 +48,7 @@ class ExampleBuilder:
 
     info: SetInfo
     crop: tuple[int, int]
-    augmentation: AugmentSettings
+    augmentation: AugmentationSettings
     extrapolate: bool
     seed: int
 

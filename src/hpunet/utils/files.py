@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-from hpunet.errors import CheckpointError, ConfigError
+from hpunet.errors import CheckpointError, ConfigError, HPUNetError
 
 _ADVICE = {
     errno.ENOSPC: "the disk is full; free some space or save elsewhere",
@@ -26,16 +26,18 @@ _ADVICE = {
     errno.EPERM: "not permitted; change its permissions or choose another folder",
     errno.ENOENT: "it does not exist",
 }
+MAX_FILE_BYTES = 2**30
+"""Largest file that is read, unless the reader sets another limit."""
 
 
 @contextmanager
-def naming_errors(path: Path, *, action: str) -> Iterator[None]:
-    """Turn an `OSError` inside into a `CheckpointError`: `path`, what could not be done, why, what to do."""
+def naming_errors(path: Path, *, action: str, error: type[HPUNetError] = CheckpointError) -> Iterator[None]:
+    """Turn an `OSError` into an `error` that names `path`, the action that failed, the reason and what to do."""
     try:
         yield
-    except OSError as error:
-        reason = _ADVICE.get(error.errno or 0, error.strerror or str(error))
-        raise CheckpointError(f"{path}: cannot be {action}: {reason}") from error
+    except OSError as found:
+        reason = _ADVICE.get(found.errno or 0, found.strerror or str(found))
+        raise error(f"{path}: cannot be {action}: {reason}") from found
 
 
 def write_file(path: Path, content: bytes) -> None:
@@ -60,18 +62,24 @@ def sync_folder(path: Path) -> None:
         os.close(descriptor)
 
 
-def read_file(path: Path, *, max_bytes: int) -> bytes:
-    """The content of a plain file of at most `max_bytes`; a larger one is refused unread."""
-    with naming_errors(path, action="read"):
+def check_file(path: Path, *, max_bytes: int = MAX_FILE_BYTES, error: type[HPUNetError] = CheckpointError) -> int:
+    """The size of a plain file, or an `error` if it is too large or not a file: reading a pipe may never end."""
+    with naming_errors(path, action="read", error=error):
         status = path.stat()
-        if not stat.S_ISREG(status.st_mode):  # a pipe would wait for ever
-            raise CheckpointError(f"{path}: not a plain file")
-        if status.st_size > max_bytes:
-            raise CheckpointError(f"{path}: {status.st_size} bytes, expected at most {max_bytes}")
-        with open(path, "rb") as file:
-            content = file.read(status.st_size + 1)
-    if len(content) != status.st_size:
-        raise CheckpointError(f"{path}: changed while it was read")
+    if not stat.S_ISREG(status.st_mode):
+        raise error(f"{path}: not a plain file")
+    if status.st_size > max_bytes:
+        raise error(f"{path}: {status.st_size} bytes, expected at most {max_bytes}")
+    return status.st_size
+
+
+def read_file(path: Path, *, max_bytes: int = MAX_FILE_BYTES, error: type[HPUNetError] = CheckpointError) -> bytes:
+    """The content of a plain file of at most `max_bytes`; a larger one is refused unread."""
+    size = check_file(path, max_bytes=max_bytes, error=error)
+    with naming_errors(path, action="read", error=error), open(path, "rb") as file:
+        content = file.read(size + 1)
+    if len(content) != size:
+        raise error(f"{path}: changed while it was read")
     return content
 
 

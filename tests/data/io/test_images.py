@@ -17,7 +17,6 @@ import tifffile
 from PIL import Image
 
 from hpunet.data.io import archives as file_tree
-from hpunet.data.io import images as files
 from hpunet.data.io import limits as bounds
 from hpunet.data.io import volumes
 from hpunet.data.io.archives import FileTree, read_tar
@@ -155,8 +154,8 @@ def test_read_image_refusals_name_the_file(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(bounds, "MAX_PIXELS", 20)
     with pytest.raises(DataError, match=r"big\.tif.*20 pixels"):
         read_image(tmp_path / "big.tif")
-    monkeypatch.setattr(files, "MAX_FILE_BYTES", 20)
-    with pytest.raises(DataError, match=r"big\.tif.*20"):
+    os.truncate(tmp_path / "big.tif", 2**30 + 1)
+    with pytest.raises(DataError, match=r"big\.tif.*at most"):
         read_image(tmp_path / "big.tif")
 
 
@@ -416,7 +415,7 @@ def test_read_tar_refuses_an_archive_that_ends_too_early(tmp_path: Path) -> None
         with pytest.raises(DataError, match=r"cut\.tar: damaged or cut off at byte 1024"):
             read_tar(path)
     path.write_bytes(content[:1024] + bytes(512) + content[1536:])
-    with pytest.raises(DataError, match=r"cut\.tar: damaged, there is something behind the end"):
+    with pytest.raises(DataError, match=r"cut\.tar: damaged, .*behind"):
         read_tar(path)
 
 

@@ -491,7 +491,7 @@ def test_import_lidc_is_bounded(tmp_path, monkeypatch):
     summary, made = import_one(tmp_path, series, readers(series))
     assert made == {}
     assert len(summary.failures) == series.num_slices
-    assert "more than the 1000 this reader takes" in summary.failures[0]
+    assert "at most 1000" in summary.failures[0]
 
 
 def test_import_lidc_names_what_to_install(tmp_path, monkeypatch):

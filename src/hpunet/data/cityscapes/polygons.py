@@ -14,8 +14,6 @@ from PIL import Image, ImageDraw
 from hpunet.data.io.limits import ImageSize
 from hpunet.errors import DataError
 
-MAX_JSON_BYTES = 2**22
-"""Largest annotation that is read (4 MiB; the official ones have less than one)."""
 MAX_COORDINATE = 2**15
 """Vertices may lie outside of the image, but not without bounds."""
 LABEL_NAMES = (
@@ -78,8 +76,6 @@ class Annotation(NamedTuple):
 
 def read_polygons(content: bytes, *, size: ImageSize, name: str) -> Annotation:
     """A checked `*_gtFine_polygons.json` of an image of this `size`, without what is not drawn."""
-    if len(content) > MAX_JSON_BYTES:
-        raise DataError(f"{name}: {len(content)} bytes, more than the {MAX_JSON_BYTES} of an annotation")
     try:
         tree = json.loads(content)
     except (ValueError, RecursionError) as error:

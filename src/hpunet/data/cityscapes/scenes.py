@@ -12,11 +12,12 @@ from jaxtyping import Bool, Int32, Shaped, UInt8
 from PIL import Image
 
 from hpunet.data.cityscapes.polygons import read_polygons, render_instance_ids
-from hpunet.data.io.images import decode_png, read_bytes
+from hpunet.data.io.images import decode_png
 from hpunet.data.io.label_maps import as_integers, check_num_random_ids, number_instances
 from hpunet.data.io.limits import ImageSize
 from hpunet.data.types import SPLITS, Identity, NoSuchSplitError, Sample, SetInfo, make_sample
 from hpunet.errors import ConfigError, DataError
+from hpunet.utils.files import read_file
 
 VAL_CITIES = ("darmstadt", "monchengladbach", "ulm")
 """The cities of the official training set that the paper validates on."""
@@ -44,6 +45,8 @@ EVALUATED = {
 }
 """The 19 classes by their official label id, in the order of the official train ids. The other ids are ignored."""
 _NUM_LABEL_IDS = 34
+MAX_JSON_BYTES = 2**22
+"""Largest polygon file (4 MiB; the official ones have less than 1)."""
 _IGNORED = -1
 _IMAGE_ENDING = "_leftImg8bit.png"
 _ANNOTATION_ENDINGS = ("_gtFine_instanceIds.png", "_gtFine_polygons.json")
@@ -124,7 +127,7 @@ class CityscapesSource:
     def __getitem__(self, index: int) -> Sample:
         """One scene at the size asked for."""
         image_path, annotation_path = self._files[index]
-        image = decode_png(read_bytes(image_path), name=str(image_path))
+        image = decode_png(read_file(image_path, error=DataError), name=str(image_path))
         if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
             raise DataError(f"{image_path}: expected RGB of 8 bits, got {image.dtype} of shape {image.shape}")
         size = ImageSize(1, image.shape[0], image.shape[1], str(image_path))
@@ -142,10 +145,10 @@ class CityscapesSource:
 
 
 def _read_instance_ids(path: Path, *, size: ImageSize) -> np.ndarray:
-    content = read_bytes(path)
     if path.suffix == ".json":
+        content = read_file(path, max_bytes=MAX_JSON_BYTES, error=DataError)
         return render_instance_ids(read_polygons(content, name=str(path), size=size))
-    instance_ids = decode_png(content, name=str(path), labels=True, size=size)
+    instance_ids = decode_png(read_file(path, error=DataError), name=str(path), labels=True, size=size)
     if instance_ids.ndim != 2:
         raise DataError(f"{path}: expected a map of instance ids, got shape {instance_ids.shape}")
     return instance_ids

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from hpunet.data.folder.table import Entry, assign_splits, read_table
+from hpunet.data.folder.table import MAX_TABLE_BYTES, Entry, assign_splits, read_table
 from hpunet.data.io.archives import FileTree
 from hpunet.data.io.images import decode_image
 from hpunet.data.io.intensity import to_planes
@@ -80,7 +80,11 @@ def open_folder(
     tree = FileTree(path, tops=_TOPS)
     mask_folders = _mask_folders(tree)
     items = _pair(tree, mask_folders)
-    table = read_table(tree.read(_TABLE), name=tree.where(_TABLE)) if _TABLE in tree.names else None
+    table = (
+        read_table(tree.read(_TABLE, max_bytes=MAX_TABLE_BYTES), name=tree.where(_TABLE))
+        if _TABLE in tree.names
+        else None
+    )
     entries = _entries(tree, items, table)
     named = tree.where(_TABLE) if table is not None else str(path)
     splits = assign_splits(entries, val_every=val_every, seed=seed, name=named)

@@ -23,8 +23,6 @@ class Entry(NamedTuple):
 
 def read_table(content: bytes, *, name: str) -> dict[str, Entry]:
     """A CSV file with a header: file, and patient or split or both. A file without patient is one of its own."""
-    if len(content) > MAX_TABLE_BYTES:
-        raise DataError(f"{name}: {len(content)} bytes, more than the {MAX_TABLE_BYTES} of a table")
     try:
         rows = list(csv.reader(io.StringIO(content.decode("utf-8-sig"), newline=""), strict=True))
     except (UnicodeDecodeError, csv.Error) as error:

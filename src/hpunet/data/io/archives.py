@@ -1,6 +1,6 @@
-"""Files of a data set by their relative names, whether they lie in a folder or inside a tar archive.
+"""The files of a data set by relative name, from a folder or from a tar archive.
 
-An archive is read once, into memory, and never unpacked to disk; its files stay as compressed as they are.
+An archive is read once into memory and never unpacked to disk; compressed images in it stay compressed.
 """
 
 import bz2
@@ -13,14 +13,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, cast
 
-from hpunet.data.io.images import read_bytes
 from hpunet.data.io.limits import max_unpacked_bytes
 from hpunet.errors import DataError
+from hpunet.utils.files import MAX_FILE_BYTES, check_file, naming_errors, read_file
 
 MAX_ARCHIVE_BYTES = 2**32
 """Largest archive, unpacked (4 GiB): it is held in memory."""
 MAX_DEPTH = 4
-"""So many folders below the root are looked into."""
+"""Deepest folder below the root that is searched."""
 _ARCHIVE_ENDINGS = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")
 
 
@@ -30,9 +30,9 @@ def is_archive(path: Path) -> bool:
 
 
 def read_tar(path: Path) -> dict[str, bytes]:
-    """All files of a tar archive, packed or not. Links, devices and names that lead outside are refused.
+    """All files of a tar archive, compressed or not.
 
-    So is an archive that does not end as it should: cut off or damaged ones would else be short of some files.
+    Refuses links, devices, names that lead outside, and archives without a proper end, which may lack files.
     """
     files: dict[str, bytes] = {}
     try:
@@ -69,14 +69,14 @@ def _open_unpacked(path: Path) -> io.BufferedIOBase:
 
 
 class _BoundedStream:
-    """What tarfile needs of a file; refuses to unpack without bounds, whatever the archive's headers claim."""
+    """The part of a file object that tarfile uses; it stops unpacking at a limit, whatever the headers claim."""
 
     def __init__(self, file: io.BufferedIOBase, *, path: Path) -> None:
         self._file, self._path = file, path
         self._limit = min(MAX_ARCHIVE_BYTES, max_unpacked_bytes(path.stat().st_size))
         self.seek, self.tell = file.seek, file.tell
         self.last = b""
-        """What was read last."""
+        """The most recent read."""
 
     def read(self, size: int) -> bytes:
         self.last = self._file.read(min(size, max(0, self._limit + 1 - self.tell())))
@@ -86,22 +86,22 @@ class _BoundedStream:
 
 
 def _check_end(stream: _BoundedStream, *, path: Path) -> None:
-    """Refuse an archive whose last block was no end mark: tarfile takes a damaged header for the end, too."""
+    """Refuse an archive whose last block is not an end mark: tarfile also takes a damaged header for the end."""
     if len(stream.last) != tarfile.BLOCKSIZE or any(stream.last):
         raise DataError(f"{path}: damaged or cut off at byte {stream.tell() - len(stream.last)}")
-    while rest := stream.read(2**16):  # to the very end, where packed files have their checksum
+    while rest := stream.read(2**16):  # to the very end, where compressed files have their checksum
         if any(rest):
-            raise DataError(f"{path}: damaged, there is something behind the end of the archive")
+            raise DataError(f"{path}: damaged, there are data behind the end of the archive")
 
 
 class FileTree:
-    """The files below `tops` (names of files and folders at the root, or all), by relative name; no hidden ones.
+    """The files below `tops` (files and folders at the root; None for all) by relative name, hidden ones left out.
 
-    In an archive the root may be a single folder that holds everything; with `root` it must be of that name.
+    The files of an archive may all lie in one folder; with `root` they must lie in the folder of that name.
     """
 
     def __init__(self, path: Path, *, tops: Sequence[str] | None = None, root: str | None = None) -> None:
-        self.path = path
+        self.path, self._tops, self._root = path, tops, root
         self._content = read_tar(path) if is_archive(path) else None
         if self._content is not None:
             self._content = {name: self._content[name] for name in self._content if not _is_hidden(name)}
@@ -113,36 +113,39 @@ class FileTree:
             raise DataError(f"{path}: no such folder or tar archive")
         self.names = sorted(names)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled by its path, so that worker processes read an archive themselves."""
+        return _open_tree, (self.path, self._tops, self._root)
+
     def where(self, name: str) -> str:
         """The full name of a file, for errors."""
         return str(self.path / name)
 
-    def read(self, name: str) -> bytes:
-        """A file's content."""
-        return read_bytes(self.path / name) if self._content is None else self._content[name]
+    def read(self, name: str, *, max_bytes: int = MAX_FILE_BYTES) -> bytes:
+        """The content of a file of at most `max_bytes`."""
+        if self._content is None:
+            return read_file(self.path / name, max_bytes=max_bytes, error=DataError)
+        if len(self._content[name]) > max_bytes:
+            raise DataError(f"{self.where(name)}: {len(self._content[name])} bytes, expected at most {max_bytes}")
+        return self._content[name]
 
     def size(self, name: str) -> int:
-        """A file's size in bytes."""
-        if self._content is not None:
-            return len(self._content[name])
-        try:
-            return (self.path / name).stat().st_size
-        except OSError as error:
-            raise _unreadable(self.path / name, error) from None
+        """The size of a file in bytes."""
+        if self._content is None:
+            return check_file(self.path / name, error=DataError)
+        return len(self._content[name])
 
     def head(self, name: str, size: int) -> bytes:
         """The first bytes of a file."""
         if self._content is not None:
             return self._content[name][:size]
-        try:
-            with (self.path / name).open("rb") as file:
-                return file.read(size)
-        except OSError as error:
-            raise _unreadable(self.path / name, error) from None
+        path = self.path / name
+        with naming_errors(path, action="read", error=DataError), path.open("rb") as file:
+            return file.read(size)
 
 
-def _unreadable(path: Path | str, error: OSError) -> DataError:
-    return DataError(f"{path}: cannot be read ({error.strerror or error})")
+def _open_tree(path: Path, tops: Sequence[str] | None, root: str | None) -> FileTree:
+    return FileTree(path, tops=tops, root=root)
 
 
 def _is_hidden(name: str) -> bool:
@@ -150,7 +153,7 @@ def _is_hidden(name: str) -> bool:
 
 
 def _from_root(content: dict[str, bytes], tops: Sequence[str], *, root: str | None, path: Path) -> dict[str, bytes]:
-    """Names counted from the folder that holds everything, if there is one or must be one."""
+    """Names relative to the folder that holds all files, if there is one or must be one."""
     roots = {name.split("/")[0] for name in content}
     if root is not None:
         for name in content:
@@ -162,10 +165,11 @@ def _from_root(content: dict[str, bytes], tops: Sequence[str], *, root: str | No
 
 
 def _walk(root: Path, top: str) -> list[str]:
-    """Names below one top. Links to folders are followed; what lies too deep, as loops of links do, is an error."""
+    """Names below one top. Follows links to folders; files that lie too deep, as in a loop of links, are an error."""
 
     def refuse(error: OSError) -> None:
-        raise _unreadable(error.filename, error)
+        with naming_errors(Path(error.filename), action="read", error=DataError):
+            raise error
 
     if not (root / top).is_dir():
         return [top] if (root / top).is_file() else []

@@ -5,7 +5,6 @@ its colours is an error that says so. Stacks and volumes have their own file, `v
 """
 
 import io
-import stat
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,30 +17,11 @@ from hpunet.data.io.limits import MAX_PIXELS, ImageSize, check_picture
 from hpunet.data.io.png import check_png_pixels, num_pixel_bytes, read_png_header
 from hpunet.data.io.tiff import check_tiff_series, open_tiff
 from hpunet.errors import DataError
+from hpunet.utils.files import read_file
 
-MAX_FILE_BYTES = 2**30
-"""Largest single file that is read."""
 _EXIF_ORIENTATION = 0x0112
 _WITH_TRANSPARENCY = {"P": "RGBA", "L": "LA", "RGB": "RGBA"}
 _TIFF_COLOURS_TAKEN = ("MINISBLACK", "RGB")
-
-
-def read_bytes(path: Path) -> bytes:
-    """A file's content, or a `DataError` that says why not."""
-    try:
-        check_file(path, max_bytes=MAX_FILE_BYTES)
-        return path.read_bytes()
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from None
-
-
-def check_file(path: Path, *, max_bytes: int) -> None:
-    """Refuse what is too large, or no file: reading from a pipe or a device may never end."""
-    status = path.stat()
-    if not stat.S_ISREG(status.st_mode):
-        raise DataError(f"{path}: not a plain file")
-    if status.st_size > max_bytes:
-        raise DataError(f"{path}: {status.st_size} bytes, more than the {max_bytes} this reader takes")
 
 
 @contextmanager
@@ -144,4 +124,4 @@ def decode_image(content: bytes, *, name: str, labels: bool = False, size: Image
 
 def read_image(path: Path, *, labels: bool = False) -> np.ndarray:
     """The image in a file, see `decode_image`."""
-    return decode_image(read_bytes(path), name=str(path), labels=labels)
+    return decode_image(read_file(path, error=DataError), name=str(path), labels=labels)

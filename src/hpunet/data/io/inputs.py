@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32
 
-from hpunet.data.io.images import MAX_FILE_BYTES, check_file, read_bytes, read_image
+from hpunet.data.io.images import read_image
 from hpunet.data.io.intensity import to_planes, unit_floats
 from hpunet.data.io.limits import MAX_PIXELS
 from hpunet.data.io.volumes import NIFTI_ENDINGS, NIFTI_HEAD_BYTES, decode_nifti, nifti_header
 from hpunet.data.types import SetInfo
 from hpunet.errors import DataError
+from hpunet.utils.files import check_file, read_file
 
 ENDINGS = (*NIFTI_ENDINGS, ".png", ".jpg", ".jpeg", ".tif", ".tiff", ".npy")
 
@@ -47,7 +48,7 @@ def read_input(path: Path, *, name: str, info: SetInfo, window: tuple[float, flo
     if not path.name.lower().endswith(ENDINGS):
         raise DataError(f"{path}: expected an image or a volume as {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]}")
     if path.name.lower().endswith(NIFTI_ENDINGS):
-        content = read_bytes(path)
+        content = read_file(path, error=DataError)
         values = decode_nifti(content, name=str(path)).slices
         header = nifti_header(content[:NIFTI_HEAD_BYTES], packed=len(content), name=str(path))
     elif path.suffix.lower() == ".npy":
@@ -77,7 +78,7 @@ def read_input(path: Path, *, name: str, info: SetInfo, window: tuple[float, flo
 def _read_npy(path: Path) -> np.ndarray:
     """An array, never a pickle; mapped first, so that no header can ask for more than the file holds."""
     try:
-        check_file(path, max_bytes=MAX_FILE_BYTES)
+        check_file(path, error=DataError)
         mapped = np.load(path, mmap_mode="r", allow_pickle=False)
         if not isinstance(mapped, np.ndarray) or mapped.ndim not in (2, 3) or 0 in mapped.shape:
             raise DataError(

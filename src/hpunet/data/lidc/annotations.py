@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Int64
 
-from hpunet.data.io.images import read_bytes
 from hpunet.errors import DataError
+from hpunet.utils.files import read_file
 
 MAX_XML_BYTES = 2**23
 """Largest annotation file that is read (8 MiB)."""
@@ -86,9 +86,7 @@ def read_annotations(path: Path) -> Annotations | None:
         from defusedxml.ElementTree import ParseError, fromstring
     except ImportError:
         raise DataError(f"{path}: reading XML needs defusedxml; pip install hpunet[data]") from None
-    content = read_bytes(path)
-    if len(content) > MAX_XML_BYTES:
-        raise DataError(f"{path}: {len(content)} bytes, more than the {MAX_XML_BYTES} of an annotation file")
+    content = read_file(path, max_bytes=MAX_XML_BYTES, error=DataError)
     try:
         root = fromstring(content, forbid_dtd=True, forbid_entities=True, forbid_external=True)
     except DefusedXmlException as error:

@@ -9,10 +9,9 @@ Graders are numbered 0–3 or 1–4. A grader without a file is missing; an all-
 "nothing here", and counts.
 """
 
-import functools
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -40,24 +39,12 @@ _GRADING_NAME = re.compile(rf"gt/{_PATIENT}/{_CROP}_l(?P<grader>\d)\.png")
 
 
 class LidcCrops:
-    """A split of LIDC crops; made by `open_lidc_crops`.
-
-    It is pickled as the path it came from and opened anew on the other side, so that worker processes are not
-    sent an archive's content.
-    """
+    """A split of LIDC crops; see `open_lidc_crops`."""
 
     info = INFO
 
-    def __init__(
-        self,
-        *,
-        tree: FileTree,
-        split: str,
-        size: int | None,
-        reopen: Callable[[], "LidcCrops"],
-    ) -> None:
-        self.split = split
-        self._tree, self._size, self._reopen = tree, size, reopen
+    def __init__(self, *, tree: FileTree, split: str, size: int | None) -> None:
+        self.split, self._tree, self._size = split, tree, size
         images, gradings = _sort_names(tree.names, where=str(tree.path))
         self._gradings = [gradings[identity] for identity in images]
         self._images = list(images.values())
@@ -65,9 +52,6 @@ class LidcCrops:
 
     def __len__(self) -> int:
         return len(self.identities)
-
-    def __reduce__(self) -> tuple[Callable[[], "LidcCrops"], tuple[()]]:
-        return self._reopen, ()
 
     def __getitem__(self, index: int) -> Sample:
         name = self._images[index]
@@ -131,8 +115,7 @@ def open_lidc_crops(path: Path, *, split: str, size: int | None = None) -> LidcC
         tree = FileTree(archive, root=split)
     else:
         raise NoSuchSplitError(f"{path}: holds neither the folder {split}/ nor the archive {split}.tar.gz")
-    reopen = functools.partial(open_lidc_crops, path, split=split, size=size)
-    source = LidcCrops(tree=tree, split=split, size=size, reopen=reopen)
+    source = LidcCrops(tree=tree, split=split, size=size)
     patients = {identity.patient for identity in source.identities}
     for other in SPLITS:
         if other != split and (path / other / "images").is_dir():

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32
 
-from hpunet.data.io.images import check_file
 from hpunet.data.lidc.annotations import MAX_SIDE, parse_decimal
 from hpunet.errors import DataError
+from hpunet.utils.files import check_file
 
 MAX_DICOM_BYTES = 2**26
 _UNCOMPRESSED = {  # transfer syntaxes
@@ -101,7 +101,7 @@ def _read_dicom(path: Path, *, pixels: bool) -> Any:
     except ImportError:
         raise DataError(f"{path}: reading DICOM needs pydicom; pip install hpunet[data]") from None
     try:
-        check_file(path, max_bytes=MAX_DICOM_BYTES)
+        check_file(path, max_bytes=MAX_DICOM_BYTES, error=DataError)
         with warnings.catch_warnings(action="ignore"):
             # Looked at first, because a deflated file would be inflated without bound by the next call.
             syntax = str(pydicom.filereader.read_file_meta_info(path).get("TransferSyntaxUID", "none"))

@@ -13,14 +13,12 @@ import shutil
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from PIL import Image
 
-from hpunet.data.io.images import read_bytes
 from hpunet.data.lidc.annotations import Annotations, read_annotations
 from hpunet.data.lidc.crops import NUM_GRADERS
 from hpunet.data.lidc.dicom import SliceHeader, read_header
@@ -28,6 +26,7 @@ from hpunet.data.lidc.scan import crop_scan, order_slices
 from hpunet.data.types import split_by_patient
 from hpunet.data.workers import workers
 from hpunet.errors import DataError
+from hpunet.utils.files import read_file
 
 FRACTIONS = {"train": 722 / 1010, "val": 144 / 1010, "test": 144 / 1010}
 """The paper's shares of the patients."""
@@ -95,7 +94,7 @@ def import_lidc(
             raise DataError(f"{source}: importing LIDC needs {package}; pip install hpunet[data]")
     source, out = Path(source), Path(out)
     summary = ImportSummary(seed=seed)
-    with workers(processes) as run:
+    with workers(processes, out) as run:
         headers, annotations = _read_source(source, run=run, progress=progress, summary=summary)
         scans = _match(headers, annotations, summary=summary)
         splits = split_by_patient({h.patient for h in headers}, fractions=FRACTIONS, seed=seed)
@@ -111,7 +110,7 @@ def import_lidc(
             else:
                 jobs.append((patient, split_of[patient], found))
         summary.num_patients_done_before = len(records)
-        done = run(partial(_import_patient, out), jobs)
+        done = run(_import_patient, jobs)
         for (patient, _, _), record in zip(jobs, _shown(done, len(jobs), "patients", progress), strict=True):
             records[patient] = record
     summary.patients = {split: len(patients) for split, patients in splits.items()}
@@ -155,7 +154,7 @@ def _read_source(
             summary.leave_out(path, "file: not a CT slice")
         else:
             headers.append(header)
-    results = _shown(run(_try_annotations, xml), len(xml), "annotations", progress)
+    results = _shown(run(_read_annotations, xml), len(xml), "annotations", progress)
     for path, (read, error) in zip(xml, results, strict=True):
         if error:
             summary.failures.append(error)
@@ -166,7 +165,7 @@ def _read_source(
     return headers, annotations
 
 
-def _read_patient_header(path: Path) -> tuple[SliceHeader | None, str]:
+def _read_patient_header(_: Path, path: Path) -> tuple[SliceHeader | None, str]:
     try:
         header = read_header(path)
         if header is not None and not _PATIENT_NAME.fullmatch(header.patient):
@@ -176,7 +175,7 @@ def _read_patient_header(path: Path) -> tuple[SliceHeader | None, str]:
     return header, ""
 
 
-def _try_annotations(path: Path) -> tuple[Annotations | None, str]:
+def _read_annotations(_: Path, path: Path) -> tuple[Annotations | None, str]:
     try:
         annotations = read_annotations(path)
         if annotations is not None and len(annotations.readings) > NUM_GRADERS:
@@ -206,7 +205,9 @@ def _match(
         patient, found = _of_one_patient(series[uid], summary=summary)
         path, read = readings[uid][0]
         others = [other for other, _ in readings[uid][1:]]
-        different = [other for other in others if read_bytes(other) != read_bytes(path)]
+        different = [
+            other for other in others if read_file(other, error=DataError) != read_file(path, error=DataError)
+        ]
         if different:
             summary.failures.append(f"{different[0]}: readings of the same series as {path}, but different ones")
         elif not read.readings:
@@ -310,7 +311,7 @@ def _earlier_record(out: Path, patient: str) -> _Record | None:
 
 def _read_json(path: Path) -> Any:
     try:
-        return json.loads(read_bytes(path))
+        return json.loads(read_file(path, error=DataError))
     except ValueError:
         raise DataError(f"{path}: not readable as JSON; delete it, or use an empty folder") from None
 

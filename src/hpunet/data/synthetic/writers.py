@@ -4,7 +4,6 @@ Whoever gets the real data later changes a path and nothing else.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -38,8 +37,7 @@ def write_lidc_crops(out: Path, *, num_patients: int, size: int | tuple[int, int
         source = open_synthetic("lesions", split=split, num_images=num_images, size=size, seed=seed)
         for i, identity in enumerate(source.identities):
             sample, name = source[i], f"z-{i % IMAGES_PER_PATIENT:03d}_c0"
-            pixels = np.rint(sample.image[0] * 255).astype(np.uint8)
-            _save(out / split / "images" / identity.patient / f"{name}.png", pixels)
+            _save(out / split / "images" / identity.patient / f"{name}.png", sample.pixels[0])
             for grader, labels in enumerate(sample.labels):
                 path = out / split / "gt" / identity.patient / f"{name}_l{grader}.png"
                 _save(path, (labels * 255).astype(np.uint8))
@@ -83,8 +81,8 @@ def write_cityscapes_scenes(
     sources = {
         split: open_synthetic("streets", split=split, num_images=num_images, size=size, seed=seed) for split in CITIES
     }
-    with workers(processes) as run:
-        written = run(partial(_write_scene, out, sources), scenes)
+    with workers(processes, out, sources) as run:
+        written = run(_write_scene, scenes)
         for _ in progress(written, len(scenes), "painting scenes") if progress else written:
             pass
 
