@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from hpunet.errors import CheckpointError, ConfigError, DataError, DivergenceError, HPUNetError
     from hpunet.models.hpunet import HPUNet
     from hpunet.models.punet import ProbUNet
-    from hpunet.objectives.loss import ELBO, GECO, parameter_groups
+    from hpunet.objectives.elbo import ELBO
+    from hpunet.objectives.geco import GECO
+    from hpunet.objectives.loss import parameter_groups
     from hpunet.sampling.hypotheses import distinct_hypotheses
     from hpunet.sampling.sample import reconstruct, sample
     from hpunet.training.loop import train
@@ -30,8 +32,8 @@ _MODULES = {
     "HPUNetError": "hpunet.errors",
     "HPUNet": "hpunet.models.hpunet",
     "ProbUNet": "hpunet.models.punet",
-    "ELBO": "hpunet.objectives.loss",
-    "GECO": "hpunet.objectives.loss",
+    "ELBO": "hpunet.objectives.elbo",
+    "GECO": "hpunet.objectives.geco",
     "parameter_groups": "hpunet.objectives.loss",
     "distinct_hypotheses": "hpunet.sampling.hypotheses",
     "reconstruct": "hpunet.sampling.sample",

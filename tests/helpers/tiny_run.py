@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from hpunet.config.settings import Settings, check_settings, merged, parse_assignments
 from hpunet.data.batch import Batch
@@ -15,8 +14,9 @@ from hpunet.data.packs import Pack, open_pack, write_pack
 from hpunet.data.types import SetInfo
 from hpunet.models.build import build_model
 from hpunet.models.hpunet import HPUNet
-from hpunet.training.build import build_example_builder, build_objective, build_optimiser
-from hpunet.training.step import Example, ExampleBuilder, TrainingStep
+from hpunet.training.build import build_example_builder, build_loss, build_optimiser
+from hpunet.training.examples import Example, ExampleBuilder
+from hpunet.training.step import TrainingStep
 
 OPTIONS = {"num_images": 12, "size": 16}
 BASE: dict[str, Any] = {
@@ -62,7 +62,7 @@ def write_tiny_pack(path: Path) -> Path:
     return write_pack(open_splits("synthetic:lesions", options=OPTIONS), path)
 
 
-class DoubleRecipe(ExampleBuilder):
+class DoubleExampleBuilder(ExampleBuilder):
     """Examples in float64."""
 
     def __call__(self, batch: Batch, **how: Any) -> Example:
@@ -74,23 +74,20 @@ def tiny_step(settings: Settings, pack: Pack, *, double: bool, wrap: Any = None)
     """The step that training would take; `wrap` is what to do with the network, such as DistributedDataParallel."""
     torch.manual_seed(settings.seed)
     model: Any = build_model(settings.model, in_channels=pack.info.in_channels, num_classes=pack.info.num_classes)
-    objective: nn.Module = build_objective(settings.objective, num_pieces=settings.optimiser.accumulation_steps)
+    num_pieces = settings.optimiser.accumulation_steps
+    loss = build_loss(settings.objective, info=pack.info, num_pieces=num_pieces)
     if double:
-        model, objective = model.double(), objective.double()
+        model, loss = model.double(), loss.double()
     model.check_values = False
     example_builder = build_example_builder(settings, info=pack.info)
     step = TrainingStep(
         model=model,
-        objective=objective,
-        optimiser=build_optimiser(settings.optimiser, model=model, objective=objective, device=torch.device("cpu")),
-        example_builder=DoubleRecipe(**vars(example_builder)) if double else example_builder,
-        num_pieces=settings.optimiser.accumulation_steps,
+        loss=loss,
+        optimiser=build_optimiser(settings.optimiser, model=model, loss=loss, device=torch.device("cpu")),
+        example_builder=DoubleExampleBuilder(**vars(example_builder)) if double else example_builder,
+        num_pieces=num_pieces,
         grad_clip=settings.optimiser.grad_clip,
         ema_decay=settings.optimiser.ema_decay,
-        energy=settings.objective.energy,
-        energy_samples=settings.objective.energy_samples,
-        energy_weighting=settings.objective.energy_weighting,
-        energy_background=settings.objective.energy_background,
         network=wrap(model) if wrap else None,
     )
     step.create_moments()

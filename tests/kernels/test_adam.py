@@ -9,7 +9,8 @@ pytest.importorskip("triton")
 from hpunet.kernels.adam import Adam
 from hpunet.kernels.network import FusedNetwork
 from hpunet.models.hpunet import HPUNet
-from hpunet.objectives.loss import GECO, parameter_groups
+from hpunet.objectives.geco import GECO
+from hpunet.objectives.loss import parameter_groups
 from hpunet.weights.run_state import optimiser_tensors, restore_optimiser
 
 HOW: dict[str, Any] = {"lr": 1e-2, "fused": True}

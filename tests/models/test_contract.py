@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from hpunet import ConfigError, DataError, HPUNet, ProbUNet
 from hpunet.models.base import SegmentationModel
-from hpunet.objectives.loss import ELBO
+from hpunet.objectives.elbo import ELBO
 from hpunet.utils.tensors import check_image, check_labels
 
 

@@ -14,7 +14,8 @@ from torch.utils._pytree import tree_leaves
 
 from hpunet.models.hpunet import HPUNet
 from hpunet.models.punet import ProbUNet
-from hpunet.objectives.loss import ELBO, GECO
+from hpunet.objectives.elbo import ELBO
+from hpunet.objectives.geco import GECO
 
 RECORDED_WITH = "2.13.0"
 TINY: dict[str, Any] = {"in_channels": 1, "num_classes": 3, "channels": (4, 6, 8)}
@@ -26,7 +27,7 @@ MODELS: dict[str, Any] = {
     "punet": lambda: ProbUNet(**TINY, latent_dim=2),
 }
 SHA256 = {
-    "hpunet": "fc9cd325329c4b00d4c8422c6e12e9a2858798afbc6448cd6517306b6a962d41",
+    "hpunet": "3ce0a720b2e070629fe113c595315b20d750acecefd7ea88b2095e47d980b2ad",
     "hpunet-nchw-cond-prior-draws": "584b9dda12f5e5e036d53c0a06f3bf7ef03870fdb467d0a69eca9e9d4509993f",
     "punet": "dd1d2d15ef0394c492c5d5ec30485ea707f7f1b7d9c9a7eb9b6553494df7b688",
 }

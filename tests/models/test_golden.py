@@ -12,7 +12,8 @@ from hpunet import GECO, HPUNet
 from hpunet.errors import CheckpointError
 from hpunet.models.base import TrainingOutput
 from hpunet.models.gaussian import Gaussian
-from hpunet.objectives.loss import masked_cross_entropy, parameter_groups, top_k_pixels
+from hpunet.objectives.cross_entropy import masked_cross_entropy, top_k_pixels
+from hpunet.objectives.loss import parameter_groups
 from hpunet.sampling.sample import reconstruct, sample
 from hpunet.weights.tensorflow.variables import load_tf_variables
 
@@ -195,7 +196,12 @@ def test_golden_cross_entropy_and_top_k_masks(
 
 def test_golden_first_geco_loss(model: HPUNet, golden: Fixture) -> None:
     settings = json.loads(str(golden.arrays["meta.geco"]))
-    geco = GECO(kappa=settings["kappa"], decay=settings["decay"], rate=settings["rate"], top_k=0.02, stochastic=False)
+    geco = GECO(
+        kappa=settings["kappa"],
+        constraint_ema_decay=settings["decay"],
+        lambda_gradient_scale=settings["rate"],
+        stochastic=False,
+    )
     terms = geco(draw_output(model, golden), labels=golden.labels, valid=golden.valid)
     expected = {
         "loss": terms.loss,
@@ -227,7 +233,7 @@ def test_golden_l2_penalty_is_what_the_optimiser_adds(golden: Fixture) -> None:
 def test_golden_geco_traces(tag: str) -> None:
     arrays = np.load(GOLDEN / "geco_steps.npz")
     setup = json.loads(str(arrays[f"{tag}.setup"]))
-    geco = GECO(kappa=1.0, decay=setup["decay"], rate=setup["rate"])
+    geco = GECO(kappa=1.0, constraint_ema_decay=setup["decay"], lambda_gradient_scale=setup["rate"])
     # TensorFlow's epsilon stands outside the bias correction; at these gradients the difference is below 1e-6.
     optimiser = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}[setup["optimizer"]](geco.parameters(), setup["lr"])
     for step, value in enumerate(arrays[f"{tag}.x"]):

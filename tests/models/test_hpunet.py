@@ -121,7 +121,7 @@ def test_hpunet_overfits_one_image_with_two_opinions() -> None:
     """
     torch.manual_seed(0)
     model = HPUNet(in_channels=1, num_classes=2, channels=(8, 8, 8), latent_dims=(1,), blocks_per_scale=1)
-    objective = GECO(kappa=0.05, decay=0.9, top_k=None)
+    objective = GECO(kappa=0.05, constraint_ema_decay=0.9, top_k=None)
     optimiser = torch.optim.Adam(parameter_groups(model, objective))
     image = torch.rand(1, 1, 8, 8)
     empty, full = torch.zeros(1, 8, 8, dtype=torch.long), torch.zeros(1, 8, 8, dtype=torch.long)

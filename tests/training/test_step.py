@@ -9,13 +9,11 @@ import torch
 from tiny_run import WITHOUT_GECO, open_tiny, tiny_batch, tiny_settings, tiny_step, write_tiny_pack
 from torch import Tensor
 
-from hpunet.config.settings import AugmentationSettings
-from hpunet.data.augment import augment
-from hpunet.data.batch import Batch
 from hpunet.data.packs import Pack
-from hpunet.data.synthetic.source import INFO
-from hpunet.objectives.loss import Terms
-from hpunet.training.step import ExampleBuilder, TrainingStep, gumbel_from_uniform, one_grader
+from hpunet.objectives.base import Terms
+from hpunet.objectives.cross_entropy import gumbel_from_uniform
+from hpunet.training.build import build_energy
+from hpunet.training.step import TrainingStep
 from hpunet.utils.keyed_random import Stream, keyed_normal, keyed_uniform
 
 POSITIONS = torch.arange(4)
@@ -34,7 +32,7 @@ def take(step: TrainingStep, pack: Pack, number: int) -> tuple[Terms, Tensor]:
 def state_of(step: TrainingStep) -> dict[str, Tensor]:
     """Everything that a step may change, but the counters."""
     state = {f"model.{name}": value for name, value in step.model.state_dict().items()}
-    state |= {f"objective.{name}": value for name, value in step.objective.state_dict().items()}
+    state |= {f"loss.{name}": value for name, value in step.loss.state_dict().items()}
     for i, parameter in enumerate(step.parameters):
         state |= {f"adam.{i}.{name}": value for name, value in step.optimiser.state[parameter].items()}
     state |= {f"averaged.{i}": value for i, value in enumerate(step.averaged)}
@@ -63,7 +61,7 @@ def test_step_is_what_one_computes_by_hand(pack: Pack) -> None:
     kept[scores.flatten().topk(256).indices] = True
     rec = ce.flatten()[kept & example.valid.flatten()].sum() / 4
     constraint = rec - settings.objective.kappa * int((kept & example.valid.flatten()).sum()) / 4
-    w = twin.objective.w.detach()
+    w = twin.loss.objective.w.detach()
     multiplier = (1 + w.exp()).log() ** 2
     loss = multiplier * constraint + output.kl.sum()
     loss.backward()
@@ -79,7 +77,7 @@ def test_step_is_what_one_computes_by_hand(pack: Pack) -> None:
     assert multiplier.item() == pytest.approx(1, abs=1e-6)  # at the start
     squares = sum(float(g.square().sum()) for g in [*gradients.values(), w_gradient])
     assert norm.item() == pytest.approx(math.sqrt(squares), rel=1e-12)
-    assert step.objective.w.item() == pytest.approx(w.item() + 1e-3, abs=1e-9)  # uphill, by one learning rate
+    assert step.loss.objective.w.item() == pytest.approx(w.item() + 1e-3, abs=1e-9)  # uphill, by one learning rate
     for name, parameter in step.model.named_parameters():
         gradient = gradients[name] + 2 * 0.01 * before[name]
         expected = before[name] - 1e-3 * gradient / (gradient.abs() + 1e-8)
@@ -175,7 +173,7 @@ def test_energy_is_added_to_the_loss_with_all_graders_and_the_priors_own_draws(p
         model.decode(features, noise=[n[:, i].reshape(4, *s) for n, s in zip(noise, shapes, strict=True)])[0]
         for i in range(3)
     ]
-    energy = with_energy.energy_distance(
+    energy = with_energy.loss.energy(
         sample_logits=torch.stack(samples, dim=1),
         gradings=example.gradings,
         graders=example.graders,
@@ -190,19 +188,10 @@ def test_energy_is_added_to_the_loss_with_all_graders_and_the_priors_own_draws(p
 
 
 def test_energy_is_of_all_classes_but_the_background_where_nothing_is_said(pack: Pack) -> None:
-    step = tiny_step(tiny_settings("objective.energy=1.0"), pack, double=False)
-    assert step.energy_distance.classes == [1]
-    step.example_builder = replace(
-        step.example_builder, info=replace(pack.info, stochastic_classes=(), fixed_classes=("a", "b", "c"))
-    )
-    again = TrainingStep(
-        model=step.model,
-        objective=step.objective,
-        optimiser=step.optimiser,
-        example_builder=step.example_builder,
-        energy=1.0,
-    )
-    assert again.energy_distance.classes == [1, 2]
+    settings = tiny_settings("objective.energy=1.0").objective
+    unknown = replace(pack.info, stochastic_classes=(), fixed_classes=("a", "b", "c"))
+    energies = [build_energy(settings, info=info) for info in (pack.info, unknown)]
+    assert [energy.classes for energy in energies] == [[1], [1, 2]]
 
 
 def test_averaged_weights_follow_their_formula(pack: Pack) -> None:
@@ -241,61 +230,3 @@ def test_gradients_too_large_for_a_norm_in_float32_are_clipped_or_else_skipped(p
     assert torch.equal(weight, before) != clip
     assert int(step.skipped) == (not clip)
     assert weight.isfinite().all()
-
-
-def test_one_grader_draws_only_those_that_exist_and_each_as_often() -> None:
-    labels = torch.arange(3).view(1, 3, 1, 1).expand(6000, 3, 1, 1)
-    graders = torch.tensor([[True, False, True]]).expand(6000, 3)
-    batch = Batch(
-        image=torch.zeros(6000, 1, 1, 1),
-        labels=labels,
-        valid=torch.ones(6000, 1, 1, dtype=torch.bool),
-        graders=graders,
-    )
-    chosen = one_grader(batch, torch.arange(6000) / 6000)[:, 0, 0]
-    assert torch.bincount(chosen, minlength=3).tolist() == [3000, 0, 3000]
-
-
-def test_recipe_warps_the_chosen_grader_alone_as_it_would_all_of_them() -> None:
-    random = torch.Generator().manual_seed(0)
-    graders = torch.rand(16, 4, generator=random) < 0.6
-    graders[:, 3] |= ~graders.any(dim=1)
-    valid = torch.rand(16, 40, 40, generator=random) < 0.95
-    shown = graders[:, :, None, None] & valid[:, None]
-    batch = Batch(
-        image=torch.rand(16, 1, 40, 40, generator=random),
-        labels=torch.randint(0, 2, (16, 4, 40, 40), generator=random) * shown,
-        valid=valid,
-        graders=graders,
-    )
-    example_builder = ExampleBuilder(
-        info=INFO["lesions"], crop=(32, 32), augmentation=AugmentationSettings(), extrapolate=False, seed=3
-    )
-    index = torch.arange(16)
-    warped = augment(
-        batch, settings=example_builder.augmentation, crop_size=example_builder.crop, seed=3, step=5, index=index
-    )
-    uniform = keyed_uniform(seed=3, step=5, index=index, stream=Stream.GRADER, count=1)[:, 0]
-    example = example_builder(batch, step=5, positions=index)
-    assert torch.equal(example.labels, one_grader(warped, uniform))
-    assert torch.equal(example.valid, warped.valid)
-    assert torch.equal(example.image, warped.image)
-
-
-def test_gumbel_from_uniform_is_finite_at_both_ends_and_standard() -> None:
-    ends = gumbel_from_uniform(torch.tensor([[0.0, 1 - 2.0**-24]]))
-    assert ends.isfinite().all()
-    uniform = (torch.arange(2**16) * 2.0**-16).unsqueeze(0)
-    gumbel = gumbel_from_uniform(uniform)
-    assert gumbel.mean().item() == pytest.approx(0.5772, abs=2e-3)
-    assert gumbel.var().item() == pytest.approx(math.pi**2 / 6, rel=1e-2)
-
-
-def test_recipe_does_not_depend_on_the_rest_of_the_batch(pack: Pack) -> None:
-    example_builder = tiny_step(tiny_settings(), pack, double=False).example_builder
-    whole = example_builder(tiny_batch(pack, [0, 1, 2, 3]), step=7, positions=POSITIONS)
-    part = example_builder(tiny_batch(pack, [2, 3]), step=7, positions=POSITIONS[2:])
-    assert torch.equal(whole.image[2:], part.image)
-    assert torch.equal(whole.labels[2:], part.labels)
-    other = example_builder(tiny_batch(pack, [2, 3]), step=8, positions=POSITIONS[2:])
-    assert not torch.equal(part.image, other.image)

@@ -174,9 +174,9 @@ def bare_step(
     """Forward, objective, backward and Adam on images and labels that are drawn in the step."""
     device, (h, w) = work.watch.device, work.settings.data.crop
     model = work.model(channels_last=channels_last)
-    objective = build_objective(work.settings.objective, num_pieces=1).to(device)
+    loss = build_objective(work.settings.objective, num_pieces=1).to(device)
     network, shapes = wrap(model), model.latent_shapes(h, w)
-    how = {"model": model, "objective": objective, "network": network}
+    how = {"model": model, "loss": loss, "network": network}
     optimiser = build_optimiser(work.settings.optimiser, device=device, **how)
 
     def step() -> None:
@@ -186,7 +186,7 @@ def bare_step(
         optimiser.zero_grad(set_to_none=True)
         with autocast_for(precision, device)():  # in every step, since it also sets TF32 for the process
             output = network(image=image, labels=labels, noise=noise)
-        objective(output, labels=labels).loss.backward()
+        loss(output, labels=labels).loss.backward()
         optimiser.step()
 
     return step

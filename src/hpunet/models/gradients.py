@@ -6,10 +6,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from hpunet.utils.distributed import all_reduce, world_size
+
 
 def straight_through(x: Float[Tensor, "*shape"], value: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """`value` in the forward pass (exactly: x − x is 0), the identity of x in the backward pass."""
     return value.detach() + (x - x.detach())
+
+
+def global_mean(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """The mean over all processes in the forward pass, the identity of this process's x in the backward pass."""
+    return x if world_size() == 1 else straight_through(x, all_reduce(x) / world_size())
 
 
 def inward_gradient(

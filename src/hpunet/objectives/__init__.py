@@ -1,1 +1,1 @@
-"""TODO"""
+"""What training minimises. Start reading at loss.py."""

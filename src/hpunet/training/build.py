@@ -12,30 +12,56 @@ from torch import nn
 from hpunet.config.settings import ObjectiveSettings, OptimiserSettings, Settings
 from hpunet.data.types import SetInfo
 from hpunet.errors import ConfigError
-from hpunet.objectives.loss import ELBO, GECO, parameter_groups
-from hpunet.training.step import ExampleBuilder
+from hpunet.objectives.elbo import ELBO
+from hpunet.objectives.energy import EnergyDistance, PairAgreement
+from hpunet.objectives.geco import GECO
+from hpunet.objectives.loss import Loss, parameter_groups
+from hpunet.training.examples import NUM_TABLE_IDS, ExampleBuilder
+
+
+def build_loss(settings: ObjectiveSettings, *, info: SetInfo, num_pieces: int) -> Loss:
+    """The loss, with the energy distance that fits the data where its weight is not 0."""
+    energy = build_energy(settings, info=info) if settings.energy else None
+    objective = build_objective(settings, num_pieces=num_pieces)
+    return Loss(objective, energy=energy, energy_weight=settings.energy, energy_samples=settings.energy_samples)
 
 
 def build_objective(settings: ObjectiveSettings, *, num_pieces: int) -> ELBO | GECO:
-    """The objective. A batch in pieces moves GECO on piece by piece, at the same speed altogether."""
-    top_k = None if settings.top_k == "all" else settings.top_k
+    """ELBO or GECO. With a batch in pieces, GECO updates once per piece, at the same total speed."""
+    common: dict[str, Any] = {
+        "prior_gradient_scale": settings.prior_pull,
+        "top_k": None if settings.top_k == "all" else settings.top_k,
+        "stochastic": settings.stochastic,
+    }
     if settings.kind == "elbo":
-        return ELBO(beta=settings.beta, prior_pull=settings.prior_pull, top_k=top_k, stochastic=settings.stochastic)
+        return ELBO(beta=settings.beta, **common)
     return GECO(
         kappa=settings.kappa,
-        decay=settings.decay ** (1 / num_pieces),
-        rate=settings.rate,
-        speed=settings.speed,
+        constraint_ema_decay=settings.decay ** (1 / num_pieces),
+        lambda_gradient_scale=settings.rate,
+        lambda_speed=settings.speed,
         lambda_max=math.inf if settings.lambda_max is None else settings.lambda_max,
-        prior_pull=settings.prior_pull,
         kl_warm_up=[num_pieces * end for end in settings.kl_warm_up],
-        top_k=top_k,
-        stochastic=settings.stochastic,
+        **common,
     )
 
 
+def build_energy(settings: ObjectiveSettings, *, info: SetInfo) -> EnergyDistance | PairAgreement:
+    """The energy distance of classes, or of instances where the data have them."""
+    if info.has_instances:
+        return PairAgreement(
+            num_fixed_classes=info.num_fixed_classes,
+            num_random_ids=info.num_random_ids,
+            num_instances=NUM_TABLE_IDS,
+            weighting=settings.energy_weighting,
+            background_weight=settings.energy_background,
+        )
+    all_but_background = range(1, info.num_classes)  # if the data do not say which classes graders differ in
+    return EnergyDistance(classes=info.stochastic_classes or all_but_background)
+
+
 def build_optimiser(
-    settings: OptimiserSettings, *, model: nn.Module, objective: nn.Module, device: torch.device, network: Any = None
+    settings: OptimiserSettings, *, model: nn.Module, loss: nn.Module, device: torch.device, network: Any = None
 ) -> torch.optim.Adam:
     """Adam with the paper's weight decay; on a GPU its learning rate is a tensor there, for CUDA graphs.
 
@@ -45,7 +71,7 @@ def build_optimiser(
     on_gpu = device.type == "cuda"
     make: Callable[..., torch.optim.Adam] = getattr(network, "adam", torch.optim.Adam)
     return make(
-        parameter_groups(model, objective, weight_decay=settings.weight_decay),
+        parameter_groups(model, loss, weight_decay=settings.weight_decay),
         lr=torch.tensor(first, device=device) if on_gpu else first,
         fused=True,
         capturable=on_gpu,

@@ -27,11 +27,11 @@ from hpunet.data.packs import Pack, is_pack, open_pack
 from hpunet.errors import CheckpointError, ConfigError, DivergenceError
 from hpunet.kernels.dispatch import fused_draw, fused_network, reason_against_fused
 from hpunet.models.build import build_model, check_network
-from hpunet.objectives.loss import Terms
+from hpunet.objectives.base import Terms
 from hpunet.training.build import (
     autocast_for,
     build_example_builder,
-    build_objective,
+    build_loss,
     build_optimiser,
     learning_rate_at,
     learning_rate_boundaries,
@@ -96,15 +96,14 @@ class Training:
         )
         self.model = model.to(device)
         self.model.check_values = False  # the data were checked when they were packed
-        self.objective = build_objective(settings.objective, num_pieces=settings.optimiser.accumulation_steps).to(
-            device
-        )
+        num_pieces = settings.optimiser.accumulation_steps
+        self.loss = build_loss(settings.objective, info=info, num_pieces=num_pieces).to(device)
         network: nn.Module = self.model
         self.why_not_fused = _why_not_fused(settings, model=model, device=device)
         if self.why_not_fused is None:
             network = fused_network(network, size=settings.data.crop)
         self.optimiser = build_optimiser(
-            settings.optimiser, model=self.model, objective=self.objective, device=device, network=network
+            settings.optimiser, model=self.model, loss=self.loss, device=device, network=network
         )
         if settings.optimiser.compile:
             network = torch.compile(network)  # type: ignore[assignment]
@@ -113,17 +112,13 @@ class Training:
         self.autocast = autocast_for(settings.optimiser.precision, device)
         self.train_step = TrainingStep(
             model=self.model,
-            objective=self.objective,
+            loss=self.loss,
             optimiser=self.optimiser,
             example_builder=build_example_builder(settings, info=info),
-            num_pieces=settings.optimiser.accumulation_steps,
+            num_pieces=num_pieces,
             autocast=self.autocast,
             grad_clip=settings.optimiser.grad_clip,
             ema_decay=settings.optimiser.ema_decay,
-            energy=settings.objective.energy,
-            energy_samples=settings.objective.energy_samples,
-            energy_weighting=settings.objective.energy_weighting,
-            energy_background=settings.objective.energy_background,
             network=network,
             draw=fused_draw() if self.why_not_fused is None else None,
         )
@@ -152,7 +147,7 @@ class Training:
         averaged = zip((name for name, _ in self.model.named_parameters()), self.train_step.averaged, strict=False)
         return {
             "model": dict(self.model.state_dict()),
-            "objective": dict(self.objective.state_dict()),
+            "loss": dict(self.loss.state_dict()),
             "optimiser": optimiser_tensors(self.optimiser)[0],
             "averaged": dict(averaged),
         }
@@ -190,7 +185,7 @@ class Training:
             raise CheckpointError(f"{where}: not a training run's checkpoint ({', '.join(sorted(missing))} missing)")
         _check_same_run(found.state, self.settings, self.pack, step=found.step, where=where)
         live = self.state_tensors()
-        for group in ("model", "objective", "averaged"):
+        for group in ("model", "loss", "averaged"):
             saved = found.tensors.get(group, {})
             check_fits(live=live[group], saved=saved, name=where)
             for name, tensor in live[group].items():
@@ -230,7 +225,7 @@ class Training:
         """Train from the current step to the last: terms and gradient norm of each step."""
         objective, end = self.settings.objective, self.settings.optimiser.iterations
         for last in (min(objective.energy_from, end), end):  # without the energy distance, then with it
-            self.train_step.uses_energy = objective.energy > 0 and last > objective.energy_from
+            self.loss.use_energy = objective.energy > 0 and last > objective.energy_from
             if self.step < last:
                 yield from self._steps_to(last)
 

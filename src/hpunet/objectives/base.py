@@ -1,0 +1,92 @@
+"""What ELBO and GECO share: the terms of a loss, and the forward pass that computes reconstruction and KL.
+
+When several processes train together, the batch is that of all of them. Every process returns the terms of the whole
+batch in value, so all of them notice a loss that is not finite in one. In gradient it returns its own share times the
+number of processes, so the mean of their gradients, which they exchange, is the gradient of the whole batch.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from hpunet.errors import ConfigError
+from hpunet.models.base import TrainingOutput
+from hpunet.models.gaussian import Gaussian, kl_divergence
+from hpunet.models.gradients import global_mean, scale_gradient
+from hpunet.objectives.cross_entropy import Reconstruction
+from hpunet.utils.distributed import world_size
+
+
+@dataclass(frozen=True)
+class Terms:
+    """The parts of a training loss; all but `loss` are detached, for logging."""
+
+    loss: Float[Tensor, ""]
+    rec: Float[Tensor, ""]
+    """Cross-entropy summed over the kept pixels, divided by the batch size."""
+    kl: Float[Tensor, " scales"]
+    num_kept: Int[Tensor, ""]
+    """Pixels of the batch that the reconstruction term counts."""
+    batch_size: int
+    constraint: Float[Tensor, ""] | None = None
+    """GECO: moving average of rec minus what κ allows; negative when the reconstruction is good enough."""
+    multiplier: Float[Tensor, ""] | None = None
+    """GECO: λ."""
+    energy: Float[Tensor, ""] | None = None
+    """Energy distance of samples from the prior to the labels, without its weight."""
+
+    @property
+    def rec_per_pixel(self) -> Float[Tensor, ""]:
+        """Mean cross-entropy of the kept pixels of this batch: the number to compare with κ."""
+        return self.rec * self.batch_size / self.num_kept.clamp(min=1)
+
+
+def divergence(output: TrainingOutput, *, prior_gradient_scale: float) -> Float[Tensor, " scales"]:
+    """KL of each scale; its gradient with respect to the prior is multiplied by a factor."""
+    if prior_gradient_scale == 1:
+        return output.kl
+    priors = [
+        Gaussian(
+            mean=scale_gradient(p.mean, prior_gradient_scale),
+            log_sigma=scale_gradient(p.log_sigma, prior_gradient_scale),
+        )
+        for p in output.prior
+    ]
+    return torch.stack(
+        [kl_divergence(posterior=q, prior=p).mean() for q, p in zip(output.posterior, priors, strict=True)]
+    )
+
+
+class Objective(nn.Module, ABC):
+    """Reconstruction and KL; subclasses combine them into a loss."""
+
+    def __init__(self, *, prior_gradient_scale: float, top_k: float | None, stochastic: bool) -> None:
+        super().__init__()
+        if not prior_gradient_scale > 0:
+            raise ConfigError(f"expected prior_gradient_scale > 0, got {prior_gradient_scale}")
+        self.prior_gradient_scale = prior_gradient_scale
+        self.reconstruction = Reconstruction(top_k=top_k, stochastic=stochastic)
+
+    def forward(
+        self,
+        output: TrainingOutput,
+        *,
+        labels: Int[Tensor, "b h w"],
+        valid: Bool[Tensor, "b h w"] | None = None,
+        gumbel: Float[Tensor, "b h w"] | None = None,
+    ) -> Terms:
+        """The loss of a batch and its parts."""
+        rec, num_kept = self.reconstruction(logits=output.logits, labels=labels, valid=valid, gumbel=gumbel)
+        kl = global_mean(divergence(output, prior_gradient_scale=self.prior_gradient_scale))
+        batch_size = labels.shape[0] * world_size()
+        combined = self.combine(rec=rec, kl=kl, num_kept=num_kept, batch_size=batch_size)
+        return Terms(rec=rec.detach(), kl=kl.detach(), num_kept=num_kept, batch_size=batch_size, **combined)
+
+    @abstractmethod
+    def combine(
+        self, *, rec: Float[Tensor, ""], kl: Float[Tensor, " scales"], num_kept: Int[Tensor, ""], batch_size: int
+    ) -> dict[str, Tensor]:
+        """`loss`, and further `Terms` to log."""

@@ -1,0 +1,109 @@
+"""The reconstruction term: masked cross-entropy and its hardest pixels.
+
+No value is read back from the device and all shapes depend only on the input's shape, so a whole training step can be
+captured in a CUDA graph.
+"""
+
+from math import floor
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from hpunet.errors import ConfigError, DataError
+from hpunet.models.gaussian import at_least_float32
+from hpunet.models.gradients import global_mean
+from hpunet.utils.distributed import all_gather, all_reduce, rank
+
+
+def masked_cross_entropy(
+    *,
+    logits: Float[Tensor, "b k h w"],
+    labels: Int[Tensor, "b h w"],
+    valid: Bool[Tensor, "b h w"] | None = None,
+) -> Float[Tensor, "b h w"]:
+    """Cross-entropy of every pixel in float32 or wider; exactly 0 (and without gradient) where `valid` is false."""
+    with torch.autocast(logits.device.type, enabled=False):
+        ce = F.cross_entropy(at_least_float32(logits), labels.long(), reduction="none")
+        return ce if valid is None else torch.where(valid, ce, 0.0)
+
+
+def gumbel_from_uniform(uniform: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """Standard Gumbel noise from multiples of 2^-24 in [0, 1), shifted by half a step so that it is finite."""
+    exponential = -(uniform + 2.0**-25).log()
+    return -exponential.clamp(min=2.0**-25).log()  # the largest uniform number would be rounded up to 1
+
+
+def gumbel_noise(like: Float[Tensor, "*shape"], generator: torch.Generator | None = None) -> Float[Tensor, "*shape"]:
+    """Standard Gumbel noise of a tensor's shape; finite by construction."""
+    return gumbel_from_uniform(torch.empty_like(like).uniform_(generator=generator))
+
+
+def top_k_pixels(
+    ce: Float[Tensor, "b h w"],
+    *,
+    fraction: float,
+    valid: Bool[Tensor, "b h w"] | None = None,
+    noise: Float[Tensor, "b h w"] | None = None,
+) -> Bool[Tensor, "b h w"]:
+    """Mask of the k hardest pixels of the whole batch, k = ⌊fraction · all pixels⌋, invalid ones counted.
+
+    With Gumbel `noise` the k pixels are a draw without replacement with probabilities proportional to their
+    cross-entropy; without noise they are the k largest. Invalid pixels are never kept: with fewer valid pixels
+    than k, all valid pixels are kept.
+    """
+    # log of the smallest positive number instead of −∞: a valid pixel with ce = 0 stays ahead of invalid ones.
+    scores = ce.detach().clamp(min=torch.finfo(ce.dtype).tiny).log()
+    if noise is not None:
+        scores = scores + noise
+    if valid is not None:
+        scores = scores.masked_fill(~valid, -torch.inf)
+    scores = all_gather(scores.flatten())
+    # The small addition corrects products like 0.29 · 100 that fall just short of the whole number.
+    k = min(floor(fraction * scores.numel() + 1e-6), scores.numel())
+    chosen = scores.topk(k, sorted=False).indices
+    kept = torch.zeros(scores.numel(), dtype=torch.bool, device=ce.device).index_fill_(0, chosen, True)
+    kept = kept.view(-1, *ce.shape)[rank()]
+    return kept if valid is None else kept & valid
+
+
+class Reconstruction(nn.Module):
+    """Cross-entropy summed over the kept pixels, divided by the batch size.
+
+    Args:
+        top_k: fraction of pixels to keep (Sec. 2); None keeps all valid ones.
+        stochastic: whether to draw the hardest pixels (Gumbel) or to take exactly the k hardest.
+    """
+
+    def __init__(self, *, top_k: float | None = 0.02, stochastic: bool = True) -> None:
+        super().__init__()
+        if top_k is not None and not 0 < top_k <= 1:
+            raise ConfigError(f"top_k: expected a fraction of the pixels in (0, 1] or None, got {top_k}")
+        self.top_k = top_k
+        self.stochastic = stochastic
+
+    def forward(
+        self,
+        *,
+        logits: Float[Tensor, "b k h w"],
+        labels: Int[Tensor, "b h w"],
+        valid: Bool[Tensor, "b h w"] | None = None,
+        gumbel: Float[Tensor, "b h w"] | None = None,
+    ) -> tuple[Float[Tensor, ""], Int[Tensor, ""]]:
+        """The term (see `global_mean`) and the number of pixels it counts, over all processes.
+
+        `gumbel` replaces the noise that is otherwise drawn for the stochastic top-k.
+        """
+        b, _, h, w = logits.shape
+        for name, tensor in (("labels", labels), ("valid", valid)):
+            if tensor is not None and tuple(tensor.shape) != (b, h, w):
+                raise DataError(f"{name}: expected shape {(b, h, w)} to match the logits, got {tuple(tensor.shape)}")
+        ce = masked_cross_entropy(logits=logits, labels=labels, valid=valid)
+        if self.top_k is None:
+            kept = torch.ones_like(ce, dtype=torch.bool) if valid is None else valid
+        else:
+            noise = (gumbel_noise(ce) if gumbel is None else gumbel) if self.stochastic else None
+            kept = top_k_pixels(ce, fraction=self.top_k, valid=valid, noise=noise)
+        own = torch.where(kept, ce, 0.0).sum() / b
+        return global_mean(own), all_reduce(kept.sum())

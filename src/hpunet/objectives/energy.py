@@ -1,0 +1,146 @@
+"""Energy distances: how far samples from the prior are from the labels as a distribution. The paper has none.
+
+Both take logits of samples (b, s, k, h, w) and the label maps of all graders, and return the mean over images as
+`global_mean` does.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from hpunet.models.gaussian import at_least_float32
+from hpunet.models.gradients import global_mean
+
+
+class EnergyDistance(nn.Module):
+    """2·E d(sample, grader) − E d(sample, other sample): the part of GED² that depends on samples, differentiable.
+
+    d is 1 − Σ min(p, q) / Σ max(p, q) of two probability maps: 1 − IoU where these are 0 and 1. A grey map between
+    two binary ones gains nothing. One pixel is added to both sums, so two empty maps have distance 0. The expectation
+    is smallest when samples are distributed like the graders' maps: samples are attracted by graders and repelled by
+    each other.
+
+    Args:
+        classes: classes whose maps are compared; d is the mean over them.
+    """
+
+    def __init__(self, *, classes: Sequence[int]) -> None:
+        super().__init__()
+        self.classes = list(classes)
+
+    def forward(
+        self,
+        *,
+        sample_logits: Float[Tensor, "b s k h w"],
+        gradings: Int[Tensor, "b r h w"],
+        graders: Bool[Tensor, "b r"],
+        valid: Bool[Tensor, "b h w"],
+    ) -> Float[Tensor, ""]:
+        """The mean over images of the energy distance."""
+        with torch.autocast(sample_logits.device.type, enabled=False):
+            probs = at_least_float32(sample_logits).softmax(dim=2)
+        first, second = torch.triu_indices(probs.shape[1], probs.shape[1], offset=1, device=probs.device)
+        shares = graders / graders.sum(dim=1, keepdim=True)
+        total = probs.new_zeros(len(probs))
+        for c in self.classes:
+            samples = torch.where(valid.unsqueeze(1), probs[:, :, c], 0.0)
+            marked = ((gradings == c) & valid.unsqueeze(1)).to(probs.dtype)
+            to_graders = soft_distance(samples.unsqueeze(2), marked.unsqueeze(1)).mean(dim=1)
+            apart = soft_distance(samples[:, first], samples[:, second]).mean(dim=1)
+            total = total + 2 * (to_graders * shares).sum(dim=1) - apart
+        return global_mean(total.mean() / len(self.classes))
+
+
+def soft_distance(a: Float[Tensor, "*n h w"], b: Float[Tensor, "*m h w"]) -> Float[Tensor, "*nm"]:
+    """1 − Σ min(a, b) / Σ max(a, b), with one pixel added to both sums; leading dimensions are broadcast."""
+    common = torch.minimum(a, b).sum(dim=(-2, -1))
+    either = a.sum(dim=(-2, -1)) + b.sum(dim=(-2, -1)) - common
+    return 1 - (common + 1) / (either + 1)
+
+
+class PairAgreement(nn.Module):
+    """The energy distance of instances: how often two pixels share an id in samples, against how often they should.
+
+    Two pixels of one instance always share their id, those of two instances in one of `num_random_ids` draws. The
+    term is the mean over pairs of instance pixels of (P − that)², with P the probability that both share an id when
+    each pixel's is drawn from the softmax of one sample of the prior; estimated from two or more samples, without
+    bias. Clustering uses agreement too: it joins pixels that agree in half of the samples. The ids themselves are not
+    compared, nor the joint behaviour of more than two instances; a pixel that a sample gives no instance id agrees
+    with none.
+
+    Args:
+        num_fixed_classes: labels from this number on are instances.
+        num_random_ids: number of ids that an instance's id is drawn from.
+        num_instances: instances that are told apart; instances i and i + num_instances count as one.
+        weighting: "pixels" gives each pixel the same weight, as in the Rand error, where large instances have most
+            pairs; "instances" gives each instance the same weight, as in AP.
+        background_weight: total weight of pixels of other classes, relative to that of all instance pixels. They
+            should agree with none; with 0, samples may give background the id of an instance beside it.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_fixed_classes: int,
+        num_random_ids: int,
+        num_instances: int,
+        weighting: str = "pixels",
+        background_weight: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.num_fixed_classes = num_fixed_classes
+        self.num_random_ids = num_random_ids
+        self.num_instances = num_instances
+        self.weighting = weighting
+        self.background_weight = background_weight
+
+    def forward(
+        self,
+        *,
+        sample_logits: Float[Tensor, "b s k h w"],
+        gradings: Int[Tensor, "b r h w"],
+        graders: Bool[Tensor, "b r"],
+        valid: Bool[Tensor, "b h w"],
+    ) -> Float[Tensor, ""]:
+        """The mean over images; labels are as stored, instances without their random ids."""
+        with torch.autocast(sample_logits.device.type, enabled=False):
+            probs = at_least_float32(sample_logits).softmax(dim=2)[:, :, self.num_fixed_classes :]
+            by_grader = torch.stack([self._of_grader(probs, each, valid) for each in gradings.unbind(dim=1)], dim=1)
+        shares = graders / graders.sum(dim=1, keepdim=True)
+        return global_mean((by_grader * shares).sum(dim=1).mean())
+
+    def _of_grader(
+        self, probs: Float[Tensor, "b s k h w"], labels: Int[Tensor, "b h w"], valid: Bool[Tensor, "b h w"]
+    ) -> Float[Tensor, " b"]:
+        b, s, k, h, _ = probs.shape
+        instance = (labels.long() - self.num_fixed_classes).flatten(1)
+        number = instance.clamp(min=0) % self.num_instances  # (b, n)
+        inside = ((instance >= 0) & valid.flatten(1)).to(probs.dtype)
+        zeros = inside.new_zeros(b, self.num_instances)
+        weight = inside
+        if self.weighting == "instances":
+            weight = inside / zeros.scatter_add(1, number, inside).gather(1, number).clamp(min=1)
+        total = weight.sum(dim=1).clamp(min=1e-9)
+        weighted = probs.flatten(3) * weight[:, None, None]  # (b, s, k, n)
+        in_pairs = weighted
+        if self.background_weight:
+            outside = ((instance < 0) & valid.flatten(1)).to(probs.dtype)
+            share = self.background_weight * total[:, None] / outside.sum(dim=1, keepdim=True).clamp(min=1)
+            in_pairs = weighted + probs.flatten(3) * (share * outside)[:, None, None]
+        # Σ over pairs of pixels of (Σ_k p_ik p_jk) · (Σ_l q_il q_jl) is Σ_kl (Σ_i p_ik q_il)². Row by row: many small
+        # products instead of one with a long sum for each image. Divided after it, since TF32 rounds.
+        rows = [maps.reshape(b, s * k, h, -1).transpose(1, 2) for maps in (in_pairs, probs)]
+        pairs = (rows[0] @ rows[1].transpose(2, 3)).sum(dim=1) / total[:, None, None]
+        twice = pairs.view(b, s, k, s, k).square().sum(dim=(2, 4))
+        in_two = (twice.sum(dim=(1, 2)) - twice.diagonal(dim1=1, dim2=2).sum(dim=1)) / (s * (s - 1))
+        sums = zeros[:, None, None].expand(b, s, k, -1)
+        sums = sums.scatter_add(3, number[:, None, None].expand_as(weighted), weighted) / total[:, None, None, None]
+        within = sums.square().sum(dim=(1, 2, 3)) / s
+        everywhere = sums.sum(dim=3).square().sum(dim=(1, 2)) / s
+        whole = zeros.scatter_add(1, number, weight) / total[:, None]
+        true_within = whole.square().sum(dim=1)
+        true_apart = whole.sum(dim=1).square() - true_within
+        expected = within + (everywhere - within) / self.num_random_ids
+        return in_two - 2 * expected + true_within + true_apart / self.num_random_ids**2

@@ -1,0 +1,114 @@
+"""GECO: the KL is minimised under a constraint on the reconstruction."""
+
+from collections.abc import Sequence
+from math import inf
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from hpunet.errors import ConfigError
+from hpunet.models.gradients import clamp_with_inward_gradient, scale_gradient, straight_through
+from hpunet.objectives.base import Objective
+
+
+class GECO(Objective):
+    """λ · (EMA(rec) − κ · kept pixels per image) + Σ KL (Eq. 6).
+
+    λ = softplus(w)² with w trained by the same optimiser as the network, but uphill: λ rises while the
+    reconstruction is worse than κ and falls when it is better. The value of the constraint is a moving average;
+    its gradient flows to the current batch alone. `w` and the moving average live on the device and are part of
+    the state dict. Give `w` to the optimiser without weight decay (`parameter_groups` does).
+
+    Args:
+        kappa: target cross-entropy of a kept pixel.
+        constraint_ema_decay: decay of the moving average, which starts at the first value.
+        lambda_gradient_scale: factor on the gradient of w. Under Adam it has almost no effect.
+        lambda_speed: w is the trained parameter times this factor, so under Adam λ moves faster by it; 1 in the
+            authors' code.
+        lambda_max: upper bound of λ. Early in training κ is out of reach and λ rises at the cost of the samples; the
+            authors set no bound.
+        prior_gradient_scale: factor on the gradient of the KL with respect to the prior; 1 in the paper. A larger one
+            helps the prior to keep up with the posterior while λ is large.
+        kl_warm_up: for each scale, coarsest first, the number of updates over which the weight of its KL rises from
+            0 to 1; scales that are not listed have weight 1 from the start, as in the paper. The posterior takes up a
+            coarse scale that is free at first before finer scales learn its part.
+        top_k: fraction of pixels that the reconstruction term keeps, or None for all valid ones.
+        stochastic: whether the top-k is drawn (Gumbel) or strict.
+    """
+
+    ema: Tensor
+    num_updates: Tensor
+
+    def __init__(
+        self,
+        *,
+        kappa: float,
+        constraint_ema_decay: float = 0.99,
+        lambda_gradient_scale: float = 0.01,
+        lambda_speed: float = 1.0,
+        lambda_max: float = inf,
+        prior_gradient_scale: float = 1.0,
+        kl_warm_up: Sequence[int] = (),
+        top_k: float | None = 0.02,
+        stochastic: bool = True,
+    ) -> None:
+        super().__init__(prior_gradient_scale=prior_gradient_scale, top_k=top_k, stochastic=stochastic)
+        positive = {
+            "kappa": kappa,
+            "lambda_gradient_scale": lambda_gradient_scale,
+            "lambda_speed": lambda_speed,
+            "lambda_max": lambda_max,
+        }
+        if wrong := [f"{name}={value}" for name, value in positive.items() if not value > 0]:
+            raise ConfigError(f"expected positive numbers, got {', '.join(wrong)}")
+        if not 0 <= constraint_ema_decay < 1:
+            raise ConfigError(f"expected 0 <= constraint_ema_decay < 1, got {constraint_ema_decay}")
+        self.kappa = kappa
+        self.constraint_ema_decay = constraint_ema_decay
+        self.lambda_gradient_scale = lambda_gradient_scale
+        self.lambda_speed = lambda_speed
+        self.lambda_max = lambda_max
+        self.kl_warm_up = list(kl_warm_up)
+        self.w = nn.Parameter(torch.tensor(1.0).expm1().log() / lambda_speed)  # softplus⁻¹(1): λ starts at 1
+        self.register_buffer("ema", torch.tensor(0.0))
+        self.register_buffer("num_updates", torch.tensor(0))
+
+    @property
+    def multiplier(self) -> Float[Tensor, ""]:
+        """λ; its gradient is negated and scaled, so that descent on the loss is ascent on w."""
+        multiplier = F.softplus(self.lambda_speed * self.w).square()
+        bounded = clamp_with_inward_gradient(multiplier, low=0.0, high=self.lambda_max)
+        return scale_gradient(bounded, -self.lambda_gradient_scale)
+
+    def moving_average(self, rec: Float[Tensor, ""]) -> Float[Tensor, ""]:
+        """The average with this batch included; its gradient with respect to `rec` is 1.
+
+        The stored average changes in training mode only.
+        """
+        with torch.no_grad():
+            value, decay = rec.detach().to(self.ema.dtype), self.constraint_ema_decay
+            updated = torch.where(self.num_updates == 0, value, decay * self.ema + (1 - decay) * value)
+            if self.training:
+                finite = value.isfinite()  # a value that is not finite must not stay in the average
+                self.ema.copy_(torch.where(finite, updated, self.ema))
+                self.num_updates.add_(finite)
+        return straight_through(rec, updated.to(rec.dtype))
+
+    def weighted(self, kl: Float[Tensor, " scales"]) -> Float[Tensor, ""]:
+        """Σ KL, with smaller weights for scales that are still warming up."""
+        total = kl.sum()
+        for scale, end in enumerate(self.kl_warm_up):
+            if end:
+                total = total - kl[scale] * (1 - self.num_updates / end).clamp(min=0)
+        return total
+
+    def combine(
+        self, *, rec: Float[Tensor, ""], kl: Float[Tensor, " scales"], num_kept: Int[Tensor, ""], batch_size: int
+    ) -> dict[str, Tensor]:
+        """`loss`, `constraint` and `multiplier`; in training mode the moving average is updated."""
+        constraint = self.moving_average(rec) - self.kappa * num_kept.to(rec.dtype) / batch_size
+        multiplier = self.multiplier
+        loss = multiplier * constraint + self.weighted(kl)
+        return {"loss": loss, "constraint": constraint.detach(), "multiplier": multiplier.detach()}

@@ -1,0 +1,108 @@
+"""A batch becomes training examples: augmentation, choice of one grader per image, random ids, hidden parts.
+
+Every random number is keyed by (seed, step, position in the batch): an example depends on nothing else.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from hpunet.config.settings import AugmentationSettings
+from hpunet.data.augment import augment
+from hpunet.data.batch import Batch
+from hpunet.data.extrapolation import NUM_UNIFORMS, hide
+from hpunet.data.instance_ids import assign_ids, draw_id_table
+from hpunet.data.types import SetInfo
+from hpunet.utils.keyed_random import Stream, keyed_uniform
+
+NUM_TABLE_IDS = 512
+"""Instances per image that get an id of their own draw; further ones share."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """The input of a training step: one grader's map per image."""
+
+    image: Float[Tensor, "b c h w"]
+    labels: Int[Tensor, "b h w"]
+    valid: Bool[Tensor, "b h w"]
+    cond: Float[Tensor, "b e h w"] | None
+    """Visibility and visible labels (`Hidden.cond`), if a part is hidden."""
+    gradings: Int[Tensor, "b r h w"] | None = None
+    """The maps of all graders as stored (instances, not ids); only on request, like `graders`."""
+    graders: Bool[Tensor, "b r"] | None = None
+    """Which of them exist."""
+
+    def __getitem__(self, part: slice) -> "Example":
+        """Some of the images."""
+        return Example(**{name: None if value is None else value[part] for name, value in vars(self).items()})
+
+
+@dataclass(frozen=True)
+class ExampleBuilder:
+    """Turns batches into examples."""
+
+    info: SetInfo
+    crop: tuple[int, int]
+    augmentation: AugmentationSettings
+    extrapolate: bool
+    seed: int
+
+    def __call__(
+        self,
+        batch: Batch,
+        *,
+        step: int | Int[Tensor, ""],
+        positions: Int[Tensor, " b"],
+        all_gradings: bool = False,
+    ) -> Example:
+        """The examples of a batch at a step; `positions` are the images' places in the whole batch.
+
+        With `all_gradings` they also hold the maps of all graders.
+        """
+
+        def uniform(stream: Stream, count: int) -> Tensor:
+            return keyed_uniform(seed=self.seed, step=step, index=positions, stream=stream, count=count)
+
+        choice = uniform(Stream.GRADER, 1)[:, 0]
+        if not all_gradings:  # choose first: the other graders' maps need no warping
+            chosen = one_grader(batch, choice).unsqueeze(1)
+            batch = replace(batch, labels=chosen, graders=batch.graders.any(dim=1, keepdim=True))
+        batch = augment(
+            batch,
+            settings=self.augmentation,
+            crop_size=self.crop,
+            seed=self.seed,
+            step=step,
+            index=positions,
+        )
+        labels = one_grader(batch, choice) if all_gradings else batch.labels[:, 0]
+        if self.info.has_instances:
+            labels = assign_ids(
+                labels.unsqueeze(1),
+                num_fixed_classes=self.info.num_fixed_classes,
+                num_random_ids=self.info.num_random_ids,
+                table=draw_id_table(uniform(Stream.IDS, NUM_TABLE_IDS), self.info.num_random_ids),
+            ).squeeze(1)
+        example = Example(image=batch.image, labels=labels, valid=batch.valid, cond=None)
+        if all_gradings:
+            example = replace(example, gradings=batch.labels, graders=batch.graders)
+        if self.extrapolate:
+            hidden = hide(
+                image=batch.image,
+                labels=labels,
+                uniform=uniform(Stream.HIDE, NUM_UNIFORMS),
+                num_classes=self.info.num_classes,
+            )
+            example = replace(example, image=hidden.image, cond=hidden.cond)
+        return example
+
+
+def one_grader(batch: Batch, uniform: Float[Tensor, " b"]) -> Int[Tensor, "b h w"]:
+    """The label map of one existing grader per image, all equally likely."""
+    number = (uniform * batch.graders.sum(dim=1)).long()  # which of the existing ones
+    reached = batch.graders.cumsum(dim=1) > number.unsqueeze(1)
+    chosen = reached.int().argmax(dim=1)
+    return batch.labels[torch.arange(len(chosen), device=chosen.device), chosen]
