@@ -4,6 +4,7 @@ Every random number is keyed by (seed, step, position in the batch): an example 
 """
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -37,7 +38,8 @@ class Example:
 
     def __getitem__(self, part: slice) -> "Example":
         """Some of the images."""
-        return Example(**{name: None if value is None else value[part] for name, value in vars(self).items()})
+        parts: dict[str, Any] = {name: None if value is None else value[part] for name, value in vars(self).items()}
+        return Example(**parts)
 
 
 @dataclass(frozen=True)
