@@ -3,7 +3,8 @@ import torch
 from torch import Tensor, nn
 
 from hpunet import ConfigError, DataError, HPUNet, ProbUNet, reconstruct, sample
-from hpunet.sampling.sample import Samples, encode_oriented, orient, orient_back
+from hpunet.sampling.orientations import encode_orientations, orient, undo_orientation
+from hpunet.sampling.sample import Samples
 
 
 @pytest.fixture(params=["hpu", "hpu-local", "punet", "hpu-orient", "punet-orient"])
@@ -54,14 +55,14 @@ def test_sample_does_not_depend_on_chunks_or_how_many_follow(model: nn.Module) -
 
 
 def test_sample_one_by_one_equals_one_batch(model: nn.Module) -> None:
-    """One generator carried along: the hypotheses come in the same order, asked for alone or together."""
+    """With one generator, the hypotheses come in the same order, drawn one by one or together."""
     together = sample(model, image=IMAGE, num_samples=4, generator=seeded())
     generator = seeded()
     alone = [logits(sample(model, image=IMAGE, num_samples=1, generator=generator)) for _ in range(4)]
     torch.testing.assert_close(torch.cat(alone, dim=1), logits(together), rtol=0, atol=1e-5)
 
 
-def test_sample_with_a_generator_an_image_does_not_depend_on_the_batch(model: nn.Module) -> None:
+def test_sample_with_one_generator_per_image_does_not_depend_on_the_batch(model: nn.Module) -> None:
     image = torch.rand(3, 1, 16, 16, generator=seeded())
     together = sample(model, image=image, num_samples=4, generator=[seeded(i) for i in range(3)])
     for i in range(3):
@@ -124,13 +125,13 @@ def test_sample_replays_and_edits_returned_latents(model: nn.Module) -> None:
     torch.testing.assert_close(logits(spread)[:, 2], logits(first)[:, 0], rtol=0, atol=1e-5)
 
 
-def test_turned_maps_are_eight_and_come_back() -> None:
+def test_orient_gives_eight_maps_and_can_be_undone() -> None:
     maps = torch.arange(6).view(1, 2, 3)
-    found = [orient(maps, turn) for turn in range(8)]
+    found = [orient(maps, orientation) for orientation in range(8)]
     assert len({str(each.tolist()) for each in found}) == 8
     assert [each.shape for each in found] == [(1, 2, 3)] * 4 + [(1, 3, 2)] * 4
-    for turn, each in enumerate(found):
-        assert torch.equal(orient_back(each, turn), maps)
+    for orientation, each in enumerate(found):
+        assert torch.equal(undo_orientation(each, orientation), maps)
 
 
 @pytest.mark.parametrize(("orientations", "size", "expected"), [(8, 16, 8), (4, 16, 4), (2, 16, 2), (8, 24, 4)])
@@ -143,17 +144,17 @@ def test_hypotheses_are_those_of_the_image_in_a_random_orientation(
     assert drawn.orientation_ids is not None
     assert sorted(set(drawn.orientation_ids.flatten().tolist())) == list(range(expected))
     for i, s in ((0, 0), (1, 0), (0, 1), (0, 2), (1, 3), (1, 39)):  # by hand, one at a time
-        turn = int(drawn.orientation_ids[i, s])
+        orientation = int(drawn.orientation_ids[i, s])
         with torch.no_grad():
-            features = model.encode(image=orient(image[i : i + 1], turn))
+            features = model.encode(image=orient(image[i : i + 1], orientation))
             alone, _, _ = model.decode(features, given=[scale[i, s].unsqueeze(0) for scale in drawn.latents])
-        torch.testing.assert_close(logits(drawn)[i, s], orient_back(alone[0], turn), rtol=0, atol=1e-5)
+        torch.testing.assert_close(logits(drawn)[i, s], undo_orientation(alone[0], orientation), rtol=0, atol=1e-5)
     mean = sample(model, image=image, num_samples=2, latents="mean")
     upright, _, _ = model.decode(model.encode(image=image))
     torch.testing.assert_close(logits(mean)[:, 1], upright.detach(), rtol=0, atol=1e-5)
 
 
-def test_all_orientations_are_as_likely() -> None:
+def test_all_orientations_are_equally_likely() -> None:
     model = HPUNet(in_channels=1, num_classes=2, channels=(2, 2), latent_dims=(1,), blocks_per_scale=1)
     model.orientations = 8
     orientation_ids = sample(
@@ -164,24 +165,20 @@ def test_all_orientations_are_as_likely() -> None:
     assert (counts - 500).abs().max() < 4.5 * (4000 * 7 / 64) ** 0.5
 
 
-def test_turns_that_cannot_be_are_refused(model: nn.Module) -> None:
+def test_impossible_orientation_ids_are_refused(model: nn.Module) -> None:
     model.orientations = 8
     for orientation_ids in (
         torch.full((2, 3), 4),
         torch.full((2, 3), -1),
         torch.zeros(2, 2, dtype=torch.long),
     ):  # not square
-        with pytest.raises(
-            DataError, match=r"orientation_ids: expected whole numbers of 0 to 3 of shape \(2, 3\), got"
-        ):
+        with pytest.raises(DataError, match=r"orientation_ids: .* 0 to 3 of shape \(2, 3\)"):
             sample(model, image=IMAGE, num_samples=3, orientation_ids=orientation_ids)
     model.orientations = 3
     with pytest.raises(ConfigError, match="orientations: expected 1, 2, 4 or 8, got 3"):
         sample(model, image=torch.rand(1, 1, 16, 16), num_samples=2)
     model.orientations = 1
-    with pytest.raises(
-        DataError, match="orientation_ids: expected whole numbers of 0 to 0"
-    ):  # drawn by a model that orientation_ids
+    with pytest.raises(DataError, match=r"orientation_ids: .* 0 to 0"):
         sample(model, image=IMAGE, num_samples=3, orientation_ids=torch.full((2, 3), 1))
 
 
@@ -196,14 +193,14 @@ def test_sample_runs_the_encoder_once_and_the_decoder_for_each_hypothesis() -> N
     assert max(hypotheses) == 6
 
 
-def test_features_at_hand_take_the_place_of_the_encoder(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_given_features_replace_the_encoder(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
     labels = torch.zeros(2, 1, 16, 24, dtype=torch.long)
     expected = [
         logits(sample(model, image=IMAGE, num_samples=3, generator=seeded())),
         logits(reconstruct(model, image=IMAGE, labels=labels)),
     ]
     with torch.no_grad():
-        features = encode_oriented(model, image=IMAGE)
+        features = encode_orientations(model, image=IMAGE)
     monkeypatch.setattr(model, "encode", lambda **_: pytest.fail("encoded again"))
     found = [
         logits(sample(model, image=IMAGE, num_samples=3, generator=seeded(), features=features)),
@@ -277,7 +274,7 @@ def test_sampling_names_what_is_wrong(model: nn.Module) -> None:
 
 
 @pytest.mark.parametrize("shape", [(1, 3, 16, 16), (1, 1, 15, 16)])
-def test_an_image_that_does_not_fit_is_refused_as_it_was_given_whatever_the_orientations(
+def test_an_image_that_does_not_fit_is_named_with_its_own_shape_for_any_orientations(
     shape: tuple[int, ...],
 ) -> None:
     model = HPUNet(in_channels=1, num_classes=2, channels=(4, 8, 8), latent_dims=(1, 1))

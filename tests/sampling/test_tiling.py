@@ -8,7 +8,7 @@ from hpunet.models.blocks import upsample_bilinear
 from hpunet.models.hpunet import HPUNet
 from hpunet.models.punet import ProbUNet
 from hpunet.sampling.sample import sample, stream
-from hpunet.sampling.tiling import Tiled, Window, reach, upsample_bilinear_window
+from hpunet.sampling.tiling import Tiled, Window, receptive_margin, upsample_bilinear_window
 
 
 def make(kind: str, *, channels_last: bool = True) -> HPUNet | ProbUNet:
@@ -63,15 +63,15 @@ def test_tiles_that_do_not_divide_the_image_and_odd_scales(kind: str, channels_l
 def test_margin_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it the same comparison fails: the tests above can."""
     model, image = make("hpu"), torch.rand(1, 1, 64, 64)
-    assert reach(model.prior.encoder[0]) == 6  # 2 blocks of three 3×3 convolutions
-    monkeypatch.setattr("hpunet.sampling.tiling.reach", lambda stage: reach(stage) - 2)
+    assert receptive_margin(model.prior.encoder[0]) == 6  # 2 blocks of three 3×3 convolutions
+    monkeypatch.setattr("hpunet.sampling.tiling.receptive_margin", lambda stage: receptive_margin(stage) - 2)
     draws = [sample(m, image=image, num_samples=1, latents="mean") for m in (model, Tiled(model, tile=32))]
     assert draws[0].logits is not None
     assert draws[1].logits is not None
     assert (draws[0].logits - draws[1].logits).abs().max() > 1e-4
 
 
-def test_doubled_bilinear_is_a_window_of_the_whole() -> None:
+def test_upsample_bilinear_window_is_a_window_of_the_whole() -> None:
     x = torch.rand(1, 2, 300, 7)
     window = Window(slice(410, 600), slice(3, 14))
     assert torch.allclose(upsample_bilinear_window(x, window), window.of(upsample_bilinear(x)), rtol=0, atol=1e-6)

@@ -93,7 +93,7 @@ def sample_command(
         from hpunet.data.io.inputs import read_input
         from hpunet.kernels.dispatch import fast_sampler
         from hpunet.predict.samples import SamplingOptions, sample_file, scale_choices, slice_numbers, with_tiles
-        from hpunet.sampling.sample import temperature_of_scales
+        from hpunet.sampling.sample import temperature_per_scale
         from hpunet.training.build import autocast_for
         from hpunet.weights.load import load, with_orientations
 
@@ -108,7 +108,7 @@ def sample_command(
     num_scales = len(trained.model.latent_dims)
     scale_choices(scales, num_scales=num_scales)
     given = factors[0] if len(factors) == 1 else factors
-    temperature_of_scales(given, num_scales=num_scales)
+    temperature_per_scale(given, num_scales=num_scales)
     with_tiles(trained.model, size=(1, 1), tile=tile, sampler=trained.sampler)
     how = SamplingOptions(num_samples=samples, scales=scales, temperature=given, seed=seed, tile=tile, window=window)
     if trained.info.has_instances and not quiet:

@@ -43,7 +43,8 @@ from hpunet.metrics import (
 )
 from hpunet.models.base import SegmentationModel
 from hpunet.sampling.instances import clustering_threshold, instance_scores
-from hpunet.sampling.sample import encode_oriented, reconstruct, sample
+from hpunet.sampling.orientations import encode_orientations
+from hpunet.sampling.sample import reconstruct, sample
 
 LOGITS_AT_ONCE = 2**25
 """Logits of an image that are held at once, where their softmax is needed."""
@@ -245,7 +246,7 @@ class Scorer:
         """For each seed what `_sampled` gives; reconstructions and what was visible, which are the same for all."""
         image, cond = self._prior_inputs(batch, indices)
         with torch.no_grad():  # not around a `yield`, where it would reach the caller
-            features = encode_oriented(self._network, image=image, cond=cond)
+            features = encode_orientations(self._network, image=image, cond=cond)
         labels = batch.labels.to(self.device).long()
         rebuilt = reconstruct(
             self._network, image=image, labels=labels, return_logits=False, features=features

@@ -1,1 +1,1 @@
-"""Fused GPU kernels (Triton) for the HPU-Net. Where Triton is missing, import nothing from here but `choice`."""
+"""Fused GPU kernels (Triton) for training and sampling. The rest of the package imports only dispatch.py."""

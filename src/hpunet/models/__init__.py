@@ -1,1 +1,1 @@
-"""The models: the HPU-Net and its baseline, behind one protocol."""
+"""The HPU-Net and the Probabilistic U-Net behind one protocol. Start reading at hpunet.py."""

@@ -1,7 +1,7 @@
-"""Distinct hypotheses and their shares: sixteen samples that a person sees as, say, three opinions.
+"""Distinct hypotheses and their shares: 16 samples that show, say, three opinions.
 
-Samples are grouped so that any two of a group have an IoU of at least `same_iou` (complete linkage on 1 − IoU). A
-map that shows none of the classes is like no other but such maps, so "nothing marked" is a group of its own.
+Samples are clustered by complete linkage on 1 − IoU, so that any two in a group have an IoU of at least `same_iou`.
+Maps without any of the classes have IoU 1 with each other and 0 with all others: "nothing marked" is its own group.
 """
 
 from collections.abc import Sequence
@@ -22,22 +22,22 @@ _EIGHT_NEIGHBOURS = np.ones((3, 3), dtype=np.bool_)
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """One opinion: a group of samples that show nearly the same."""
+    """One opinion: a group of similar samples."""
 
     representative: int
-    """The sample of the group that is most like the others (its medoid)."""
+    """The medoid: the sample with the highest IoU to the rest of its group."""
     members: tuple[int, ...]
-    """All samples of the group, in their order."""
+    """Indices of the group's samples, ascending."""
     share: Fraction
-    """Members over all samples; a fraction, so that the shares of all groups add up to exactly 1."""
+    """Members / samples; a `Fraction`, so that all shares add up to exactly 1."""
     area: int
-    """Pixels that the representative marks."""
+    """Foreground pixels of the representative."""
     num_parts: int
-    """Connected parts (8 neighbours) of what it marks, class by class."""
+    """Connected parts of its foreground (8 neighbours), counted per class."""
 
     @property
     def description(self) -> str:
-        """What the representative shows, in a few words."""
+        """The representative's foreground in a few words."""
         if self.area == 0:
             return "nothing marked"
         pixels, parts = ("" if n == 1 else "s" for n in (self.area, self.num_parts))
@@ -51,10 +51,9 @@ def distinct_hypotheses(
     classes: Sequence[int] | None = None,
     same_iou: float = 0.5,
 ) -> list[Hypothesis]:
-    """The distinct hypotheses among the samples of one image, the most frequent first.
+    """The distinct hypotheses among the samples of one image, the most frequent first, then by first sample.
 
-    `classes` are the ones that count, by default all but 0, with the IoU and its rules of `metrics.overlap`. Equal
-    shares come in the order of their first samples.
+    `classes` are the foreground, by default all but 0. The IoU is that of `metrics.overlap`.
     """
     if not 0 < same_iou <= 1:
         raise ConfigError(f"same_iou: expected a number above 0 and up to 1, got {same_iou}")

@@ -1,13 +1,13 @@
-"""Large images in little memory: a model whose stages run tile by tile, with the result of the whole image.
+"""Exact tiling: large images in little memory, with the result of the whole image and no seams.
 
-What a pixel of the output depends on spans thousands of pixels of the image, so a margin around tiles of the whole
-network cannot be wide enough. The convolutions of one scale (a stage) look only a few pixels far. So every stage is
-tiled by itself: each tile of its output is computed from a window that is wider by just what its convolutions see,
-and the margin is cut off. Windows end where the image ends, hence the zero padding there is that of the whole image.
-Latents are drawn for the whole image. Nothing is approximated, and there are no seams.
+The receptive field of the network spans thousands of pixels, too many for a margin around tiles of the whole
+network. But the convolutions of one scale (a stage) see only a few pixels. So each stage is tiled by itself: each
+output tile is computed from a window that is wider by the receptive field of the stage, and the margin is cut off.
+Windows stop at the border of the image, so zero padding happens where it happens without tiles. Latents are drawn
+for the whole image.
 
-What is kept at full size is the encoder's features, the last scale's input and the logits; everything between (the
-joined and up-sampled inputs of a scale, the insides of its blocks) exists for one tile at a time.
+Only the encoder's features, the last scale's input and the logits exist at full size. All other maps (the
+concatenated and upsampled inputs of a stage, activations inside its blocks) exist for one tile at a time.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,53 +29,53 @@ MIN_TILE = 16
 
 
 class Window(NamedTuple):
-    """A rectangle of a feature map; its bounds are even or the map's own, so whole pixels at half the size too."""
+    """A rectangle of a feature map. Its bounds are even or the map's own, so it can be halved."""
 
     rows: slice
     columns: slice
 
     def of(self, x: Tensor) -> Tensor:
-        """This part of a map."""
+        """The window's part of a map."""
         return x[:, :, self.rows, self.columns]
 
     def scaled(self, factor: float) -> "Window":
-        """The same rectangle on a map of another size."""
+        """The same rectangle on a map `factor` times as large."""
         rows, columns = (slice(int(s.start * factor), int(s.stop * factor)) for s in self)
         return Window(rows, columns)
 
 
 class Tiled(SamplingProxy[HPUNet | ProbUNet]):
-    """An `HPUNet` or `ProbUNet` for sampling (not for training) that computes `tile`×`tile` pixels of a map at once.
+    """An `HPUNet` or `ProbUNet` for sampling whose stages compute `tile`×`tile` pixels of their own map at a time.
 
-    `tile` counts pixels of the map that a stage computes, so coarse scales are mostly computed whole.
+    Maps of coarse scales are often smaller than a tile and computed whole.
     """
 
     def __init__(self, model: HPUNet | ProbUNet, *, tile: int) -> None:
         if tile < MIN_TILE or tile % 2:
             raise ConfigError(f"tile: expected an even number of pixels of at least {MIN_TILE}, got {tile}")
         if model.cond_channels:
-            raise ConfigError("tile: models that see more than the image (extrapolation) cannot be tiled")
+            raise ConfigError("tile: models with extra input channels (extrapolation) cannot be tiled")
         super().__init__(model)
         self.tile = tile
 
     def encode(self, *, image: Float[Tensor, "b c h w"], cond: Tensor | None = None) -> list[Tensor]:
         """See the model's `encode`."""
         if cond is not None:
-            raise ConfigError("cond: tiled models take none")
+            raise ConfigError("cond: tiled models take no extra input")
         check_image(image, channels=self.in_channels, multiple=self.size_multiple, values=self.check_values)
         x = match_memory_format(image, channels_last=self.model.channels_last)
         if isinstance(self.model, HPUNet):
-            return self._down(self.model.prior.encoder, x)[::-1]
-        prior = self._global_gaussian(self.model.prior, x)  # first: its maps are not kept
+            return self._encode(self.model.prior.encoder, x)[::-1]
+        prior = self._global_gaussian(self.model.prior, x)  # first, because its maps are not kept
         return [self._unet(self.model, x), prior.mean, prior.log_sigma]
 
     def decode(
         self, features: Sequence[Tensor], *, noise: PerScale | None = None, given: PerScale | None = None
     ) -> tuple[Float[Tensor, "b k h w"], list[Tensor], list[Gaussian]]:
         """See the model's `decode`."""
-        nothing: PerScale = [None] * len(self.latent_dims)
+        none: PerScale = [None] * len(self.latent_dims)
         decode = self._decode_hpunet if isinstance(self.model, HPUNet) else self._decode_punet
-        return decode(features, noise=noise or nothing, given=given or nothing)
+        return decode(features, noise=noise or none, given=given or none)
 
     def _decode_hpunet(
         self, features: Sequence[Tensor], *, noise: PerScale, given: PerScale
@@ -114,8 +114,8 @@ class Tiled(SamplingProxy[HPUNet | ProbUNet]):
 
         return self._run(nn.Sequential(model.combine, model.logits), joined, like=x), [z], [prior]
 
-    def _down(self, stages: nn.ModuleList, x: Tensor, *, keep: bool = True) -> list[Tensor]:
-        """The maps of an encoder's stages, finest first; only the last one unless `keep`."""
+    def _encode(self, stages: nn.ModuleList, x: Tensor, *, keep: bool = True) -> list[Tensor]:
+        """The maps of an encoder's stages, finest first; without `keep` only the last one."""
         features: list[Tensor] = []
         for depth, stage in enumerate(stages):
             if depth == 0:
@@ -127,12 +127,12 @@ class Tiled(SamplingProxy[HPUNet | ProbUNet]):
         return features
 
     def _global_gaussian(self, prior: GlobalGaussian, x: Tensor) -> Gaussian:
-        """The prior net: its mean over positions is that of the whole image."""
-        (coarsest,) = self._down(prior.encoder.stages, x, keep=False)
+        """The prior net, with its mean over the positions of the whole image."""
+        (coarsest,) = self._encode(prior.encoder.stages, x, keep=False)
         return prior.head(coarsest.mean(dim=(2, 3), keepdim=True))  # type: ignore[no-any-return]
 
     def _unet(self, model: ProbUNet, x: Tensor) -> Tensor:
-        *skips, x = self._down(model.encoder.stages, x)
+        *skips, x = self._encode(model.encoder.stages, x)
         for stage in model.decoder:
             skip = skips.pop()
 
@@ -143,9 +143,10 @@ class Tiled(SamplingProxy[HPUNet | ProbUNet]):
         return x
 
     def _run(self, stage: nn.Module, source: Callable[[Window], Tensor], *, like: Tensor) -> Tensor:
-        """A stage's map, of the height and width of `like`; `source` gives its input for a window."""
+        """Run a stage tile by tile. The result has the height and width of `like`; `source` gives the input for a
+        window."""
         height, width = like.shape[-2:]
-        margin = reach(stage)
+        margin = receptive_margin(stage)
         out: Tensor | None = None
         for top in range(0, height, self.tile):
             for left in range(0, width, self.tile):
@@ -170,20 +171,20 @@ def _widened(window: Window, *, by: int, size: tuple[int, int]) -> Window:
     return Window(rows, columns)
 
 
-def reach(stage: nn.Module) -> int:
-    """How far a stage looks: the sum of what its convolutions do, which all follow one another or are 1×1."""
+def receptive_margin(stage: nn.Module) -> int:
+    """How many pixels a stage sees to each side; its convolutions form a chain, or are 1×1."""
     return sum(conv.kernel_size[0] // 2 for conv in stage.modules() if isinstance(conv, nn.Conv2d))
 
 
 def upsample_bilinear_window(x: Float[Tensor, "b f h w"], window: Window) -> Float[Tensor, "b f h2 w2"]:
-    """A window of `blocks.upsample_bilinear(x)`, whose weights depend on where in the whole map a pixel lies."""
+    """A window of `blocks.upsample_bilinear(x)`; the weights depend on the position in the whole map."""
     for dim, part in ((2, window.rows), (3, window.columns)):
         size = x.shape[dim]
-        # In float32, as torch has them: the difference would show in large maps.
+        # In float32, as in torch: in large maps the difference would show.
         step = torch.tensor(size - 1, dtype=torch.float32) / (2 * size - 1)
-        place = (torch.arange(part.start, part.stop, dtype=torch.float32) * step).to(x.device)
-        low = place.long()
-        weight = (place - low).to(x.dtype).view(-1, *[1] * (3 - dim))
+        position = (torch.arange(part.start, part.stop, dtype=torch.float32) * step).to(x.device)
+        low = position.long()
+        weight = (position - low).to(x.dtype).view(-1, *[1] * (3 - dim))
         above = (low + 1).clamp(max=size - 1)
         x = x.index_select(dim, low) * (1 - weight) + x.index_select(dim, above) * weight
     return x

@@ -1,1 +1,1 @@
-"""TODO"""
+"""What every other package may use: files, keyed random numbers, tensor checks, distributed training, pictures."""
