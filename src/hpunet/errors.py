@@ -18,7 +18,7 @@ class DataError(HPUNetError, ValueError):
 
 
 class CheckpointError(HPUNetError):
-    """Saved weights or training state are missing, damaged, or belong to another model."""
+    """A saved file (weights, training state, results) is missing, damaged or unwritable, or of another model."""
 
 
 class DivergenceError(HPUNetError, ArithmeticError):

@@ -189,5 +189,5 @@ def test_pack_refuses_what_it_cannot_hold(tmp_path: Path) -> None:
             {"train": source, "val": ListSource(source.samples, info=source.info, split="val")}, tmp_path / "p"
         )
     (tmp_path / "taken").mkdir()
-    with pytest.raises(DataError, match="exists already"):
+    with pytest.raises(ConfigError, match="exists already"):
         write_pack({"train": source}, tmp_path / "taken")

@@ -318,7 +318,7 @@ def test_write_report_refuses_no_runs_and_folders_that_are_none(tmp_path: Path) 
     with pytest.raises(DataError, match="nowhere: no such folder"):
         write_report([tmp_path / "nowhere"], tmp_path / "page.html")
     (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match="cannot be written"):
+    with pytest.raises(HPUNetError, match="cannot be written"):
         write_report([make_run(tmp_path / "run")], tmp_path / "file/page.html")
 
 

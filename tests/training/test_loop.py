@@ -147,14 +147,14 @@ def test_train_stops_with_what_diverged_and_keeps_good_weights(
 def test_train_that_cannot_save_says_so_and_keeps_the_last_checkpoint(
     number: int, words: str, pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = storage.write_file
+    write = storage.write_synced
 
     def fail_at_ten(path: Path, content: bytes) -> None:
         if "step-00000010" in str(path) and path.name == "state.json":
             raise OSError(number, os.strerror(number))
         write(path, content)
 
-    monkeypatch.setattr(storage, "write_file", fail_at_ten)
+    monkeypatch.setattr(storage, "write_synced", fail_at_ten)
     with pytest.raises(CheckpointError, match=f"step-00000010: cannot be written: .*{words}"):
         quietly(tiny_settings(), pack=pack, run=tmp_path)
     found = latest_checkpoint(tmp_path / "checkpoints")

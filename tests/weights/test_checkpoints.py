@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from hpunet.errors import CheckpointError, ConfigError
-from hpunet.utils.files import sealed
+from hpunet.utils.files import dump_hashed_json
 from hpunet.weights import checkpoints as checkpoint
 from hpunet.weights.checkpoints import latest_checkpoint, load_checkpoint, prune, save_checkpoint
 
@@ -141,11 +141,11 @@ def test_save_cleans_up_only_what_it_could_have_left(tmp_path: Path) -> None:
             {"tensors": {"model": {"w": torch.ones(1, dtype=torch.complex64)}}},
             "model: w: a tensor of torch.complex64",
         ),
-        ({"state": {"best": float("inf")}}, r"state\.best: inf has no place in JSON"),
-        ({"state": {"log": [{"loss": float("nan")}]}}, r"state\.log\[0\]\.loss: nan"),
-        ({"state": {"sizes": (1, 2)}}, r"state\.sizes: a tuple does not survive JSON"),
-        ({"state": {"by": {1: 2}}}, r"state\.by: the key 1 is not a string"),
-        ({"state": {"w": torch.ones(1)}}, r"state\.w: a Tensor"),
+        ({"state": {"best": float("inf")}}, r"state\.best: .* inf"),
+        ({"state": {"log": [{"loss": float("nan")}]}}, r"state\.log\[0\]\.loss: .* nan"),
+        ({"state": {"sizes": (1, 2)}}, r"state\.sizes: .* tuple"),
+        ({"state": {"by": {1: 2}}}, r"state\.by: .* not a string"),
+        ({"state": {"w": torch.ones(1)}}, r"state\.w: .* Tensor"),
     ],
 )
 def test_save_refuses_what_would_not_come_back(arguments: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -242,7 +242,7 @@ def reseal(path: Path, **changes: Any) -> None:
         file: {"sha256": digest, "size": (path / file).stat().st_size} for file, digest in hash_all(path).items()
     }
     manifest = {"format": checkpoint.FORMAT, "version": checkpoint.VERSION, "step": 1, "files": files, **changes}
-    (path / "manifest.json").write_bytes(sealed(manifest, name="manifest.json"))
+    (path / "manifest.json").write_bytes(dump_hashed_json(manifest, name="manifest.json"))
 
 
 class Trap:

@@ -19,7 +19,7 @@ from hpunet.cli.sample import sample_command
 from hpunet.cli.weights import export_command
 from hpunet.errors import CheckpointError, ConfigError, HPUNetError
 from hpunet.training.loop import train
-from hpunet.utils.files import parse_json, sealed
+from hpunet.utils.files import dump_hashed_json, parse_json
 from hpunet.weights import published
 from hpunet.weights.load import publish
 from hpunet.weights.published import DESCRIPTION, POSTERIOR, SAMPLING, cache_folder, published_names, read_published
@@ -62,7 +62,7 @@ def redescribe(folder: Path, **changes: Any) -> None:
     found = parse_json((folder / DESCRIPTION).read_bytes(), name=DESCRIPTION)
     del found["sha256"]
     changed = {key: value for key, value in (found | changes).items() if value is not None}
-    (folder / DESCRIPTION).write_bytes(sealed(changed, name=DESCRIPTION))
+    (folder / DESCRIPTION).write_bytes(dump_hashed_json(changed, name=DESCRIPTION))
 
 
 @pytest.mark.parametrize("kind", ["hpu", "punet"])
@@ -219,7 +219,7 @@ def test_damage_anywhere_is_refused_by_the_files_name(folder: Path) -> None:
         ({"files": {SAMPLING: {"size": 3, "sha256": ""}, "../x": {"size": 3, "sha256": ""}}}, "expected the sums"),
         (
             {"files": {SAMPLING: {"size": 3, "sha256": "0" * 64}}},
-            r"sampling.safetensors: \d+ bytes, model.json says 3",
+            r"sampling.safetensors: \d+ bytes, 3 in model.json",
         ),
         ({"settings": {}}, "model: is missing"),
         ({"info": {"kind": 3}}, "description of the data does not fit"),

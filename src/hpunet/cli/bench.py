@@ -40,7 +40,7 @@ def bench_command(
     with notes.status("loading torch") as status:
         from hpunet.bench.run import about, run_bench
         from hpunet.training.loop import pick_device
-        from hpunet.utils.files import dump_json, replace_file
+        from hpunet.utils.files import atomic_write, dump_json
 
         device = pick_device()
         found: list[Row] = []
@@ -57,7 +57,7 @@ def bench_command(
                 print(*map(markdown_row, rows), sep="\n", flush=True)
             if json_file:
                 content = dump_json({**header, "rows": [asdict(row) for row in found]}, name=str(json_file))
-                replace_file(json_file, content)
+                atomic_write(json_file, content)
     if markdown:
         where = f"`hpunet bench --preset {preset}`; {_where(header)}; medians of {repeats}"
         print("", where, sep="\n")

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from hpunet.config.settings import parse_assignments
 from hpunet.errors import ConfigError
-from hpunet.utils.files import naming_errors
+from hpunet.utils.files import explain_os_errors
 
 T = TypeVar("T")
 app = typer.Typer(
@@ -79,7 +79,7 @@ def info(
     sheets = []
     for split, source in sources.items():
         page = contact_sheet(source)
-        with naming_errors(out, action="written"):
+        with explain_os_errors(out, action="written"):
             sheets.append(save_picture(page, out / f"{name}-{split}.png"))
     console.print(f"Contact sheets: {', '.join(map(str, sheets))}", soft_wrap=True, highlight=False, markup=False)
 
@@ -128,7 +128,7 @@ def make(
     """Write a synthetic data set in the layout of a real one, to try everything before the real data are there."""
     from hpunet.data.synthetic.writers import write_cityscapes_scenes, write_lidc_crops, write_snemi3d_stack
 
-    with naming_errors(out, action="written"):
+    with explain_os_errors(out, action="written"):
         if layout == "lidc":
             write_lidc_crops(out, num_patients=count, size=size or 128, seed=seed)
         elif layout == "snemi3d":

@@ -74,7 +74,7 @@ def evaluate_command(
         from hpunet.training.build import autocast_for
         from hpunet.training.loop import pick_device
         from hpunet.utils.distributed import destroy_process_group, init_process_group, rank
-        from hpunet.utils.files import dump_json, replace_file
+        from hpunet.utils.files import atomic_write, dump_json
 
     device = pick_device()
     autocast_for("fp32", device)  # no TF32: rounding must not depend on what is in a batch
@@ -111,7 +111,7 @@ def evaluate_command(
         summary["duration_s"] = round(sum(each["duration_s"] for each in summaries), 3)
         if rank() == 0:
             if json_file:
-                replace_file(json_file, dump_json(summary, name=str(json_file)))
+                atomic_write(json_file, dump_json(summary, name=str(json_file)))
             _print_summary(summary)
             _print_failed(summary)
     finally:
@@ -213,7 +213,7 @@ def compare_command(
     from hpunet.evaluation.compare import compare, comparison_csv, read_evaluated
     from hpunet.evaluation.rows import folder_name
     from hpunet.reports.comparison import draw_comparison
-    from hpunet.utils.files import dump_json, replace_file
+    from hpunet.utils.files import atomic_write, dump_json
 
     given = [_model(text) for text in models]
     runs = [run for _, own in given for run in own]
@@ -229,9 +229,9 @@ def compare_command(
     files = (out or runs[0]) / f"comparison-{folder_name(**numbers)}"
     contents = {"json": dump_json(comparison, name="comparison"), **draw_comparison(comparison)}
     for kind, content in contents.items():
-        replace_file(files.with_name(f"{files.name}.{kind}"), content)
+        atomic_write(files.with_name(f"{files.name}.{kind}"), content)
     if csv_file:
-        replace_file(csv_file, comparison_csv(comparison).encode())
+        atomic_write(csv_file, comparison_csv(comparison).encode())
     _print_comparison(comparison)
     for kind in contents:
         console.print(f"{files}.{kind}", highlight=False, soft_wrap=True)

@@ -41,12 +41,12 @@ def init_command(
         raise ConfigError(f"{out}: exists already; choose another --out, or replace it with --force")
     chosen = parse_assignments(options or [])
     from hpunet.training.suggest import profile_dataset, settings_text, suggest
-    from hpunet.utils.files import replace_file
+    from hpunet.utils.files import atomic_write
 
     look = profile_dataset(data, options=chosen, progress=_looking)
     sections = suggest(look, model=model, options=chosen, crop=crop, small=small)
     text = settings_text(sections, look=look, where=data, out=out)
-    replace_file(out, text.encode())
+    atomic_write(out, text.encode())
     console.print(
         f"Wrote {out} for {look.num_train:,} training and {look.num_val:,} validation images. Read it, then train:\n"
         f"hpunet train {out} --data {data} --out runs/{out.stem}",

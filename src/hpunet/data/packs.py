@@ -13,8 +13,6 @@ renamed when whole.
 
 import hashlib
 import json
-import os
-import shutil
 from collections.abc import Callable, Iterable, Mapping
 from operator import getitem
 from pathlib import Path
@@ -29,7 +27,7 @@ from hpunet.data.batch import Batch
 from hpunet.data.types import Identity, NoSuchSplitError, Sample, SetInfo, Source, make_sample, refuse_shared_patients
 from hpunet.data.workers import workers
 from hpunet.errors import ConfigError, DataError
-from hpunet.utils.files import read_file
+from hpunet.utils.files import atomic_folder, read_file
 
 FORMAT, VERSION = "hpunet-pack", 1
 MANIFEST = "pack.json"
@@ -63,12 +61,7 @@ def write_pack(
     if any(other != info for other in infos.values()):
         raise DataError(f"the splits {', '.join(sources)} do not describe the same kind of data: {infos}")
     refuse_shared_patients(list(sources.values()))
-    if out.exists():
-        raise DataError(f"{out}: exists already; choose another place or remove it")
-    partial = out.with_name(f".{out.name}.partial")
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(partial, ignore_errors=True)
+    with atomic_folder(out, error=DataError) as partial:
         for split, source in sources.items():
             with workers(max(processes, 1), source) as run:
                 samples = run(getitem, range(len(source)))
@@ -85,11 +78,6 @@ def write_pack(
             "files": {name: {"bytes": p.stat().st_size, "sha256": _sha256(p)} for name, p in files.items()},
         }
         (partial / MANIFEST).write_text(json.dumps(manifest, indent=1, ensure_ascii=False))
-        os.replace(partial, out)
-    except OSError as error:
-        raise DataError(f"{out}: cannot be written ({error.strerror or error})") from None
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return out
 
 

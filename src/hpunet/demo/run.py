@@ -4,7 +4,6 @@ An HPU-Net and a Probabilistic U-Net are trained for the same time, each with se
 the validation images (`presets/demo.toml`, `presets/demo-punet.toml`), and compared on test images with the truth.
 """
 
-import json
 import math
 import shutil
 from collections.abc import Callable, Sequence
@@ -20,6 +19,7 @@ from hpunet.errors import ConfigError
 from hpunet.metrics import Bootstrap, bootstrap
 from hpunet.reports.page import Table, write_report
 from hpunet.training.loop import Callback, train
+from hpunet.utils.files import atomic_write, dump_json
 from hpunet.weights.load import load
 
 MODELS = {"HPU-Net": "demo", "Probabilistic U-Net": "demo-punet"}
@@ -107,7 +107,7 @@ def run_demo(
     numbers = {name: {metric: value._asdict() for metric, value in each.items()} for name, each in scores.items()}
     shares = {name: share if math.isfinite(share) else None for name, share in result.border_shares.items()}
     about = {"scores": numbers, "perfect_ged2": result.perfect_ged2, "border_shares": shares}
-    (out / _MARKER).write_text(json.dumps({**_MADE_BY, "seed": seed, **about}, indent=1), encoding="utf-8")
+    atomic_write(out / _MARKER, dump_json({**_MADE_BY, "seed": seed, **about}, name=_MARKER))
     runs = [run_folder(out, name) for name in MODELS]
     write_report(runs, result.report, title="hpunet demonstration", tables=result.tables())
     return result
@@ -132,7 +132,7 @@ def _clear(out: Path) -> None:
         in_the_way = [path for path in ours if path.exists()]
         if in_the_way and not earlier:
             raise ConfigError(f"{in_the_way[0]}: is not of an earlier demonstration; choose another --out")
-        (out / _MARKER).write_text(json.dumps(_MADE_BY), encoding="utf-8")
+        atomic_write(out / _MARKER, dump_json(_MADE_BY, name=_MARKER))
         for path in in_the_way:
             if path.is_dir():
                 shutil.rmtree(path)

@@ -23,7 +23,7 @@ import numpy as np
 from hpunet.errors import ConfigError, DataError
 from hpunet.metrics import InstanceMatches
 from hpunet.utils.distributed import barrier, rank
-from hpunet.utils.files import dump_json, naming_errors, parse_json, read_file, replace_file
+from hpunet.utils.files import atomic_write, dump_json, explain_os_errors, parse_json, read_file
 
 IDENTITY_FILE, ROWS_FILE, SUMMARY_FILE, EXAMPLES_FILE = "evaluation.json", "rows.csv", "summary.json", "examples.npz"
 FORMAT = "hpunet-evaluation 1"
@@ -112,7 +112,7 @@ class RowStore:
         barrier()
         self.done = {row.key: row for row in self._all_rows() if not row.error}
         barrier()  # before a process appends what another one would then read
-        with naming_errors(self._part(rank()), action="written"):
+        with explain_os_errors(self._part(rank()), action="written"):
             self._file = self._part(rank()).open("a", encoding="utf-8", newline="")
             if not self._file.tell():
                 self._file.write(self._header)
@@ -127,7 +127,7 @@ class RowStore:
 
     def append(self, rows: Iterable[Row]) -> None:
         """Add rows; they are in the file when this returns."""
-        with naming_errors(self._part(rank()), action="written"):
+        with explain_os_errors(self._part(rank()), action="written"):
             self._file.write(self._as_csv(rows))
             self._file.flush()
 
@@ -142,7 +142,7 @@ class RowStore:
         rows = sorted(by_key.values(), key=lambda row: (row.image, row.key))
         barrier()  # all have read, now the parts may go
         if rank() == 0:
-            replace_file(self.folder / ROWS_FILE, (self._header + self._as_csv(rows)).encode())
+            atomic_write(self.folder / ROWS_FILE, (self._header + self._as_csv(rows)).encode())
             for part in self._parts():
                 part.unlink()
         barrier()
@@ -150,14 +150,14 @@ class RowStore:
 
     def _prepare(self, *, keep: bool) -> None:
         """One part file with what earlier attempts left, and empty ones for the other processes."""
-        with naming_errors(self.folder, action="written"):
+        with explain_os_errors(self.folder, action="written"):
             self.folder.mkdir(parents=True, exist_ok=True)
             if not keep:
                 for name in (ROWS_FILE, SUMMARY_FILE, EXAMPLES_FILE, *(part.name for part in self._parts())):
                     (self.folder / name).unlink(missing_ok=True)
-            replace_file(self.folder / IDENTITY_FILE, dump_json(self.identity, name=IDENTITY_FILE))
+            atomic_write(self.folder / IDENTITY_FILE, dump_json(self.identity, name=IDENTITY_FILE))
             rows = [row for part in self._parts() for row in self._read(part) if not row.error]
-            replace_file(self._part(0), (self._header + self._as_csv(rows)).encode())
+            atomic_write(self._part(0), (self._header + self._as_csv(rows)).encode())
             for part in self._parts():
                 if part != self._part(0):
                     part.unlink()

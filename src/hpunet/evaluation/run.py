@@ -17,7 +17,7 @@ from hpunet.evaluation.scorer import Drawn, Item, Scorer, read_item
 from hpunet.evaluation.scoring import fast_batch_size
 from hpunet.evaluation.summary import counted, summarise
 from hpunet.utils.distributed import rank, world_size
-from hpunet.utils.files import dump_json, replace_file
+from hpunet.utils.files import atomic_write, dump_json
 from hpunet.utils.pictures import spread
 
 NUM_SHOWN, NUM_HARDEST = 12, 12
@@ -99,7 +99,7 @@ def evaluate(
     }
     summary["duration_s"] = round(time.perf_counter() - start, 3)
     if rank() == 0:
-        replace_file(folder / SUMMARY_FILE, dump_json(summary, name=SUMMARY_FILE))
+        atomic_write(folder / SUMMARY_FILE, dump_json(summary, name=SUMMARY_FILE))
         _save_examples(scorer, source, rows, folder)
     return summary
 
@@ -182,4 +182,4 @@ def _save_examples(scorer: Scorer, source: Source, rows: Sequence[Row], folder: 
     arrays["is_spread"] = np.array([row.key in over_set for row in shown], dtype=np.bool_)
     content = io.BytesIO()
     np.savez_compressed(content, **arrays)  # type: ignore[arg-type]
-    replace_file(folder / EXAMPLES_FILE, content.getvalue())
+    atomic_write(folder / EXAMPLES_FILE, content.getvalue())

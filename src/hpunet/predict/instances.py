@@ -18,7 +18,7 @@ from hpunet.data.types import SetInfo
 from hpunet.errors import ConfigError, DataError
 from hpunet.evaluation.scoring import instances_of
 from hpunet.metrics import rand_error
-from hpunet.predict.samples import SamplingOptions, Volumes, draw, whole_folder
+from hpunet.predict.samples import SamplingOptions, Volumes, draw, result_folder
 from hpunet.utils.colours import colours_apart
 from hpunet.utils.pictures import overlay, save_picture, sheet
 from hpunet.weights.load import TrainedModel
@@ -70,7 +70,7 @@ def segment_file(
         raise DataError(f"{source.name!r}: cannot be the name of a folder below {out}")
     is_volume = len(source.images) > 1
     found: dict[str, np.ndarray] = {}
-    with whole_folder(out / source.name, replace=replace) as folder:
+    with result_folder(out / source.name, replace=replace) as folder:
         is_nifti = nifti or source.header is not None
         volumes = Volumes(folder, source, types={"instances": np.dtype(np.uint16)}) if is_nifti else None
         for z in slices:

@@ -12,10 +12,8 @@ whole.
 """
 
 import json
-import os
-import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -36,6 +34,7 @@ from hpunet.predict.contact_sheet import sample_sheet
 from hpunet.sampling.hypotheses import Hypothesis, distinct_hypotheses
 from hpunet.sampling.sample import stream
 from hpunet.sampling.tiling import Tiled
+from hpunet.utils.files import atomic_folder
 from hpunet.utils.pictures import save_picture
 from hpunet.weights.load import TrainedModel
 
@@ -152,32 +151,14 @@ def with_tiles(
     return Tiled(model, tile=TILE if tile == "auto" else int(tile))
 
 
-@contextmanager
-def whole_folder(target: Path, *, replace: bool = False) -> Iterator[Path]:
-    """A folder to write to, which gets its name when all is there, and is gone if anything fails.
-
-    Only with `replace` may there be one of that name, with results, which then goes.
-    """
+def result_folder(target: Path, *, replace: bool = False) -> AbstractContextManager[Path]:
+    """An `atomic_folder` for the results of one image; with `replace`, earlier results of that name are replaced."""
     if target.exists():
         if not replace:
             raise DataError(f"{target}: exists already; replace it with --replace, or choose another --out")
         if not _holds_results(target):
-            raise DataError(f"{target}: holds no results of ours, so --replace leaves it; choose another --out")
-    partial, old = (target.with_name(f".{target.name}.{state}") for state in ("partial", "old"))
-    try:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        yield partial
-        if target.exists():
-            shutil.rmtree(old, ignore_errors=True)
-            os.replace(target, old)
-        os.replace(partial, target)
-    except OSError as error:
-        raise DataError(f"{target}: cannot be written ({error.strerror or error})") from None
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-        if target.exists():
-            shutil.rmtree(old, ignore_errors=True)
+            raise DataError(f"{target}: holds no results of hpunet, so --replace leaves it; choose another --out")
+    return atomic_folder(target, replace=replace, error=DataError)
 
 
 def _holds_results(folder: Path) -> bool:
@@ -212,7 +193,7 @@ def sample_file(
     """
     is_volume = len(source.images) > 1
     found: dict[str, list[Hypothesis]] = {}
-    with whole_folder(out / source.name, replace=replace) as folder:
+    with result_folder(out / source.name, replace=replace) as folder:
         types = {sample_name(n): np.min_scalar_type(trained.info.num_classes - 1) for n in range(how.num_samples)}
         types |= {"mean": np.dtype(np.float32), "std": np.dtype(np.float32)}
         volumes = Volumes(folder, source, types=types) if nifti or source.header is not None else None

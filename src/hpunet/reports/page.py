@@ -4,18 +4,17 @@ Reads the run folders only (see `saved_run.py`): no torch, no data, no network; 
 """
 
 import base64
-import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-from hpunet.errors import ConfigError, DataError
+from hpunet.errors import ConfigError
 from hpunet.reports.contents import Drawing, Section, report_sections
 from hpunet.reports.layout import PAGE_DPI, PRINT_DPI, as_png, as_svg
 from hpunet.reports.saved_run import SavedRun, read_run
+from hpunet.utils.files import atomic_write
 
 Progress = Callable[[Iterable[Drawing], int], Iterable[Drawing]]
 
@@ -85,26 +84,13 @@ def write_report(
         drawn = drawing.draw()
         shown[drawing.name] = _figure(as_png(drawn, dpi=PAGE_DPI), drawing)
         if figures is not None:
-            _write(figures / f"{files[drawing.name]}.png", as_png(drawn, dpi=PRINT_DPI))
-            _write(figures / f"{files[drawing.name]}.svg", as_svg(drawn))
+            atomic_write(figures / f"{files[drawing.name]}.png", as_png(drawn, dpi=PRINT_DPI))
+            atomic_write(figures / f"{files[drawing.name]}.svg", as_svg(drawn))
     if figures is not None:
         captions = [f"{files[d.name]}: {d.title}\n{d.caption}\n" for d in drawings]
-        _write(figures / "captions.txt", "\n".join(captions).encode())
-    _write(out, _page(saved, sections, shown, title=title, tables=tables).encode())
+        atomic_write(figures / "captions.txt", "\n".join(captions).encode())
+    atomic_write(out, _page(saved, sections, shown, title=title, tables=tables).encode())
     return out
-
-
-def _write(path: Path, content: bytes) -> None:
-    """A file that is whole or as it was."""
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_bytes(content)
-        os.replace(partial, path)
-    except OSError as error:
-        with suppress(OSError):
-            partial.unlink()
-        raise DataError(f"{path}: cannot be written ({error.strerror or error})") from None
 
 
 def _names(runs: Sequence[Path]) -> list[str]:

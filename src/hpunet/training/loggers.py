@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from hpunet.utils.files import replace_file
+from hpunet.utils.files import atomic_write
 
 LOG_FILE = "log.jsonl"
 
@@ -34,7 +34,7 @@ class JsonLines:
     def __init__(self, path: Path, *, last_step: int) -> None:
         """Go on with the file at `path`; lines of steps after `last_step`, left by an interruption, are dropped."""
         kept = [line for line in read_log(path) if line["step"] <= last_step]
-        replace_file(path, "".join(json.dumps(line) + "\n" for line in kept).encode())
+        atomic_write(path, "".join(json.dumps(line) + "\n" for line in kept).encode())
         self._file = path.open("a", encoding="utf-8")
 
     def numbers(self, step: int, values: Mapping[str, float]) -> None:

@@ -40,7 +40,7 @@ from hpunet.training.loggers import Logger, open_loggers
 from hpunet.training.step import TrainingStep
 from hpunet.training.validation import Validation
 from hpunet.utils.distributed import all_gather, barrier, rank, world_size
-from hpunet.utils.files import dump_json, replace_file
+from hpunet.utils.files import atomic_write, dump_json
 from hpunet.utils.signals import Interrupted, Stop, stop_on_signals
 from hpunet.weights.checkpoints import latest_checkpoint, prune, save_checkpoint
 from hpunet.weights.load import TrainedModel, check_posterior, load
@@ -356,8 +356,8 @@ def train(
         kernels = "fused" if training.why_not_fused is None else "torch"
         about = {"data": training.pack.fingerprint, "processes": world_size(), "kernels": kernels}
         about |= {} if training.started_from is None else {"started_from": training.started_from}
-        replace_file(run / SETTINGS_FILE, dump_json(settings.model_dump(mode="json"), name=SETTINGS_FILE))
-        replace_file(run / RUN_FILE, dump_json({**describe_run(), **about}, name=RUN_FILE))
+        atomic_write(run / SETTINGS_FILE, dump_json(settings.model_dump(mode="json"), name=SETTINGS_FILE))
+        atomic_write(run / RUN_FILE, dump_json({**describe_run(), **about}, name=RUN_FILE))
         open_logs = open_loggers(run, last_step=training.step, more=loggers)
     try:
         with stop_on_signals(say) as stop:

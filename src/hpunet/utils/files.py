@@ -1,6 +1,6 @@
-"""Files that are whole or not there: durable writes, bounded reads, sums, strict JSON.
+"""Files: atomic, durable writes; bounded reads; SHA-256 checks; strict JSON.
 
-Every failure is a `CheckpointError` that names the file, the reason and what to do.
+Every failure is a `CheckpointError`, or the given `error`, that names the file, the reason and what to do.
 """
 
 import errno
@@ -8,6 +8,7 @@ import hashlib
 import json
 import math
 import os
+import secrets
 import shutil
 import stat
 from collections.abc import Iterator, Mapping
@@ -17,6 +18,8 @@ from typing import Any, NoReturn
 
 from hpunet.errors import CheckpointError, ConfigError, HPUNetError
 
+TEMPORARY, REPLACED = ".tmp-hpunet-", ".old-hpunet-"
+"""Prefixes: what is being written or deleted, and what a new folder is taking the place of."""
 _ADVICE = {
     errno.ENOSPC: "the disk is full; free some space or save elsewhere",
     errno.EDQUOT: "the disk quota is used up; free some space or save elsewhere",
@@ -31,8 +34,8 @@ MAX_FILE_BYTES = 2**30
 
 
 @contextmanager
-def naming_errors(path: Path, *, action: str, error: type[HPUNetError] = CheckpointError) -> Iterator[None]:
-    """Turn an `OSError` into an `error` that names `path`, the action that failed, the reason and what to do."""
+def explain_os_errors(path: Path, *, action: str, error: type[HPUNetError] = CheckpointError) -> Iterator[None]:
+    """Turn an `OSError` into an `error`: "PATH: cannot be ACTION: reason; advice"."""
     try:
         yield
     except OSError as found:
@@ -40,8 +43,74 @@ def naming_errors(path: Path, *, action: str, error: type[HPUNetError] = Checkpo
         raise error(f"{path}: cannot be {action}: {reason}") from found
 
 
-def write_file(path: Path, content: bytes) -> None:
-    """Write a new file and wait until the disk has it."""
+def atomic_write(path: Path, content: bytes, *, error: type[HPUNetError] = CheckpointError) -> None:
+    """Write or replace a file in one step: after a crash it holds the old or the new content. Makes its folder."""
+    temporary = path.with_name(TEMPORARY + path.name)
+    with explain_os_errors(path, action="written", error=error):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.unlink(missing_ok=True)
+        try:
+            write_synced(temporary, content)
+            os.replace(temporary, path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        sync_folder(path.parent)
+
+
+@contextmanager
+def atomic_folder(path: Path, *, replace: bool = False, error: type[HPUNetError] = CheckpointError) -> Iterator[Path]:
+    """A temporary folder to fill, which becomes `path` if the block succeeds and is deleted if it fails.
+
+    With `replace`, an existing folder is moved to its `REPLACED` twin first and deleted last, so that one of the two
+    is whole at any moment; without, an existing `path` is refused.
+    """
+    if not replace and os.path.lexists(path):
+        raise ConfigError(f"{path}: exists already; choose another folder")
+    temporary = path.with_name(TEMPORARY + path.name)
+    with explain_os_errors(path, action="written", error=error):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(temporary, ignore_errors=True)
+        try:
+            os.mkdir(temporary)
+            yield temporary
+            sync_folder(temporary)
+            _rename_into_place(temporary, path)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+
+
+def _rename_into_place(new: Path, path: Path) -> None:
+    replaced = path.with_name(REPLACED + path.name)
+    exists = os.path.lexists(path)
+    if exists:
+        if os.path.lexists(replaced):
+            remove_folder(replaced)
+        os.rename(path, replaced)
+    try:
+        os.rename(new, path)
+    except BaseException:
+        if exists:
+            os.rename(replaced, path)
+        raise
+    sync_folder(path.parent)
+    if os.path.lexists(replaced):
+        remove_folder(replaced)
+
+
+def remove_folder(path: Path) -> None:
+    """Delete a folder; it is renamed first, so that a kill half-way leaves no damaged one under its name.
+
+    Files that cannot be deleted (on Windows: open ones) stay under the temporary name.
+    """
+    gone = path.with_name(f"{TEMPORARY}gone-{secrets.token_hex(4)}")
+    os.rename(path, gone)
+    shutil.rmtree(gone, ignore_errors=True)
+
+
+def write_synced(path: Path, content: bytes) -> None:
+    """Write a new file and wait until it is on the disk; for files in an `atomic_folder`."""
     with open(path, "xb") as file:
         file.write(content)
         file.flush()
@@ -49,14 +118,14 @@ def write_file(path: Path, content: bytes) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Wait until the disk has the folder's entries (renames among them), where the system can do that."""
+    """Wait until a folder's entries (renames among them) are on the disk, where the system supports that."""
     if os.name == "nt":  # folders cannot be opened there
         return
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network file systems offer no such thing
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network file systems do not support it
             raise
     finally:
         os.close(descriptor)
@@ -64,7 +133,7 @@ def sync_folder(path: Path) -> None:
 
 def check_file(path: Path, *, max_bytes: int = MAX_FILE_BYTES, error: type[HPUNetError] = CheckpointError) -> int:
     """The size of a plain file, or an `error` if it is too large or not a file: reading a pipe may never end."""
-    with naming_errors(path, action="read", error=error):
+    with explain_os_errors(path, action="read", error=error):
         status = path.stat()
     if not stat.S_ISREG(status.st_mode):
         raise error(f"{path}: not a plain file")
@@ -74,33 +143,33 @@ def check_file(path: Path, *, max_bytes: int = MAX_FILE_BYTES, error: type[HPUNe
 
 
 def read_file(path: Path, *, max_bytes: int = MAX_FILE_BYTES, error: type[HPUNetError] = CheckpointError) -> bytes:
-    """The content of a plain file of at most `max_bytes`; a larger one is refused unread."""
+    """The content of a plain file of at most `max_bytes`; a larger one is not read."""
     size = check_file(path, max_bytes=max_bytes, error=error)
-    with naming_errors(path, action="read", error=error), open(path, "rb") as file:
+    with explain_os_errors(path, action="read", error=error), open(path, "rb") as file:
         content = file.read(size + 1)
     if len(content) != size:
-        raise error(f"{path}: changed while it was read")
+        raise error(f"{path}: changed while being read")
     return content
 
 
-def write_summed(path: Path, content: bytes) -> dict[str, Any]:
-    """`write_file`; returns what `read_summed` needs: the content's SHA-256 and size."""
-    write_file(path, content)
+def write_hashed(path: Path, content: bytes) -> dict[str, Any]:
+    """`write_synced`; returns the content's SHA-256 and size, for `read_hashed`."""
+    write_synced(path, content)
     return {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content)}
 
 
-def read_summed(path: Path, entry: Mapping[str, Any], *, max_bytes: int, said_by: str) -> bytes:
-    """`read_file`, if the content has the SHA-256 and size of `entry`, which `said_by` says."""
+def read_hashed(path: Path, entry: Mapping[str, Any], *, max_bytes: int, listed_in: str) -> bytes:
+    """`read_file`, checked against the SHA-256 and size in `entry`; `listed_in` names their source in errors."""
     content = read_file(path, max_bytes=max_bytes)
     if len(content) != entry["size"]:
-        raise CheckpointError(f"{path}: {len(content)} bytes, {said_by} says {entry['size']}: cut off or changed")
+        raise CheckpointError(f"{path}: {len(content)} bytes, {entry['size']} in {listed_in}: truncated or changed")
     if hashlib.sha256(content).hexdigest() != entry["sha256"]:
-        raise CheckpointError(f"{path}: damaged or changed (its SHA-256 is not what {said_by} says)")
+        raise CheckpointError(f"{path}: damaged or changed (its SHA-256 differs from {listed_in})")
     return content
 
 
-def is_sum(entry: object) -> bool:
-    """Whether this is what `write_summed` returns."""
+def is_hash_entry(entry: object) -> bool:
+    """Whether this is what `write_hashed` returns."""
     return (
         isinstance(entry, dict)
         and entry.keys() == {"sha256", "size"}
@@ -109,14 +178,14 @@ def is_sum(entry: object) -> bool:
     )
 
 
-def sealed(value: Mapping[str, Any], *, name: str) -> bytes:
-    """`value` as JSON with a sum of its own, `sha256`, so that a changed digit in it does not go unseen."""
+def dump_hashed_json(value: Mapping[str, Any], *, name: str) -> bytes:
+    """`value` as JSON that includes its own SHA-256, so that any change is detected."""
     own = hashlib.sha256(dump_json(dict(value), name=name)).hexdigest()
     return dump_json({**value, "sha256": own}, name=name)
 
 
-def read_sealed(path: Path, *, kind: str, version: int, what: str, max_bytes: int) -> dict[str, Any]:
-    """What `sealed` wrote as an object with `format` and `version`, without its sum; `what` it is, in words."""
+def read_hashed_json(path: Path, *, kind: str, version: int, what: str, max_bytes: int) -> dict[str, Any]:
+    """Read what `dump_hashed_json` wrote, and check its `format`, `version` and SHA-256; `what` is for errors."""
     content = read_file(path, max_bytes=max_bytes)
     found = parse_json(content, name=str(path))
     if not isinstance(found, dict) or found.get("format") != kind:
@@ -125,13 +194,13 @@ def read_sealed(path: Path, *, kind: str, version: int, what: str, max_bytes: in
         raise CheckpointError(
             f"{path}: version {found.get('version')!r}, this hpunet reads {version}; use the one that wrote it"
         )
-    if found.pop("sha256", None) is None or content != sealed(found, name=path.name):
+    if found.pop("sha256", None) is None or content != dump_hashed_json(found, name=path.name):
         raise CheckpointError(f"{path}: damaged or changed (its own SHA-256 is wrong)")
     return found
 
 
 def dump_json(value: Any, *, name: str) -> bytes:
-    """JSON that comes back equal: only None, bool, int, finite float, str, and lists and dicts (keys str) of them."""
+    """JSON that reads back equal: None, bool, int, finite float, str; lists and dicts (keys str) of these."""
     _check_json(value, where=name)
     return (json.dumps(value, indent=1, allow_nan=False) + "\n").encode()
 
@@ -140,21 +209,21 @@ def _check_json(value: Any, *, where: str) -> None:
     if isinstance(value, dict):
         for key, item in value.items():
             if not isinstance(key, str):
-                raise CheckpointError(f"{where}: the key {key!r} is not a string, which JSON cannot keep")
+                raise CheckpointError(f"{where}: the key {key!r} is not a string")
             _check_json(item, where=f"{where}.{key}")
     elif isinstance(value, list):
         for index, item in enumerate(value):
             _check_json(item, where=f"{where}[{index}]")
     elif isinstance(value, float) and not math.isfinite(value):
-        raise CheckpointError(f"{where}: {value} has no place in JSON; store None or a string instead")
+        raise CheckpointError(f"{where}: JSON cannot store {value}; use None or a string")
     elif not (value is None or isinstance(value, bool | int | float | str)):
         raise CheckpointError(
-            f"{where}: a {type(value).__name__} does not survive JSON; use None, bool, int, float, str, list or dict"
+            f"{where}: JSON cannot store a {type(value).__name__}; use None, bool, int, float, str, list or dict"
         )
 
 
 def parse_json(content: bytes, *, name: str) -> Any:
-    """JSON as the standard has it: no NaN or infinity, no key twice, UTF-8. `name` is for the error."""
+    """Parse strict JSON: UTF-8, no NaN or infinity, no duplicate keys. `name` is for errors."""
 
     def refuse(token: str) -> NoReturn:
         raise ValueError(f"{token} is not JSON")
@@ -165,45 +234,10 @@ def parse_json(content: bytes, *, name: str) -> Any:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
         if len(found) != len(pairs):
-            raise ValueError("a key occurs twice")
+            raise ValueError("duplicate key")
         return found
 
     try:
         return json.loads(content.decode(), parse_constant=refuse, parse_float=number, object_pairs_hook=unique)
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{name}: not valid JSON ({error})") from None
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Put a file in its place, whole, for one that may be there; its folder is made."""
-    partial = path.with_name(f".{path.name}.partial")
-    with naming_errors(path, action="written"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.unlink(missing_ok=True)
-        try:
-            write_file(partial, content)
-            os.replace(partial, path)
-        except BaseException:
-            partial.unlink(missing_ok=True)
-            raise
-        sync_folder(path.parent)
-
-
-@contextmanager
-def new_folder(path: Path) -> Iterator[Path]:
-    """A folder to fill, which becomes `path` when all went well; else nothing is left of it. `path` must be new."""
-    if os.path.lexists(path):
-        raise ConfigError(f"{path}: exists already; choose another folder")
-    partial = path.with_name(f".tmp-hpunet-{path.name}")
-    with naming_errors(path, action="written"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(partial, ignore_errors=True)
-        try:
-            partial.mkdir()
-            yield partial
-            sync_folder(partial)
-            os.rename(partial, path)
-        except BaseException:
-            shutil.rmtree(partial, ignore_errors=True)
-            raise
-        sync_folder(path.parent)

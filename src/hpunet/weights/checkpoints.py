@@ -15,7 +15,6 @@ worst refused, never misled.
 
 import os
 import re
-import secrets
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,16 +25,19 @@ from torch import Tensor
 
 from hpunet.errors import CheckpointError, ConfigError
 from hpunet.utils.files import (
+    REPLACED,
+    TEMPORARY,
+    atomic_folder,
+    dump_hashed_json,
     dump_json,
-    is_sum,
-    naming_errors,
+    explain_os_errors,
+    is_hash_entry,
     parse_json,
-    read_sealed,
-    read_summed,
-    sealed,
-    sync_folder,
-    write_file,
-    write_summed,
+    read_hashed,
+    read_hashed_json,
+    remove_folder,
+    write_hashed,
+    write_synced,
 )
 from hpunet.weights.safetensors_io import MAX_BYTES, decode, encode
 
@@ -45,8 +47,6 @@ _MANIFEST = "manifest.json"
 _STATE = "state.json"
 _TENSORS = ".safetensors"
 _MAX_JSON_BYTES = 2**26
-_TEMPORARY = ".tmp-hpunet-"
-_REPLACED = ".old-hpunet-"
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,63}")
 _TENSOR_FILE = re.compile(_NAME.pattern + re.escape(_TENSORS))
 _STEP = re.compile(r"step-([0-9]{8,18})")
@@ -87,17 +87,16 @@ def save_checkpoint(
     for word in [*tensors, *([] if name is None else [name])]:
         if not _NAME.fullmatch(word) or word.startswith("step-"):
             raise CheckpointError(f"{word!r}: names of checkpoints and groups are {_NAME.pattern}, not step-...")
-    temporary = folder / f"{_TEMPORARY}{target.name}"
-    with naming_errors(target, action="written"):
+    with explain_os_errors(target, action="written"):
         folder.mkdir(parents=True, exist_ok=True)
         _clean_up(folder)
-        try:
-            os.mkdir(temporary)
-            _write_files(temporary, step=step, tensors=tensors, state=state)
-            _put_in_place(temporary, target)
-        except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise
+    with atomic_folder(target, replace=True) as temporary:
+        files = {}
+        for group, named in tensors.items():  # one at a time: a group is held in memory twice while it is written
+            files[group + _TENSORS] = write_hashed(temporary / (group + _TENSORS), encode(named, name=group))
+        files[_STATE] = write_hashed(temporary / _STATE, dump_json(dict(state), name="state"))
+        manifest = {"format": FORMAT, "version": VERSION, "step": step, "files": files}
+        write_synced(temporary / _MANIFEST, dump_hashed_json(manifest, name=_MANIFEST))
     return target
 
 
@@ -105,59 +104,18 @@ def _step_name(step: int) -> str:
     return f"step-{step:08d}"
 
 
-def _write_files(
-    path: Path, *, step: int, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any]
-) -> None:
-    files = {}
-    for group, named in tensors.items():  # one at a time: a group is held in memory twice while it is written
-        files[group + _TENSORS] = write_summed(path / (group + _TENSORS), encode(named, name=group))
-    files[_STATE] = write_summed(path / _STATE, dump_json(dict(state), name="state"))
-    manifest = {"format": FORMAT, "version": VERSION, "step": step, "files": files}
-    write_file(path / _MANIFEST, sealed(manifest, name=_MANIFEST))
-    sync_folder(path)
-
-
-def _put_in_place(new: Path, target: Path) -> None:
-    """Rename `new` to `target`. At every moment `target` or its `.old` twin is whole, if one of them was."""
-    replaced = target.with_name(_REPLACED + target.name)
-    replaces = os.path.lexists(target)
-    if replaces:
-        if os.path.lexists(replaced):  # after the clean-up only one that is as damaged as the target
-            _remove(replaced)
-        os.rename(target, replaced)
-    try:
-        os.rename(new, target)
-    except BaseException:
-        if replaces:
-            os.rename(replaced, target)
-        raise
-    sync_folder(target.parent)
-    if replaces:
-        _remove(replaced)
-
-
-def _remove(path: Path) -> None:
-    """Delete a checkpoint: away at once by a rename, so that a kill half-way leaves no damaged one behind.
-
-    What cannot be deleted then (say, because someone is reading it) is left to the next clean-up.
-    """
-    gone = path.with_name(f"{_TEMPORARY}gone-{secrets.token_hex(4)}")
-    os.rename(path, gone)
-    shutil.rmtree(gone, ignore_errors=True)
-
-
 def _clean_up(folder: Path) -> None:
     """Finish what a killed save left: undo or complete its replacement, delete its temporary folders."""
     for entry in sorted(folder.iterdir()):
-        if entry.name.startswith(_REPLACED):
-            target = folder / entry.name.removeprefix(_REPLACED)
+        if entry.name.startswith(REPLACED):
+            target = folder / entry.name.removeprefix(REPLACED)
             if _is_whole(target):
-                _remove(entry)
+                remove_folder(entry)
             elif _is_whole(entry):
                 if os.path.lexists(target):
-                    _remove(target)
+                    remove_folder(target)
                 os.rename(entry, target)
-        elif entry.name.startswith(_TEMPORARY):
+        elif entry.name.startswith(TEMPORARY):
             shutil.rmtree(entry, ignore_errors=True)
 
 
@@ -175,8 +133,8 @@ def prune(folder: Path, *, keep: int, protect: Sequence[Path] = ()) -> list[Path
         if num_whole < keep:
             num_whole += _is_whole(path)
         elif os.path.lexists(path) and path.resolve() not in kept:
-            with naming_errors(path, action="deleted"):
-                _remove(path)
+            with explain_os_errors(path, action="deleted"):
+                remove_folder(path)
             deleted.append(path)
     return deleted
 
@@ -189,7 +147,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
     try:
         return _load(path)
     except CheckpointError as error:
-        replaced = path.with_name(_REPLACED + path.name)
+        replaced = path.with_name(REPLACED + path.name)
         if not replaced.is_dir():
             raise
         try:
@@ -220,8 +178,8 @@ def _step_names(folder: Path) -> list[str]:
     """Names of the checkpoints of steps, newest first, those that an interrupted save moved aside included."""
     if not os.path.lexists(folder):
         return []
-    with naming_errors(folder, action="listed"):
-        found = {entry.name.removeprefix(_REPLACED) for entry in folder.iterdir()}
+    with explain_os_errors(folder, action="listed"):
+        found = {entry.name.removeprefix(REPLACED) for entry in folder.iterdir()}
     steps = {int(match[1]) for match in map(_STEP.fullmatch, found) if match}
     return [name for name in map(_step_name, sorted(steps, reverse=True)) if name in found]
 
@@ -252,7 +210,7 @@ def _load(path: Path) -> Checkpoint:
 
 def _read(path: Path, entry: Mapping[str, Any]) -> bytes:
     max_bytes = _MAX_JSON_BYTES if path.name == _STATE else MAX_BYTES
-    return read_summed(path, entry, max_bytes=max_bytes, said_by="the manifest")
+    return read_hashed(path, entry, max_bytes=max_bytes, listed_in="the manifest")
 
 
 def _read_manifest(path: Path) -> tuple[int, dict[str, dict[str, Any]]]:
@@ -261,28 +219,28 @@ def _read_manifest(path: Path) -> tuple[int, dict[str, dict[str, Any]]]:
         raise CheckpointError(f"{path}: no such checkpoint (expected a folder with a {_MANIFEST})")
     where = path / _MANIFEST
     what = f"the manifest of an {FORMAT}"
-    manifest = read_sealed(where, kind=FORMAT, version=VERSION, what=what, max_bytes=_MAX_JSON_BYTES)
+    manifest = read_hashed_json(where, kind=FORMAT, version=VERSION, what=what, max_bytes=_MAX_JSON_BYTES)
     step, files = manifest.get("step"), manifest.get("files")
     if type(step) is not int or not isinstance(files, dict) or not _are_entries(files):
         raise CheckpointError(f"{where}: expected a step and the sums and sizes of the files")
     if manifest.keys() != {"format", "version", "step", "files"}:
         raise CheckpointError(f"{where}: damaged or changed (it says more than a manifest does)")
-    with naming_errors(path, action="listed"):
+    with explain_os_errors(path, action="listed"):
         present = {entry.name for entry in path.iterdir()} - {_MANIFEST}
     if missing := sorted(files.keys() - present):
         raise CheckpointError(f"{path / missing[0]}: missing")
     if extra := sorted(present - files.keys()):
         raise CheckpointError(f"{path / extra[0]}: not part of the checkpoint; move it elsewhere")
-    named = _STEP.fullmatch(path.name.removeprefix(_REPLACED))
+    named = _STEP.fullmatch(path.name.removeprefix(REPLACED))
     if named and int(named[1]) != step:
         raise CheckpointError(f"{where}: says step {step}, unlike the folder's name")
     return step, files
 
 
 def _are_entries(files: dict[str, Any]) -> bool:
-    """Whether this is what `_write_files` writes: files of its own kinds, the state among them, sums and sizes."""
+    """Whether this is what `save_checkpoint` writes: files of its own kinds, the state among them, sums and sizes."""
     return (
         _STATE in files
         and all(name == _STATE or _TENSOR_FILE.fullmatch(name) for name in files)
-        and all(is_sum(entry) for entry in files.values())
+        and all(is_hash_entry(entry) for entry in files.values())
     )

@@ -23,14 +23,14 @@ from torch import Tensor
 
 from hpunet.errors import CheckpointError, ConfigError
 from hpunet.utils.files import (
-    is_sum,
-    naming_errors,
-    new_folder,
-    read_sealed,
-    read_summed,
-    sealed,
-    write_file,
-    write_summed,
+    atomic_folder,
+    dump_hashed_json,
+    explain_os_errors,
+    is_hash_entry,
+    read_hashed,
+    read_hashed_json,
+    write_hashed,
+    write_synced,
 )
 from hpunet.weights.safetensors_io import decode, encode
 
@@ -85,7 +85,7 @@ def published_names() -> list[str]:
     found = set()
     for place in places():
         if place.is_dir():
-            with naming_errors(place, action="listed"):
+            with explain_os_errors(place, action="listed"):
                 found |= {
                     entry.name for entry in place.iterdir() if _NAME.fullmatch(entry.name) and is_published(entry)
                 }
@@ -122,13 +122,13 @@ def read_published(folder: Path, *, name: str | None = None) -> Published:
     """Published weights, every file verified before any is believed. With `name` they must say that it is theirs."""
     path = folder / DESCRIPTION
     what = "the description of published weights"
-    found = read_sealed(path, kind=FORMAT, version=VERSION, what=what, max_bytes=_MAX_JSON_BYTES)
+    found = read_hashed_json(path, kind=FORMAT, version=VERSION, what=what, max_bytes=_MAX_JSON_BYTES)
     if found.keys() != _KEYS.keys() or any(type(found[key]) is not kind for key, kind in _KEYS.items()):
         raise CheckpointError(f"{path}: expected {', '.join(f'{k} ({v.__name__})' for k, v in _KEYS.items())}")
     if name is not None and found["name"] != name:
         raise CheckpointError(f"{path}: says that its name is {found['name']!r}, not {name!r}")
     files = found["files"]
-    if SAMPLING not in files or files.keys() - {SAMPLING, POSTERIOR} or not all(map(is_sum, files.values())):
+    if SAMPLING not in files or files.keys() - {SAMPLING, POSTERIOR} or not all(map(is_hash_entry, files.values())):
         raise CheckpointError(f"{path}: expected the sums and sizes of {SAMPLING} and, if it is there, {POSTERIOR}")
     has_posterior = POSTERIOR in files and os.path.lexists(folder / POSTERIOR)
     return Published(
@@ -140,7 +140,7 @@ def read_published(folder: Path, *, name: str | None = None) -> Published:
 
 
 def _read_tensors(path: Path, entry: Mapping[str, Any]) -> dict[str, Tensor]:
-    content = read_summed(path, entry, max_bytes=_MAX_WEIGHT_BYTES, said_by=DESCRIPTION)
+    content = read_hashed(path, entry, max_bytes=_MAX_WEIGHT_BYTES, listed_in=DESCRIPTION)
     return {key: tensor.float() for key, tensor in decode(content, name=str(path)).items()}
 
 
@@ -160,8 +160,8 @@ def write_published(
         raise ConfigError(f"name: expected 2 to 64 of a-z, 0-9, '.', '_' and '-', got {name!r}")
     groups = {SAMPLING: sampling, **({} if posterior is None else {POSTERIOR: posterior})}
     halves = {file: _halved(tensors) for file, tensors in groups.items()}
-    with new_folder(out) as folder:
-        files = {file: write_summed(folder / file, encode(half, name=file)) for file, half in halves.items()}
+    with atomic_folder(out) as folder:
+        files = {file: write_hashed(folder / file, encode(half, name=file)) for file, half in halves.items()}
         described = {
             "format": FORMAT,
             "version": VERSION,
@@ -172,7 +172,7 @@ def write_published(
             "credit": credit,
             "files": files,
         }
-        write_file(folder / DESCRIPTION, sealed(described, name=DESCRIPTION))
+        write_synced(folder / DESCRIPTION, dump_hashed_json(described, name=DESCRIPTION))
     return files
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hpunet.errors import CheckpointError
-from hpunet.utils.files import parse_json, read_file, replace_file
+from hpunet.utils.files import atomic_write, parse_json, read_file
 
 MAX_BYTES = 2**35
 """Largest file of tensors that is read (32 GiB)."""
@@ -79,7 +79,7 @@ def save_weights(path: Path, *, tensors: Mapping[str, Tensor], metadata: Mapping
     """Write tensors (say, a `state_dict`) to `path`, which ends in .safetensors, whole or not at all."""
     if path.suffix != ".safetensors":
         raise CheckpointError(f"{path}: weights are saved as .safetensors, got {path.suffix or 'no ending'}")
-    replace_file(path, encode(tensors, name=str(path), metadata=metadata))
+    atomic_write(path, encode(tensors, name=str(path), metadata=metadata))
 
 
 def load_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

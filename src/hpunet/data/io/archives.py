@@ -15,7 +15,7 @@ from typing import IO, Any, cast
 
 from hpunet.data.io.limits import max_unpacked_bytes
 from hpunet.errors import DataError
-from hpunet.utils.files import MAX_FILE_BYTES, check_file, naming_errors, read_file
+from hpunet.utils.files import MAX_FILE_BYTES, check_file, explain_os_errors, read_file
 
 MAX_ARCHIVE_BYTES = 2**32
 """Largest archive, unpacked (4 GiB): it is held in memory."""
@@ -140,7 +140,7 @@ class FileTree:
         if self._content is not None:
             return self._content[name][:size]
         path = self.path / name
-        with naming_errors(path, action="read", error=DataError), path.open("rb") as file:
+        with explain_os_errors(path, action="read", error=DataError), path.open("rb") as file:
             return file.read(size)
 
 
@@ -168,7 +168,7 @@ def _walk(root: Path, top: str) -> list[str]:
     """Names below one top. Follows links to folders; files that lie too deep, as in a loop of links, are an error."""
 
     def refuse(error: OSError) -> None:
-        with naming_errors(Path(error.filename), action="read", error=DataError):
+        with explain_os_errors(Path(error.filename), action="read", error=DataError):
             raise error
 
     if not (root / top).is_dir():

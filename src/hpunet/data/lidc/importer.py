@@ -26,7 +26,7 @@ from hpunet.data.lidc.scan import crop_scan, order_slices
 from hpunet.data.types import split_by_patient
 from hpunet.data.workers import workers
 from hpunet.errors import DataError
-from hpunet.utils.files import read_file
+from hpunet.utils.files import atomic_write, read_file
 
 FRACTIONS = {"train": 722 / 1010, "val": 144 / 1010, "test": 144 / 1010}
 """The paper's shares of the patients."""
@@ -317,11 +317,7 @@ def _read_json(path: Path) -> Any:
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Written beside and renamed, so that there is never half a file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_suffix(".part")
-    beside.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-    beside.replace(path)
+    atomic_write(path, (json.dumps(content, indent=1, sort_keys=True) + "\n").encode(), error=DataError)
 
 
 def _shown(items: Iterable[Any], total: int, what: str, progress: bool) -> Iterator[Any]:

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from hpunet.errors import CheckpointError
-from hpunet.utils.files import naming_errors, read_file
+from hpunet.utils.files import explain_os_errors, read_file
 
 _MAGIC = bytes.fromhex("57fb808b247547db")
 _FOOTER_BYTES = 48
@@ -87,7 +87,7 @@ def _read_variable(path: Path, entry: _Entry, *, name: str) -> np.ndarray:
     num_bytes = dtype.itemsize * int(np.prod(entry.shape, dtype=object))
     if entry.size != num_bytes or not 0 < num_bytes <= _MAX_VARIABLE_BYTES or len(entry.shape) > _MAX_DIMENSIONS:
         raise CheckpointError(f"{path}: {name}: {entry.size} bytes do not hold {entry.shape} of {dtype}")
-    with naming_errors(path, action="read"):
+    with explain_os_errors(path, action="read"):
         if not stat.S_ISREG((status := path.stat()).st_mode):
             raise CheckpointError(f"{path}: not a plain file")
         if status.st_size < entry.offset + entry.size:

@@ -16,7 +16,7 @@ from hpunet.data.types import SetInfo
 from hpunet.errors import CheckpointError, ConfigError
 from hpunet.models.build import build_model
 from hpunet.models.hpunet import HPUNet
-from hpunet.utils.files import dump_json, naming_errors, new_folder, write_file
+from hpunet.utils.files import atomic_folder, dump_json, explain_os_errors, write_synced
 from hpunet.weights.checkpoints import save_checkpoint
 from hpunet.weights.tensorflow.bundle import AS_NPZ, read_bundle
 from hpunet.weights.tensorflow.variables import is_weight, load_tf_variables
@@ -70,9 +70,9 @@ def convert_checkpoint(
         "info": info.as_json(),
         "converted": {"from": Path(where).name, "unused": len(unused)},
     }
-    with new_folder(out) as folder:
+    with atomic_folder(out) as folder:
         save_checkpoint(folder / "checkpoints", step=step, tensors={"model": model.state_dict()}, state=state)
-        write_file(folder / "settings.json", dump_json(state["settings"], name="settings.json"))
+        write_synced(folder / "settings.json", dump_json(state["settings"], name="settings.json"))
     return Converted(
         step=step,
         num_parameters=sum(p.numel() for p in model.parameters()),
@@ -114,7 +114,7 @@ def _find_prefix(path: Path) -> Path:
 
 
 def _read_npz(path: Path, *, wanted: Callable[[str], bool]) -> tuple[dict[str, np.ndarray], list[str]]:
-    with naming_errors(path, action="read"):
+    with explain_os_errors(path, action="read"):
         if not path.is_file():
             raise CheckpointError(f"{path}: {'not a plain file' if path.exists() else 'no such file'}")
         try:
