@@ -12,6 +12,8 @@ SCALES = ("128×128", "64 … 16", "8×8", "4×4", "2×2", "1×1")
 WIDTHS = (150, 126, 102, 82, 64, 48)
 ENCODER, DECODER, PRIOR_Z = 130, 330, 486
 POSTERIOR_Z, POSTERIOR_DECODER, POSTERIOR_ENCODER = 720, 876, 1076
+PRIOR = (ENCODER, DECODER, PRIOR_Z)
+POSTERIOR = (POSTERIOR_ENCODER, POSTERIOR_DECODER, POSTERIOR_Z)
 FIRST_LATENT = 2
 """The row of the finest latents."""
 
@@ -111,7 +113,7 @@ def architecture() -> str:
         _text(112, 62, "sees the image; used to sample", size=17, colour=GREY, anchor="start"),
         _bold(684, 62, "Posterior", ORANGE),
         _text(812, 62, "also sees one grader’s labels; training only", size=17, colour=GREY, anchor="start"),
-        *_network(ENCODER, DECODER, PRIOR_Z, first_decoder=0, fill=PALE_BLUE, edge=BLUE, name="p"),
+        *_network(*PRIOR, first_decoder=0, fill=PALE_BLUE, edge=BLUE, name="p"),
         *_network(
             POSTERIOR_ENCODER,
             POSTERIOR_DECODER,
@@ -139,21 +141,11 @@ def architecture() -> str:
                 f'<text x="590" y="{y + 6}" font-size="19" fill="{GREEN}" text-anchor="middle">KL'
                 f'<tspan font-size="13" dy="4">{index}</tspan></text>',
             ]
-    y = 688
-    parts += [
-        _text(
-            40,
-            y,
-            "p, q: Gaussians. Latents z come from p when sampling. In training both decoders get them from q.",
-            anchor="start",
-        ),
-        _text(
-            40,
-            y + 28,
-            "Dotted: skip connections. Loss: λ · (reconstruction error − κ) + KL₁ + KL₂ + KL₃ + KL₄, with λ set by GECO.",
-            anchor="start",
-        ),
-    ]
+    legend = (
+        "p, q: Gaussians. Latents z come from p when sampling. In training both decoders get them from q.",
+        "Dotted: skip connections. Loss: λ · (reconstruction error − κ) + KL₁ + KL₂ + KL₃ + KL₄, with λ set by GECO.",
+    )
+    parts += [_text(40, 688 + 28 * line, words, anchor="start") for line, words in enumerate(legend)]
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
         f'font-family="{FONT}"><title>The Hierarchical Probabilistic U-Net</title><defs>{heads}</defs>'

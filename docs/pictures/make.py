@@ -52,12 +52,14 @@ def outlines_of_sample(samples: Samples, number: int) -> list[np.ndarray]:
 
 
 def path(lines: Iterable[np.ndarray], tile: float, style: str) -> str:
+    """Lines as one SVG path, on a tile of this size."""
     points = ("M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in line * tile) for line in lines)
     data = "".join(points)
     return f'<path d="{data}" {style}/>' if data else ""
 
 
 def text(x: float, y: float, words: str, *, size: int = 21, colour: str = INK, more: str = "") -> str:
+    """Words at a position."""
     return f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" fill="{colour}" {more}>{words}</text>'
 
 
@@ -112,6 +114,7 @@ def graders_over(labels: np.ndarray, tile: int) -> list[str]:
 
 
 def sample_over(lines: Iterable[np.ndarray], tile: int) -> str:
+    """A sample: its outline, lightly filled."""
     style = f'fill="{SAMPLE}" fill-opacity="0.22" stroke="{SAMPLE}" stroke-width="2.6" stroke-linejoin="round"'
     return path(lines, tile, style)
 
