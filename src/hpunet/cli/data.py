@@ -14,9 +14,7 @@ from hpunet.errors import ConfigError
 from hpunet.utils.files import explain_os_errors
 
 T = TypeVar("T")
-app = typer.Typer(
-    help="DatasetProfile at data, pack them for training, import and generate them.", no_args_is_help=True
-)
+app = typer.Typer(help="Look at data, pack them for training, import and generate them.", no_args_is_help=True)
 console = Console()
 
 Where = Annotated[str, typer.Argument(help="Folder, archive or pack; or synthetic:lesions, :neurites, :streets.")]
@@ -140,9 +138,7 @@ def make(
         else:
             raise ConfigError(f"layout {layout!r} is unknown, expected lidc, snemi3d or cityscapes")
     options = _options_to_read(layout, size)
-    console.print(
-        f"Wrote {out}. DatasetProfile at it: hpunet data info {out}{options}", soft_wrap=True, highlight=False
-    )
+    console.print(f"Wrote {out}. Look at it: hpunet data info {out}{options}", soft_wrap=True, highlight=False)
     if options:
         words = f"Other commands need the size too:{options} for data pack and init, which carries it over to train."
         console.print(words, soft_wrap=True, highlight=False)

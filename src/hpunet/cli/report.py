@@ -77,7 +77,7 @@ def demo_command(
             table.add_row(*row)
         console.print(table)
         console.print(shown.says, highlight=False)
-    console.print(f"Took {time.perf_counter() - start:.0f} seconds. DatasetProfile at the page:", highlight=False)
+    console.print(f"Took {time.perf_counter() - start:.0f} seconds. Look at the page:", highlight=False)
     console.print(str(result.report), highlight=False, soft_wrap=True)
 
 

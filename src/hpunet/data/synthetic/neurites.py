@@ -116,7 +116,7 @@ class _Neighbourhood:
     def find(
         *, y: np.ndarray, x: np.ndarray, sites: np.ndarray, cell_of_site: np.ndarray, spacing: float
     ) -> "_Neighbourhood":
-        """DatasetProfile at the 3×3 sites around each pixel (coordinates y, x); `sites` is (2, rows, columns)."""
+        """Look at the 3×3 sites around each pixel (coordinates y, x); `sites` is (2, rows, columns)."""
         columns = sites.shape[2]
         site_y, site_x = sites.reshape(2, -1)
         steps = np.asarray([row * columns + column for row in (-1, 0, 1) for column in (-1, 0, 1)])
