@@ -35,7 +35,7 @@ from hpunet.predict.instances import instances_picture
 from hpunet.predict.samples import SamplingOptions, draw, result_folder, scale_choices, with_tiles
 from hpunet.sampling.hypotheses import distinct_hypotheses
 from hpunet.sampling.tiling import Tiled
-from hpunet.utils.pictures import PALETTE
+from hpunet.utils.label_painter import PALETTE
 from hpunet.weights.load import TrainedModel
 
 

@@ -1,7 +1,7 @@
 import numpy as np
 from PIL import Image
 
-from hpunet.utils.pictures import PALETTE, grey_or_colour, label_colours, overlay, sheet, spread, stacked, stretched
+from hpunet.utils.pictures import grey_or_colour, sheet, spread, stacked, stretched
 
 
 def test_spread_takes_first_and_last_and_never_one_twice() -> None:
@@ -10,28 +10,6 @@ def test_spread_takes_first_and_last_and_never_one_twice() -> None:
     assert spread(9, of=3) == [0, 1, 2]
     assert spread(1, of=5) == [0]
     assert all(len(set(spread(count, of=of))) == min(count, of) for count in range(1, 9) for of in range(1, 99))
-
-
-def test_label_colours_tell_labels_apart_and_keep_background_black() -> None:
-    labels = np.arange(16).reshape(4, 4)
-    colours = label_colours(labels).reshape(-1, 3)
-    assert colours[0].tolist() == [0, 0, 0]
-    assert len({tuple(c) for c in colours.tolist()}) == 16
-    assert (colours[1] == PALETTE[1]).all()
-    many = label_colours(np.arange(1, 29).reshape(4, 7)).reshape(-1, 3)
-    assert len({tuple(c) for c in many.tolist()}) == 28
-    light = many @ (0.3, 0.59, 0.11)
-    assert 80 < light.min() < light.max() < 250  # seen on black and on white
-
-
-def test_overlay_leaves_background_alone_and_draws_borders_in_full() -> None:
-    image = np.full((1, 5, 5), 0.5, dtype=np.float32)
-    labels = np.zeros((5, 5), dtype=np.int64)
-    labels[1:4, 1:4] = 1
-    painted = overlay(image=image, labels=labels)
-    assert (painted[0] == 128).all()
-    assert (painted[1, 1] == PALETTE[1]).all()  # border
-    assert painted[2, 2].tolist() not in ([128] * 3, PALETTE[1].tolist())  # inside: a mixture
 
 
 def test_stretched_brightens_dim_images_and_leaves_others_alone() -> None:
@@ -55,13 +33,6 @@ def test_stretched_leaves_even_images_their_tone_and_noise_small() -> None:
         np.testing.assert_allclose(stretched(np.full((1, 9, 9), tone)), tone)
     noise = np.random.default_rng(0).normal(0.5, 0.002, (1, 64, 64))
     assert 0.01 < stretched(noise).std() < 0.025
-
-
-def test_overlay_shows_the_image_as_it_is_shown_elsewhere() -> None:
-    dim = np.random.default_rng(0).uniform(0, 0.1, (1, 16, 16)).astype(np.float32)
-    painted = overlay(image=dim, labels=np.zeros((16, 16), dtype=np.int64))
-    assert (painted == grey_or_colour(stretched(dim))).all()
-    assert painted.max() > 200
 
 
 def test_grey_or_colour_clips_and_repeats() -> None:

@@ -8,7 +8,8 @@ import numpy as np
 from PIL import Image
 
 from hpunet.data.types import Sample, Source
-from hpunet.utils.pictures import grey_or_colour, label_colours, overlay, sheet, spread, stretched
+from hpunet.utils.label_painter import cover_hidden, overlay
+from hpunet.utils.pictures import grey_or_colour, sheet, spread, stretched
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ def summarise(source: Source, samples: Iterable[Sample]) -> Summary:
 
 
 def contact_sheet(source: Source, *, num_images: int = 8) -> Image.Image:
-    """Images spread over the split, each beside what its graders marked on it; invalid pixels are hatched."""
+    """Images spread over the split, each beside its labels; invalid pixels are covered by stripes."""
     rows, titles = [], []
     for index in spread(num_images, of=len(source)):
         sample = source[index]
@@ -79,20 +80,13 @@ def contact_sheet(source: Source, *, num_images: int = 8) -> Image.Image:
             if not exists:
                 row.append(np.full_like(row[0], 255))
                 continue
-            row.append(_hatch(overlay(image=sample.image, labels=labels), sample.valid))
+            row.append(cover_hidden(overlay(image=sample.image, labels=labels), visible=sample.valid))
         if source.info.num_graders == 1:
-            row.append(_hatch(label_colours(sample.labels[0]), sample.valid))
+            flat = overlay(image=np.zeros_like(sample.image), labels=sample.labels[0], opacity=1.0)
+            row.append(cover_hidden(flat, visible=sample.valid))
         rows.append(row)
         titles.append(sample.identity.key[-28:])
     graders = [f"grader {i + 1}" for i in range(source.info.num_graders)]
     columns = ["image", *(graders if len(graders) > 1 else ["labels on image", "labels"])]
     title = f"{source.info.kind}, {source.split}: {len(source)} images (white: no such grader; stripes: invalid)"
     return sheet(rows, columns=columns, row_titles=titles, title=title, tile=160)
-
-
-def _hatch(picture: np.ndarray, valid: np.ndarray) -> np.ndarray:
-    """Diagonal stripes where pixels do not count."""
-    y, x = np.indices(valid.shape)
-    period = max(4, min(valid.shape) // 16)
-    stripes = ~valid & ((x + y) % period < period // 2)
-    return np.where(stripes[..., None], np.uint8(255), picture)

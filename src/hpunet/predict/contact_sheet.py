@@ -7,7 +7,8 @@ from jaxtyping import Float, Integer, UInt8
 from PIL import Image
 
 from hpunet.sampling.hypotheses import Hypothesis
-from hpunet.utils.pictures import PALETTE, grey_or_colour, overlay, sheet, stacked, stretched
+from hpunet.utils.label_painter import PALETTE, overlay
+from hpunet.utils.pictures import grey_or_colour, sheet, stacked, stretched
 
 _TILE, _PER_ROW, _MAX_SHOWN = 176, 6, 48
 _LEAST_SHOWN = 24

@@ -19,8 +19,8 @@ from hpunet.errors import ConfigError, DataError
 from hpunet.evaluation.scoring import instances_of
 from hpunet.metrics import rand_error
 from hpunet.predict.samples import SamplingOptions, Volumes, draw, result_folder
-from hpunet.utils.colours import colours_apart
-from hpunet.utils.pictures import overlay, save_picture, sheet
+from hpunet.utils.label_painter import colour_instances, overlay
+from hpunet.utils.pictures import save_picture, sheet
 from hpunet.weights.load import TrainedModel
 
 MAX_INSTANCES = 2**16 - 1
@@ -119,9 +119,9 @@ def instances_picture(
         return overlay(image=large[0], labels=large[1], regions=large[2])
 
     if truth is None:
-        return Image.fromarray(painted(colours_apart(instances), instances))
-    true_colours = colours_apart(truth)
-    found = painted(colours_apart(instances, prefer=true_colours), instances)
+        return Image.fromarray(painted(colour_instances(instances), instances))
+    true_colours = colour_instances(truth)
+    found = painted(colour_instances(instances, prefer=true_colours), instances)
     return sheet([[found, painted(true_colours, truth)]], columns=["instances found", "true instances"], tile=None)
 
 

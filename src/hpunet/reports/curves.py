@@ -7,7 +7,7 @@ import numpy as np
 
 from hpunet.reports.layout import WIDTH, new_figure
 from hpunet.reports.saved_run import SavedRun
-from hpunet.utils.pictures import PALETTE
+from hpunet.utils.label_painter import PALETTE
 
 _LINE_STYLES = ("-", "--", "-.", ":")
 _SMALLEST_KL = 1e-3

@@ -9,15 +9,15 @@ from jaxtyping import Bool, Float, Integer
 
 from hpunet.reports.examples import Examples
 from hpunet.reports.layout import LARGEST_STD, WIDTH, Cell, Line, Sheet, draw_sheet
-from hpunet.utils.colours import (
-    NOT_COUNTED,
-    colours_apart,
-    cover,
-    pale,
-    show_classes,
-    show_image,
-    show_instances,
-    swatch,
+from hpunet.utils.label_painter import (
+    WHITE,
+    colour_instances,
+    cover_hidden,
+    legend_swatch,
+    light_grey,
+    paint_classes,
+    paint_image,
+    paint_instances,
 )
 from hpunet.utils.pictures import spread, stretched
 
@@ -113,24 +113,24 @@ def draw_instances(examples: Examples, *, hardest: bool = False) -> Any:
     lines: list[Line] = []
     for i in shown_in_instances(examples, hardest=hardest):
         truth, found = examples.true_instances[i], examples.instances[i]
-        true_colours = colours_apart(truth)
-        found_colours = colours_apart(found, prefer=true_colours)
+        true_colours = colour_instances(truth)
+        found_colours = colour_instances(found, prefer=true_colours)
         h, w = truth.shape
         whole_image = stretched(examples.image[i])
-        base = pale(whole_image) if has_other_classes(examples) else np.zeros((h, w, 3), dtype=np.uint8)
-        counted = np.where(examples.valid[i][..., None], base, NOT_COUNTED)
+        base = light_grey(whole_image) if has_other_classes(examples) else np.zeros((h, w, 3), dtype=np.uint8)
+        counted = np.where(examples.valid[i][..., None], base, WHITE)
         box = _busiest_part(truth, found)
         for y, x, height, width in ((0, 0, h, w), box):
             part = np.s_[y : y + height, x : x + width]
             image, whole = whole_image[:, *part], height == h
             pixels = [
-                show_image(image),
-                show_instances(base=counted[part], instances=truth[part], colours=true_colours[part]),
-                show_instances(base=base[part], instances=found[part], colours=found_colours[part]),
+                paint_image(image),
+                paint_instances(base=counted[part], instances=truth[part], colours=true_colours[part]),
+                paint_instances(base=base[part], instances=found[part], colours=found_colours[part]),
             ]
             for labels in examples.samples["full"][i, :num_samples]:
                 classes = examples.stochastic_classes
-                pixels.append(show_classes(image=image, labels=labels[part], stochastic_classes=classes))
+                pixels.append(paint_classes(image=image, labels=labels[part], stochastic_classes=classes))
             cells = [
                 Cell(p, size=(height, width), box=box if whole else None, title="" if lines else title)
                 for p, title in zip(pixels, titles, strict=True)
@@ -166,7 +166,7 @@ def draw_extrapolation(examples: Examples) -> Any:
         grader = int(examples.graders[i].argmax())
         visible, truth = examples.visible[i], examples.labels[i, grader]
         shown: list[tuple[str, Cell]] = [
-            ("whole image", _cell(examples, i, show_image(stretched(examples.image[i])))),
+            ("whole image", _cell(examples, i, paint_image(stretched(examples.image[i])))),
             ("visible part", _image(examples, i, "")),
             ("visible labels", _hidden(_classes(examples, i, truth, truth=True), visible)),
             ("ground truth", _classes(examples, i, truth, truth=True)),
@@ -215,15 +215,15 @@ def _draw(examples: Examples, lines: Sequence[Line], *, groups: Sequence[int], *
 
 def _legend(examples: Examples) -> list[tuple[np.ndarray, str]]:
     classes, names = list(examples.stochastic_classes), examples.class_names
-    entries = [(swatch(i + 1), names[c]) for i, c in enumerate(classes)]
+    entries = [(legend_swatch(i + 1), names[c]) for i, c in enumerate(classes)]
     if len(classes) == 1 and examples.visible is None:
         return entries
     if has_other_classes(examples):
         entries.append((np.full((1, 1, 3), 200, dtype=np.uint8), "other classes, in greys"))
-    entries.append((swatch(0), names[0]))
+    entries.append((legend_swatch(0), names[0]))
     if examples.visible is not None:
-        field = swatch(0)
-        entries.append((cover(field, visible=np.zeros(field.shape[:2], dtype=np.bool_)), "hidden"))
+        field = legend_swatch(0)
+        entries.append((cover_hidden(field, visible=np.zeros(field.shape[:2], dtype=np.bool_)), "hidden"))
     if not examples.valid.all():
         entries.append((np.full((1, 1, 3), 255, dtype=np.uint8), "not counted"))
     return entries
@@ -250,13 +250,13 @@ def _words(words: str) -> Cell:
 
 def _image(examples: Examples, i: int, title: str) -> Cell:
     """The image as the prior saw it."""
-    whole = _titled(_cell(examples, i, show_image(stretched(examples.image[i]))), title)
+    whole = _titled(_cell(examples, i, paint_image(stretched(examples.image[i]))), title)
     return whole if examples.visible is None else _hidden(whole, examples.visible[i])
 
 
 def _hidden(cell: Cell, visible: Bool[np.ndarray, "h w"]) -> Cell:
     assert cell.pixels is not None
-    return replace(cell, pixels=cover(cell.pixels, visible=visible))
+    return replace(cell, pixels=cover_hidden(cell.pixels, visible=visible))
 
 
 def _classes(examples: Examples, i: int, labels: Integer[np.ndarray, "h w"], *, truth: bool = False) -> Cell:
@@ -264,7 +264,7 @@ def _classes(examples: Examples, i: int, labels: Integer[np.ndarray, "h w"], *, 
     image: Float[np.ndarray, "c h w"] = stretched(examples.image[i])
     valid = examples.valid[i] if truth else None
     stochastic = examples.stochastic_classes
-    return _cell(examples, i, show_classes(image=image, labels=labels, stochastic_classes=stochastic, valid=valid))
+    return _cell(examples, i, paint_classes(image=image, labels=labels, stochastic_classes=stochastic, valid=valid))
 
 
 def _busiest_part(truth: np.ndarray, found: np.ndarray) -> tuple[int, int, int, int]:

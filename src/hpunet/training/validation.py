@@ -29,7 +29,8 @@ from hpunet.metrics import rand_error
 from hpunet.sampling.sample import reconstruct, sample
 from hpunet.training.loggers import Logger
 from hpunet.utils.distributed import all_reduce, rank, world_size
-from hpunet.utils.pictures import grey_or_colour, overlay, save_picture, sheet, spread, stretched
+from hpunet.utils.label_painter import overlay
+from hpunet.utils.pictures import grey_or_colour, save_picture, sheet, spread, stretched
 
 NUM_SHOWN = 6
 METRICS = ("ged2", "hm_iou", "iou_rec")

@@ -1,39 +1,18 @@
-"""Small pictures of images and label maps: colours, overlays and captioned sheets. Needs numpy and pillow only."""
+"""Images as small pictures, and captioned sheets of pictures. Needs numpy and pillow only."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Float, UInt8
 from PIL import Image, ImageDraw, ImageFont
 
-PALETTE = np.array(
-    [
-        (0, 0, 0),  # background, never painted in overlays
-        (230, 159, 0),
-        (86, 180, 233),
-        (0, 158, 115),
-        (240, 228, 66),
-        (0, 114, 178),
-        (213, 94, 0),
-        (204, 121, 167),
-    ],
-    dtype=np.uint8,
-)
-"""The eight colours of Okabe and Ito, which people with any kind of colour vision can tell apart."""
 _ENOUGH_CONTRAST, _MOST_GAIN = 0.4, 10.0
 
 
 def spread(count: int, *, of: int) -> list[int]:
     """Numbers of `count` out of `of` things, spread evenly from the first to the last; all if there are fewer."""
     return [round(place) for place in np.linspace(0, of - 1, min(count, of)).tolist()]
-
-
-def label_colours(labels: Int[np.ndarray, "h w"]) -> UInt8[np.ndarray, "h w 3"]:
-    """A colour for every label; 0 is black, labels beyond the palette repeat it, ever nearer to white."""
-    hue = np.where(labels == 0, 0, 1 + (labels - 1) % 7)
-    whiteness = np.where(labels == 0, 0.0, (labels - 1) // 7 % 4 * 0.23)[..., None]
-    return np.asarray(PALETTE[hue] * (1 - whiteness) + 255 * whiteness, dtype=np.uint8)
 
 
 def stretched(image: Float[np.ndarray, "c h w"]) -> Float[np.ndarray, "c h w"]:
@@ -55,27 +34,6 @@ def grey_or_colour(image: Float[np.ndarray, "c h w"]) -> UInt8[np.ndarray, "h w 
     """An image in [0, 1] as RGB; other channel counts than 3 show their first channel in grey."""
     shown = image if image.shape[0] == 3 else np.repeat(image[:1], 3, axis=0)
     return np.asarray(np.rint(np.clip(shown, 0, 1) * 255), dtype=np.uint8).transpose(1, 2, 0)
-
-
-def overlay(
-    *,
-    image: Float[np.ndarray, "c h w"],
-    labels: Int[np.ndarray, "h w"],
-    regions: Int[np.ndarray, "h w"] | None = None,
-    opacity: float = 0.45,
-) -> UInt8[np.ndarray, "h w 3"]:
-    """The image, `stretched`, with its labels painted over it and their borders drawn in full colour.
-
-    `regions` says where borders are, if not wherever labels change.
-    """
-    base, colour = grey_or_colour(stretched(image)), label_colours(labels)
-    regions = labels if regions is None else regions
-    padded = np.pad(regions, 1, mode="edge")
-    border = np.zeros(labels.shape, dtype=np.bool_)
-    for shifted in (padded[:-2, 1:-1], padded[2:, 1:-1], padded[1:-1, :-2], padded[1:-1, 2:]):
-        border |= shifted != regions
-    weight = np.where(labels == 0, 0.0, np.where(border, 1.0, opacity))[..., None]
-    return np.asarray(np.rint(base * (1 - weight) + colour * weight), dtype=np.uint8)
 
 
 def sheet(

@@ -1,0 +1,208 @@
+"""Label maps as pictures, for any colour vision and for grey print: seven colours, then hatching, and outlines."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Bool, Float, Integer, UInt8
+from scipy import ndimage
+
+from hpunet.utils.pictures import grey_or_colour, stretched
+
+PALETTE = np.array(
+    [
+        (0, 0, 0),  # background, never painted
+        (230, 159, 0),
+        (86, 180, 233),
+        (0, 158, 115),
+        (240, 228, 66),
+        (0, 114, 178),
+        (213, 94, 0),
+        (204, 121, 167),
+    ],
+    dtype=np.uint8,
+)
+"""The eight colours of Okabe and Ito, which people with any kind of colour vision can tell apart."""
+NUM_COLOURS = len(PALETTE) - 1
+_NUM_PATTERNS = 4
+_SIMILAR_COLOURS = {1: (4, 6), 2: (5,), 4: (1,), 5: (2,), 6: (1,)}
+"""Hard to tell apart where little is painted: orange from yellow and vermilion, sky blue from blue."""
+WHITE = np.uint8(255)
+"""The tone of pixels that are not valid."""
+_SIDE = 256
+"""Shorter side of a report's picture, at least: room for hatching and thin outlines on small images."""
+_PERIOD = 24
+"""Pixels from one stripe of a hatching to the next at that size; a third of them is dark."""
+_DARK, _LIGHT_LINE = 60, 235
+"""Outlines on ground below the first tone have the second, others are black."""
+
+
+def overlay(
+    *,
+    image: Float[np.ndarray, "c h w"],
+    labels: Integer[np.ndarray, "h w"],
+    regions: Integer[np.ndarray, "h w"] | None = None,
+    opacity: float = 0.45,
+) -> UInt8[np.ndarray, "h w 3"]:
+    """The image, `stretched`, with its labels painted over it, the borders of `regions` (default: labels) in full.
+
+    The size stays as it is.
+    """
+    regions = labels if regions is None else regions
+    padded = np.pad(regions, 1, mode="edge")
+    border = np.zeros(labels.shape, dtype=np.bool_)
+    for shifted in (padded[:-2, 1:-1], padded[2:, 1:-1], padded[1:-1, :-2], padded[1:-1, 2:]):
+        border |= shifted != regions
+    base = grey_or_colour(stretched(image))
+    return _filled(labels, base=base, opacity=np.where(border, 1.0, opacity), hatched=~border)
+
+
+def paint_image(image: Float[np.ndarray, "c h w"]) -> UInt8[np.ndarray, "_ _ 3"]:
+    """The image alone, enlarged as label maps are."""
+    return _enlarged(grey_or_colour(image))
+
+
+def paint_classes(
+    *,
+    image: Float[np.ndarray, "c h w"],
+    labels: Integer[np.ndarray, "h w"],
+    stochastic_classes: Sequence[int],
+    valid: Bool[np.ndarray, "h w"] | None = None,
+) -> UInt8[np.ndarray, "_ _ 3"]:
+    """A single stochastic class over the image; several in flat colours, other classes grey, background black.
+
+    Pixels that are not `valid` are white.
+    """
+    labels = labels.astype(np.int64)
+    numbers = np.zeros(int(max(labels.max(), *stochastic_classes)) + 1, dtype=np.int64)
+    numbers[list(stochastic_classes)] = np.arange(1, len(stochastic_classes) + 1)
+    flat = len(stochastic_classes) > 1
+    base = np.repeat(_grey_tones(labels)[..., None], 3, axis=2) if flat else grey_or_colour(image)
+    if valid is not None:
+        base = np.where(valid[..., None], base, WHITE)
+        labels = np.where(valid, labels, -1)
+    numbers = np.where(labels < 0, 0, numbers[labels])
+    return _outlined(numbers, regions=labels, base=base, opacity=1.0 if flat else 0.5)
+
+
+def paint_instances(
+    *, base: UInt8[np.ndarray, "h w 3"], instances: Integer[np.ndarray, "h w"], colours: Integer[np.ndarray, "h w"]
+) -> UInt8[np.ndarray, "_ _ 3"]:
+    """Instances in flat colours, from `colour_instances`, on `base`."""
+    return _outlined(colours, regions=instances, base=base, opacity=1.0)
+
+
+def light_grey(image: Float[np.ndarray, "c h w"]) -> UInt8[np.ndarray, "h w 3"]:
+    """The image in light greys, lighter in print than most of the palette: a base for instances."""
+    grey = grey_or_colour(image).mean(axis=2, keepdims=True).repeat(3, axis=2)
+    return np.asarray(195 + grey * (60 / 255), dtype=np.uint8)
+
+
+def cover_hidden(
+    picture: UInt8[np.ndarray, "_ _ 3"], *, visible: Bool[np.ndarray, "_ _"]
+) -> UInt8[np.ndarray, "_ _ 3"]:
+    """The picture with light stripes where it is not visible; `visible` may be smaller by a whole factor."""
+    factor = len(picture) // len(visible)
+    shown = visible.repeat(factor, axis=0).repeat(factor, axis=1)
+    stripes = np.where(_patterns(shown.shape)[0], 150, 225).astype(np.uint8)
+    return np.where(shown[..., None], picture, stripes[..., None])
+
+
+def legend_swatch(number: int) -> UInt8[np.ndarray, "_ _ 3"]:
+    """A small field for a legend, in the colour and hatching of a number; 0 is black."""
+    field = np.full((_SIDE, _SIDE), number)
+    return _filled(field, base=np.zeros((_SIDE, _SIDE, 3), dtype=np.uint8), opacity=1.0)[: 2 * _PERIOD, : 2 * _PERIOD]
+
+
+def colour_instances(
+    instances: Integer[np.ndarray, "h w"], *, prefer: Integer[np.ndarray, "h w"] | None = None
+) -> Integer[np.ndarray, "h w"]:
+    """A colour number 1, 2, ... per instance; neighbours differ, also across a gap; 0 stays 0.
+
+    An instance takes the number that `prefer` has on most of its pixels unless a neighbour has it, so that the true
+    instances and a good clustering look the same. Otherwise colours similar to a neighbour's are avoided if possible.
+    Seven numbers are enough for nearly every map; more are hatched.
+    """
+    if not instances.any():
+        return np.zeros(instances.shape, dtype=np.int64)
+    values, inverse = np.unique(instances, return_inverse=True)
+    number = inverse.reshape(instances.shape)
+    if values[0] != 0:
+        number, values = number + 1, np.append(0, values)
+    near = ndimage.distance_transform_edt(number == 0, return_distances=False, return_indices=True)
+    nearest = number[tuple(near)]
+    neighbours: list[set[int]] = [set() for _ in values]
+    for a, b in ((nearest[:, 1:], nearest[:, :-1]), (nearest[1:], nearest[:-1])):
+        for i, j in np.unique(np.stack([a[a != b], b[a != b]], axis=1), axis=0).tolist():
+            neighbours[i].add(j)
+            neighbours[j].add(i)
+    wanted = np.zeros(len(values), dtype=np.int64)
+    if prefer is not None and prefer.any():
+        width = int(prefer.max()) + 1
+        votes = np.bincount((number * width + prefer).ravel(), minlength=len(values) * width).reshape(-1, width)
+        wanted = np.where(votes[:, 1:].any(axis=1), votes[:, 1:].argmax(axis=1) + 1, 0)
+    chosen = np.zeros(len(values), dtype=np.int64)
+    uses = [0] * (NUM_COLOURS * _NUM_PATTERNS + 1)
+    for i in (np.bincount(number.ravel())[1:].argsort()[::-1] + 1).tolist():  # the large ones first
+        taken = {int(chosen[j]) for j in neighbours[i]}
+        free = [c for c in range(1, NUM_COLOURS + 1) if c not in taken]
+        free = free or [c for c in range(NUM_COLOURS + 1, len(uses)) if c not in taken] or [1]
+        similar = {c for j in taken for c in _SIMILAR_COLOURS.get(j, ())}
+        chosen[i] = wanted[i] if wanted[i] in free else min(free, key=lambda c: (c in similar, uses[c]))
+        uses[chosen[i]] += 1
+    return chosen[number]
+
+
+def _outlined(numbers: np.ndarray, *, regions: np.ndarray, base: np.ndarray, opacity: float) -> np.ndarray:
+    """Numbers painted over `base`, enlarged, with a line wherever `regions` change.
+
+    The line is black, or light where the ground on one of its sides is dark.
+    """
+    fields, ground, regions = (_enlarged(each) for each in (numbers, base, regions))
+    thickness = max(1, min(fields.shape) // _SIDE)  # lines look the same when all pictures are shown at one size
+    line = np.zeros(fields.shape, dtype=np.bool_)
+    line[:, 1:] |= regions[:, 1:] != regions[:, :-1]
+    line[1:] |= regions[1:] != regions[:-1]
+    was_enlarged = len(fields) > len(numbers)  # else thin structures may be a pixel wide
+    for _ in range(thickness - (0 if was_enlarged else 1)):
+        line[:, :-1] |= line[:, 1:]
+        line[:-1] |= line[1:]
+    tone = _filled(fields, base=ground, opacity=opacity, hatched=False) @ np.array((0.299, 0.587, 0.114))
+    if opacity < 1:  # single dark pixels of the image do not count
+        tone = ndimage.uniform_filter(tone, size=16 * thickness)
+    darkest = ndimage.minimum_filter(tone, size=2 * thickness + 3)
+    picture = _filled(fields, base=ground, opacity=opacity)
+    picture[line] = np.where(darkest[line] < _DARK, _LIGHT_LINE, 0)[:, None]
+    return picture
+
+
+def _filled(
+    numbers: np.ndarray, *, base: np.ndarray, opacity: float | np.ndarray, hatched: bool | np.ndarray = True
+) -> np.ndarray:
+    """Colours of numbers above 0 on `base`: seven plain ones, then the same with stripes up, stripes down, and dots.
+
+    Patterns are as fine on small pictures as on large ones.
+    """
+    which = np.maximum(numbers - 1, 0)
+    pattern = which // NUM_COLOURS % _NUM_PATTERNS
+    rising, falling, dots = _patterns(numbers.shape)
+    dark = ((pattern == 1) & rising) | ((pattern == 2) & falling) | ((pattern == 3) & dots)
+    colour = PALETTE[1 + which % NUM_COLOURS] * np.where(dark & hatched, 0.3, 1.0)[..., None]
+    weight = np.where(numbers > 0, opacity, 0.0)[..., None]
+    return np.asarray(np.rint(base * (1 - weight) + colour * weight), dtype=np.uint8)
+
+
+def _patterns(shape: Sequence[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    period = max(6, round(_PERIOD * min(shape) / _SIDE))
+    y, x = np.indices(shape)
+    rising, falling, upright, level = (place % period < period // 3 for place in (x + y, x - y, x, y))
+    return rising, falling, upright & level
+
+
+def _grey_tones(labels: np.ndarray) -> np.ndarray:
+    """Light greys of the classes that are not in colour, neighbouring numbers far apart; background, 0, is black."""
+    return np.asarray(np.where(labels == 0, 0, 170 + 60 * (labels * 0.618 % 1)), dtype=np.uint8)
+
+
+def _enlarged(pixels: np.ndarray) -> np.ndarray:
+    factor = max(1, -(-_SIDE // min(pixels.shape[:2])))
+    return pixels.repeat(factor, axis=0).repeat(factor, axis=1)
