@@ -5,13 +5,14 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 # The sources that users install are on the path of the editable install, so only these files matter here.
 PINS := pyproject.toml constraints.txt
 
-.PHONY: help demo test test-gpu fuzz lint bench chaos clean
+.PHONY: help demo test test-gpu fuzz lint docs bench chaos clean
 help:
 	@echo "make demo    train two small models on lesions of known truth, compare them, write a page"
 	@echo "make test    run the test suite on CPU"
 	@echo "make test-gpu run the tests that need a CUDA GPU"
 	@echo "make fuzz    every file reader on 2,500 damaged files (make test runs a tenth of them)"
 	@echo "make lint    ruff and mypy"
+	@echo "make docs    build the documentation into site/"
 	@echo "make bench   the benchmarks that run on this machine"
 	@echo "make chaos   kill training runs 35 times and compare their ends; two processes beside one"
 	@echo "make clean   remove .venv and runs/"
@@ -51,6 +52,10 @@ lint: .venv/.dev
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
+docs: .venv/.dev
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "hpunet: site/index.html"
+
 bench: .venv/.base
 	@$(BIN)/hpunet bench
 	@$(BIN)/python benchmarks/metrics.py
@@ -60,4 +65,4 @@ chaos: .venv/.dev
 	@$(BIN)/python tests/helpers/chaos.py
 
 clean:
-	rm -rf .venv runs
+	rm -rf .venv runs site
