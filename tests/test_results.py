@@ -3,6 +3,7 @@
 import re
 import runpy
 import shlex
+from functools import cache
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -20,6 +21,7 @@ from hpunet.weights.published import published_names
 ROOT = Path(__file__).parents[1]
 RESULTS, DOCS, README = ROOT / "results", ROOT / "docs", (ROOT / "README.md").read_text()
 LAB = "".join(page.read_text() for page in sorted((DOCS / "lab").glob("*.md")))
+PAGE = (DOCS / "results.md").read_text()
 KEPT = sorted(path for path in RESULTS.glob("*/*") if path.is_dir())
 
 
@@ -27,6 +29,7 @@ def test_rows_are_kept() -> None:
     assert KEPT
 
 
+@cache
 def summary_of(folder: Path) -> dict[str, Any]:
     identity, rows = read_evaluation(folder)
     scope = Scope(
@@ -57,10 +60,25 @@ def numbers_of(folder: Path) -> list[str]:
     return [f"{summary[name]['mean']:.3f} ± {summary[name]['std']:.3f}" for name in names]
 
 
+def in_line(line: str) -> list[str]:
+    return re.findall(r"\d\.\d{3} ± \d\.\d{3}", line)
+
+
 @pytest.mark.parametrize("folder", KEPT, ids=lambda folder: folder.name)
-def test_results_page_says_what_the_kept_rows_say(folder: Path) -> None:
+def test_pages_give_the_numbers_of_kept_rows(folder: Path) -> None:
     (line,) = re.findall(rf"^\| `{re.escape(folder.name)}` \|.*", LAB, flags=re.MULTILINE)
-    assert re.findall(r"\d\.\d{3} ± \d\.\d{3}", line) == numbers_of(folder)
+    assert in_line(line) == numbers_of(folder)
+    for line in re.findall(rf"^\|.*`{re.escape(str(folder.relative_to(ROOT)))}` \|$", PAGE, flags=re.MULTILINE):
+        assert in_line(line)
+        assert in_line(line) == numbers_of(folder)[: len(in_line(line))]
+
+
+def test_results_page_marks_what_was_not_kept() -> None:
+    named = set(re.findall(r"`(results/[a-z]+/[\w-]+)` \|$", PAGE, flags=re.MULTILINE))
+    assert len(named) >= 9
+    assert named <= {str(folder.relative_to(ROOT)) for folder in KEPT}
+    for line in PAGE.splitlines():
+        assert not (in_line(line) and line.endswith("| |")), line
 
 
 @pytest.mark.parametrize(
@@ -73,7 +91,7 @@ def test_results_page_says_what_the_kept_rows_say(folder: Path) -> None:
 )
 def test_readme_says_what_the_kept_rows_of_instances_say(folder: str, row: str) -> None:
     (line,) = re.findall(rf"^\|.*{row} \|.*", README, flags=re.MULTILINE)
-    found = re.findall(r"\d\.\d{3} ± \d\.\d{3}", line)
+    found = in_line(line)
     assert found == numbers_of(RESULTS / folder)[: len(found)]
     assert len(found) >= 2
 
@@ -128,9 +146,10 @@ def test_results_page_and_readme_give_the_means_of_trainings(model: str) -> None
     for values in zip(*([entry["mean"] for entry in each] for each in trained), strict=True):
         spread = f" ± {stdev(values):.3f}" if len(values) > 2 else ""
         numbers.append(f"{mean(values):.3f}{spread}")
-    line, *_ = re.findall(rf"^\| {re.escape(model)}(?: \(.*?| )\|.*", LAB, re.MULTILINE)
-    cells = [cell.strip() for cell in line.split("|")]
-    assert cells[3:8] == numbers
+    for page in (LAB, PAGE):
+        for line in re.findall(rf"^\| {re.escape(model)}(?: \(.*?| )\| \d \|.*", page, re.MULTILINE):
+            assert [cell.strip() for cell in line.split("|")][3:8] == numbers
+    assert model == "its better two" or f"\n| {model}" in PAGE
     in_readme = re.findall(rf"^\| {re.escape(model)}, .*", README, re.MULTILINE)
     for line in in_readme:
         assert [cell.strip() for cell in line.split("|")][2:6] == [*numbers[:3], numbers[4]]

@@ -8,11 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-import typer
-from places import ROOT
 from tiny_run import tiny_settings, write_tiny_pack
 
-from hpunet.cli.evaluate import compare_command, evaluate_command
 from hpunet.errors import ConfigError
 from hpunet.evaluation.rows import ROWS_FILE, read_rows
 from hpunet.training.loop import train
@@ -145,20 +142,3 @@ def test_torchrun_by_two_gives_the_same_rows(place: Path) -> None:
         del summary["duration_s"], summary["runs"]
     assert summaries[0] == summaries[1]
     assert not list(two.glob("*.part*"))
-
-
-def test_evaluation_page_and_readme_name_options_that_exist() -> None:
-    known = {}
-    for name, command in (("evaluate", evaluate_command), ("compare", compare_command)):
-        app = typer.Typer()
-        app.command()(command)
-        known[name] = {option for parameter in typer.main.get_command(app).params for option in parameter.opts}
-    root = ROOT
-    commands = []
-    for page in ("README.md", "docs/guides/evaluate.md"):
-        commands += re.findall(r"hpunet (evaluate|compare) ([^\n`#]*)", (root / page).read_text())
-    assert len(commands) >= 6
-    for name, arguments in commands:
-        assert set(re.findall(r"--[a-z]+", arguments)) <= known[name]
-    table = (root / "docs/guides/evaluate.md").read_text().split("| option |")[1].split("\n\n")[0]
-    assert set(re.findall(r"\| `(--[a-z]+)", table)) <= known["evaluate"]

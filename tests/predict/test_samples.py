@@ -1,11 +1,9 @@
 """`hpunet sample` and `hpunet instances` on files, with untrained networks: what is written, and what is refused."""
 
 import json
-import re
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from inspect import signature
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,14 +13,12 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from places import ROOT
 from scipy.spatial.transform import Rotation
 from tiny_run import tiny_settings
 from typer import Typer
 from typer.testing import CliRunner
 
 import hpunet.weights.load
-from hpunet.cli.data import make
 from hpunet.cli.instances import instances_command
 from hpunet.cli.sample import sample_command
 from hpunet.data.io.images import read_image
@@ -523,18 +519,3 @@ def test_instances_refusals(hpunet_command: Callable[..., Any]) -> None:
         assert isinstance(result.exception, HPUNetError), result.output
         assert expected in str(result.exception)
         assert not Path("out").exists()
-
-
-def test_sampling_page_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    text = (ROOT / "docs" / "guides" / "sample.md").read_text()
-    (block,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
-    exec(block, {})
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["1/2", "1/4", "1/4"]
-
-
-def test_sampling_page_names_options_that_exist() -> None:
-    text = (ROOT / "docs" / "guides" / "sample.md").read_text()
-    known = {
-        name.replace("_", "-") for f in (sample_command, instances_command, make) for name in signature(f).parameters
-    }
-    assert set(re.findall(r"--([a-z][a-z-]+)", text)) - known == {"set"}  # which is called options there

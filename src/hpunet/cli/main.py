@@ -62,10 +62,11 @@ app.command(name="bench")(bench_command)
 console = Console()
 
 
-def _show_version(value: bool) -> None:
+def _show_version(value: bool) -> bool:
     if value:
         console.print(__version__)
         raise typer.Exit
+    return value
 
 
 @app.callback()
