@@ -17,7 +17,9 @@ from hpunet.kernels import dispatch as choice
 from hpunet.kernels.dispatch import fast_sampler, reason_against_fused
 from hpunet.models.hpunet import HPUNet
 from hpunet.models.punet import ProbUNet
-from hpunet.training.loop import Training, train
+from hpunet.training.loop import train
+from hpunet.training.resume import restore, save
+from hpunet.training.run import Training
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 MODEL = HPUNet(in_channels=1, num_classes=2, channels=(4, 6), latent_dims=(1,), blocks_per_scale=1)
@@ -106,7 +108,7 @@ def test_training_says_why_it_uses_plain_torch(pack: Path, tmp_path: Path) -> No
         train(settings, data=str(pack), run=tmp_path / name, say=lines.append, device=CPU)
         assert json.loads((tmp_path / name / "run.json").read_text())["kernels"] == "torch"
     no_gpu = "kernels: torch (fused kernels need a CUDA GPU, this is a CPU)"
-    assert lines == [no_gpu, "kernels: torch (as asked)", no_gpu]
+    assert lines == [no_gpu, "kernels: torch (as requested)", no_gpu]
     with pytest.raises(ConfigError, match=r"^optimiser\.kernels: fused kernels need a CUDA GPU, this is a CPU; use"):
         train(tiny_settings("optimiser.kernels=fused"), data=str(pack), run=tmp_path / "x", device=CPU)
 
@@ -115,7 +117,7 @@ def test_training_runs_on_fused_kernels_and_a_resume_may_change_them(
     pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: dict[str, Any] = {}
-    monkeypatch.setattr("hpunet.training.loop.reason_against_fused", lambda _model, **how: asked.update(how))
+    monkeypatch.setattr("hpunet.training.run.reason_against_fused", lambda _model, **how: asked.update(how))
     monkeypatch.setitem(sys.modules, "hpunet.kernels.network", SimpleNamespace(FusedNetwork=Fused))  # type: ignore[arg-type]
     changes = ("optimiser.precision=bf16", "optimiser.iterations=2", "objective.energy=1.0")
     training = Training(tiny_settings(*changes), pack_path=pack, run=tmp_path, device=CPU)
@@ -128,8 +130,8 @@ def test_training_runs_on_fused_kernels_and_a_resume_may_change_them(
     for _ in training.run_steps():
         training.step += 1
     assert network.calls == 2
-    training.save()
+    save(training)
     later = Training(tiny_settings(*changes, "optimiser.kernels=torch"), pack_path=pack, run=tmp_path, device=CPU)
     assert not isinstance(later.train_step.network, Fused)
-    assert later.restore(lambda _line: None)
+    assert restore(later, lambda _line: None)
     assert later.step == 2

@@ -14,7 +14,7 @@ import torch
 from hpunet.config.settings import load_settings
 from hpunet.data.packs import write_pack
 from hpunet.data.synthetic.source import open_synthetic
-from hpunet.training.loop import Training
+from hpunet.training.run import Training
 
 ALLOWED = 1.5
 RUNS = {"float32": ("fp32", "torch"), "bfloat16": ("bf16", "torch"), "fused": ("bf16", "fused")}

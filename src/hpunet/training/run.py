@@ -1,0 +1,215 @@
+"""A run in memory: everything that training needs, built from its settings, and one step after the other."""
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from hpunet.config.settings import Settings
+from hpunet.data.loader import TrainingSteps
+from hpunet.data.packs import Pack, open_pack
+from hpunet.errors import ConfigError, DivergenceError
+from hpunet.kernels.dispatch import fused_draw, fused_network, reason_against_fused
+from hpunet.models.build import build_model
+from hpunet.objectives.base import Terms
+from hpunet.training.build import (
+    autocast_for,
+    build_example_builder,
+    build_loss,
+    build_optimiser,
+    learning_rate_at,
+)
+from hpunet.training.step import TrainingStep
+from hpunet.utils.distributed import rank, world_size
+from hpunet.weights.run_state import optimiser_tensors, seed_generators
+
+
+class Training:
+    """A run in memory; `train` drives it and keeps count in `step`."""
+
+    def __init__(self, settings: Settings, *, pack_path: Path, run: Path, device: torch.device) -> None:
+        self.settings, self.run, self.device = settings, run, device
+        seed_generators(settings.seed)  # initial weights; everything later is keyed by step
+        self.pack = _on_device(open_pack(pack_path, split="train"), device)
+        info = self.pack.info
+        model = build_model(
+            settings.model,
+            in_channels=info.in_channels,
+            num_classes=info.num_classes,
+            extrapolate=settings.data.extrapolate,
+        )
+        self.model = model.to(device)
+        self.model.check_values = False  # packing has checked the data
+        num_pieces = settings.optimiser.accumulation_steps
+        self.loss = build_loss(settings.objective, info=info, num_pieces=num_pieces).to(device)
+        network: nn.Module = self.model
+        self.why_not_fused = _why_not_fused(settings, model=model, device=device)
+        if self.why_not_fused is None:
+            network = fused_network(network, size=settings.data.crop)
+        self.optimiser = build_optimiser(
+            settings.optimiser, model=self.model, loss=self.loss, device=device, network=network
+        )
+        if settings.optimiser.compile:
+            network = torch.compile(network)  # type: ignore[assignment]
+        if world_size() > 1:
+            network = DistributedDataParallel(network)
+        self.train_step = TrainingStep(
+            model=self.model,
+            loss=self.loss,
+            optimiser=self.optimiser,
+            example_builder=build_example_builder(settings, info=info),
+            num_pieces=num_pieces,
+            autocast=autocast_for(settings.optimiser.precision, device),
+            grad_clip=settings.optimiser.grad_clip,
+            ema_decay=settings.optimiser.ema_decay,
+            network=network,
+            draw=fused_draw() if self.why_not_fused is None else None,
+        )
+        share = settings.optimiser.batch_size // world_size()
+        if share % num_pieces:
+            raise ConfigError(
+                f"optimiser.accumulation_steps: {num_pieces} does not divide the {share} images of each of "
+                f"{world_size()} processes"
+            )
+        self.steps = TrainingSteps(
+            self.pack,
+            batch_size=settings.optimiser.batch_size,
+            seed=settings.seed,
+            rank=rank(),
+            world_size=world_size(),
+        )
+        self.positions = torch.arange(rank() * share, (rank() + 1) * share, device=device)
+        self.train_step.create_moments()
+        self.step = 0
+        self.best: float | None = None
+        self.started_from: dict[str, Any] | None = None
+        """Name and iteration of the trained model whose weights it started from."""
+
+    def state_tensors(self) -> dict[str, dict[str, Tensor]]:
+        """The tensors of a checkpoint; the step and its counters complete the state."""
+        averaged = zip((name for name, _ in self.model.named_parameters()), self.train_step.averaged, strict=False)
+        return {
+            "model": dict(self.model.state_dict()),
+            "loss": dict(self.loss.state_dict()),
+            "optimiser": optimiser_tensors(self.optimiser)[0],
+            "averaged": dict(averaged),
+        }
+
+    def run_steps(self) -> Iterator[tuple[Terms, Tensor]]:
+        """Train from the current step to the last; yields terms and gradient norm of each step."""
+        objective, end = self.settings.objective, self.settings.optimiser.iterations
+        for last in (min(objective.energy_from, end), end):  # without the energy distance, then with it
+            self.loss.use_energy = objective.energy > 0 and last > objective.energy_from
+            if self.step < last:
+                yield from self._steps_to(last)
+
+    def _steps_to(self, end: int) -> Iterator[tuple[Terms, Tensor]]:
+        if self.settings.optimiser.cuda_graph and self.can_be_captured():
+            yield from self._graph_steps(end)
+            return
+        for batch in self.steps.iterate(self.step, end, num_workers=self.settings.data.num_workers):
+            self._set_learning_rate()
+            yield self.train_step(batch.to(self.device), step=self.step, positions=self.positions)
+
+    def can_be_captured(self) -> bool:
+        """Whether a step needs nothing from the host: data on the GPU, images of one size, one process."""
+        return self.pack.device.type == "cuda" and len(set(self.pack.sizes)) == 1 and world_size() == 1
+
+    def _graph_steps(self, end: int) -> Iterator[tuple[Terms, Tensor]]:
+        """The same with one CUDA graph per step: only image indices, step and learning rate change."""
+        step = torch.tensor(self.step, device=self.device)
+        indices = self.steps.images(self.step).to(self.device)
+
+        def run() -> tuple[Terms, Tensor]:
+            return self.train_step(self.pack.batch(indices), step=step, positions=self.positions)
+
+        if hasattr(self.optimiser, "line_up"):
+            self.optimiser.line_up()
+        # Warm-up steps must not count: the state is restored in place after the capture.
+        live = [t for group in self.state_tensors().values() for t in group.values()]
+        live += [self.train_step.skipped, self.train_step.skipped_in_a_row]
+        kept = [t.clone() for t in live]
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                run()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            terms, norm = run()
+        for t, saved in zip(live, kept, strict=True):
+            t.copy_(saved)
+        while self.step < end:
+            step.fill_(self.step)
+            # Pinned memory: the host does not wait for the previous step, so the GPU never idles.
+            indices.copy_(self.steps.images(self.step).pin_memory(), non_blocking=True)
+            self._set_learning_rate()
+            graph.replay()
+            yield terms, norm
+
+    def _set_learning_rate(self) -> None:
+        rate = learning_rate_at(self.settings.optimiser, self.step)
+        for group in self.optimiser.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+
+    def numbers(self, terms: Terms, norm: Tensor) -> dict[str, float]:
+        """The numbers to log for the last step; reads from the device."""
+        values = {
+            "loss": float(terms.loss),
+            "rec": float(terms.rec_per_pixel),
+            "kl": float(terms.kl.sum()),
+            **{f"kl_{i}": float(value) for i, value in enumerate(terms.kl)},
+            "lr": learning_rate_at(self.settings.optimiser, self.step - 1),
+            "gradient_norm": float(norm),
+            "skipped": float(self.train_step.skipped),
+        }
+        if terms.energy is not None:
+            values["energy"] = float(terms.energy)
+        if terms.multiplier is not None and terms.constraint is not None:
+            values |= {"lambda": float(terms.multiplier), "constraint": float(terms.constraint)}
+        if int(self.train_step.skipped_in_a_row) >= self.settings.optimiser.max_skipped:
+            what = [name for name, value in values.items() if not math.isfinite(value)]
+            what += [f"gradient of {n}" for n, p in self.model.named_parameters() if not _is_finite(p.grad)][:1]
+            raise DivergenceError(
+                f"{int(self.train_step.skipped_in_a_row)} consecutive steps were not finite, the last at iteration "
+                f"{self.step} ({', '.join(what)}); they left the weights unchanged. Try optimiser.grad_clip slightly "
+                "above the earlier gradient_norm in log.jsonl, or a lower learning rate"
+            )
+        return values
+
+
+def _on_device(pack: Pack, device: torch.device) -> Pack:
+    """The pack on the GPU if it takes at most half of the free memory there."""
+    if device.type == "cuda" and pack.nbytes < torch.cuda.mem_get_info(device)[0] // 2:
+        return pack.to(device)
+    return pack
+
+
+def _why_not_fused(settings: Settings, *, model: nn.Module, device: torch.device) -> str | None:
+    """Why steps run on plain torch; None if they run on fused kernels."""
+    wish = settings.optimiser.kernels
+    if wish == "torch":
+        return "as requested"
+    reason = reason_against_fused(
+        model,
+        device=device,
+        precision=settings.optimiser.precision,
+        activation_checkpointing=settings.model.activation_checkpointing,
+        compiled=settings.optimiser.compile,
+        prior_draws=settings.objective.energy > 0,
+    )
+    if wish == "fused" and reason is not None:
+        raise ConfigError(f"optimiser.kernels: {reason}; use auto or torch")
+    return reason
+
+
+def _is_finite(gradient: Tensor | None) -> bool:
+    return gradient is None or bool(gradient.isfinite().all())
