@@ -260,34 +260,22 @@ def with_array(name: str, array: np.ndarray | None) -> Callable[[Path], None]:
 
 
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
-    "no settings": (lambda run: (run / "settings.json").unlink(), r"run: not a run's folder \(no settings.json\)"),
+    "no settings": (lambda run: (run / "settings.json").unlink(), "run: .*settings.json"),
     "no description": (lambda run: (run / "run.json").unlink(), "^[^ ]*run.json: cannot be read"),
-    "summary of others": (
-        lambda run: save_summary(run, {"num_images": None}),
-        "summary.json: not the summary of an ev",
-    ),
+    "summary of others": (lambda run: save_summary(run, {"num_images": None}), "summary.json"),
     "score of words": (
         lambda run: save_summary(run, {"num_images": 1, "ged2": {"mean": "x", "std": 1}}),
-        "summary.json: not the summary of an ev",
+        "summary.json",
     ),
     "settings cut": (lambda run: (run / "settings.json").write_text('{"seed"'), "settings.json: not JSON"),
     "settings of others": (lambda run: (run / "settings.json").write_text('{"a": 1}'), "settings.json: .*a: unknown"),
     "run is a list": (lambda run: (run / "run.json").write_text("[]"), "run.json: expected a JSON object"),
     "no log": (lambda run: (run / "log.jsonl").unlink(), "log.jsonl: cannot be read"),
-    "empty log": (lambda run: (run / "log.jsonl").write_text(""), "log.jsonl: has no lines"),
-    "damaged log": (
-        lambda run: (run / "log.jsonl").write_text('{"st\n{"step": 1}\n'),
-        "log.jsonl: line 1 is not JSON",
-    ),
-    "log without step": (
-        lambda run: (run / "log.jsonl").write_text('{"rec": 1}\n'),
-        "log.jsonl: line 1 is not an ob",
-    ),
-    "log of words": (
-        lambda run: (run / "log.jsonl").write_text('{"step": 1, "rec": "x"}\n'),
-        "line 1 is not an object",
-    ),
-    "binary log": (lambda run: (run / "log.jsonl").write_bytes(b"\xff\n"), "log.jsonl: not text"),
+    "empty log": (lambda run: (run / "log.jsonl").write_text(""), "log.jsonl: .*lines"),
+    "damaged log": (lambda run: (run / "log.jsonl").write_text('{"st\n{"step": 1}\n'), "log.jsonl: line 1"),
+    "log without step": (lambda run: (run / "log.jsonl").write_text('{"rec": 1}\n'), "line 1 .*step"),
+    "log of words": (lambda run: (run / "log.jsonl").write_text('{"step": 1, "rec": "x"}\n'), "line 1 .*numbers"),
+    "binary log": (lambda run: (run / "log.jsonl").write_bytes(b"\xff\n"), "log.jsonl: line 1"),
     "no pictures": (lambda run: (run / "pictures/step-00000029.npz").unlink(), "00029.npz: cannot be read"),
     "no zip": (lambda run: (run / "pictures/step-00000029.npz").write_bytes(b"PK"), "00029.npz: not a readable .npz"),
     "array missing": (with_array("std_local", None), "00029.npz: lacks std_local"),

@@ -11,7 +11,7 @@ import numpy as np
 from hpunet.config.settings import Settings, check_settings
 from hpunet.errors import DataError
 from hpunet.reports.examples import Examples, read_examples
-from hpunet.training.loggers import LOG_FILE
+from hpunet.training.loggers import LOG_FILE, read_log
 from hpunet.utils.files import read_file
 
 
@@ -55,7 +55,9 @@ def read_run(folder: Path, *, name: str | None = None) -> SavedRun:
     if not (folder / "settings.json").exists():
         raise DataError(f"{folder}: not a run's folder (no settings.json); expected one that `hpunet train` wrote")
     settings = check_settings(_read_object(folder / "settings.json"), where=str(folder / "settings.json"))
-    log = _read_log(folder / LOG_FILE)
+    log = read_log(folder / LOG_FILE, strict=True)
+    if not log:
+        raise DataError(f"{folder / LOG_FILE}: has no lines yet; let the run log a step first (logging.log_every)")
     validated = [line["step"] for line in log if "val_ged2" in line]
     step = validated[-1] if validated else 0
     examples = read_examples(folder / "pictures" / f"step-{step:08d}.npz") if validated else None
@@ -77,7 +79,7 @@ def _read_evaluation(folder: Path, *, same_classes: Examples | None) -> SavedEva
     summary = _read_object(path)
     scores = {name: value for name, value in summary.items() if isinstance(value, dict) and "std" in value}
     numbers = [summary.get("num_images"), *(value.get(key) for value in scores.values() for key in ("mean", "std"))]
-    if not all(_is_number(number) and number is not None for number in numbers):
+    if not all(type(number) in (int, float) for number in numbers):
         raise DataError(f"{path}: not the summary of an evaluation; evaluate again")
     pictures = folder / "examples.npz"
     return SavedEvaluation(
@@ -96,27 +98,3 @@ def _read_object(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise DataError(f"{path}: expected a JSON object, got {type(value).__name__}")
     return value
-
-
-def _read_log(path: Path) -> list[dict[str, Any]]:
-    """The lines of a log. A last line without its end was cut off by a crash and is left out."""
-    try:
-        text = read_file(path, error=DataError).decode()
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: not text ({error})") from None
-    lines = []
-    for number, line in enumerate(text[: text.rfind("\n") + 1].splitlines(), start=1):
-        try:
-            values = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"{path}: line {number} is not JSON ({error})") from None
-        if not isinstance(values, dict) or not all(_is_number(v) for v in values.values()) or "step" not in values:
-            raise DataError(f"{path}: line {number} is not an object of numbers with a step")
-        lines.append(values)
-    if not lines:
-        raise DataError(f"{path}: has no lines yet; let the run log a step first (logging.log_every)")
-    return lines
-
-
-def _is_number(value: object) -> bool:
-    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))

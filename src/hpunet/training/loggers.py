@@ -1,4 +1,4 @@
-"""Where a run writes what it measures: a JSON line file always, TensorBoard where installed, others by protocol."""
+"""Where a run writes what it measures: a file of JSON lines, TensorBoard if installed, others by protocol."""
 
 import json
 import math
@@ -9,14 +9,15 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from hpunet.utils.files import atomic_write
+from hpunet.errors import DataError
+from hpunet.utils.files import atomic_write, read_file
 
 LOG_FILE = "log.jsonl"
 
 
 @runtime_checkable
 class Logger(Protocol):
-    """Anything that takes named numbers and pictures of a step; wandb or mlflow fit in a few lines."""
+    """Takes the numbers and pictures of a step; wandb or mlflow fit in a few lines."""
 
     def numbers(self, step: int, values: Mapping[str, float]) -> None:
         """Numbers measured at a step."""
@@ -25,14 +26,14 @@ class Logger(Protocol):
         """A picture (h, w, 3) of 8 bits made at a step."""
 
     def close(self) -> None:
-        """Nothing more comes."""
+        """End the log."""
 
 
 class JsonLines:
-    """One line a call: {"step": 50, "rec": 0.3, …}; numbers that are not finite become null."""
+    """One line per call: {"step": 50, "rec": 0.3, …}; numbers that are not finite become null."""
 
     def __init__(self, path: Path, *, last_step: int) -> None:
-        """Go on with the file at `path`; lines of steps after `last_step`, left by an interruption, are dropped."""
+        """Append to the file at `path`; lines after `last_step`, left by an interruption, are dropped."""
         kept = [line for line in read_log(path) if line["step"] <= last_step]
         atomic_write(path, "".join(json.dumps(line) + "\n" for line in kept).encode())
         self._file = path.open("a", encoding="utf-8")
@@ -44,7 +45,7 @@ class JsonLines:
         self._file.flush()
 
     def picture(self, step: int, name: str, pixels: np.ndarray) -> None:
-        """Pictures are files of their own."""
+        """Pictures are saved as files."""
 
     def close(self) -> None:
         """Close the file."""
@@ -52,21 +53,21 @@ class JsonLines:
 
 
 class TensorBoard:
-    """Scalars and pictures for TensorBoard, in the run's folder."""
+    """Scalars and pictures for TensorBoard."""
 
     def __init__(self, folder: Path, *, last_step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        # purge_step hides what an interrupted run had written beyond its last checkpoint.
+        # purge_step hides what an interrupted run wrote after its last checkpoint.
         self._writer = SummaryWriter(str(folder), purge_step=last_step + 1)
 
     def numbers(self, step: int, values: Mapping[str, float]) -> None:
-        """One scalar a number."""
+        """Write one scalar per number."""
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
 
     def picture(self, step: int, name: str, pixels: np.ndarray) -> None:
-        """One picture."""
+        """Write a picture."""
         self._writer.add_image(name, pixels, step, dataformats="HWC")
 
     def close(self) -> None:
@@ -75,22 +76,33 @@ class TensorBoard:
 
 
 def open_loggers(run: Path, *, last_step: int, more: Sequence[Logger] = ()) -> list[Logger]:
-    """The loggers of a run that goes on after `last_step`; TensorBoard only where it is installed."""
+    """The loggers of a run that continues after `last_step`; TensorBoard only if installed."""
     loggers: list[Logger] = [JsonLines(run / LOG_FILE, last_step=last_step), *more]
     with suppress(ImportError):
         loggers.append(TensorBoard(run / "tensorboard", last_step=last_step))
     return loggers
 
 
-def read_log(path: Path) -> list[dict[str, Any]]:
-    """The lines of a log; one that a crash cut off is left out."""
+def read_log(path: Path, *, strict: bool = False) -> list[dict[str, Any]]:
+    """The lines of a log, without a last one that a crash cut off.
+
+    Other damaged lines, or a missing file, are skipped; if `strict`, they are a `DataError`.
+    """
+    if not strict and not path.is_file():
+        return []
+    content = read_file(path, error=DataError)
     lines = []
-    if path.is_file():
-        for text in path.read_text(encoding="utf-8").splitlines():
-            try:
-                line = json.loads(text)
-            except ValueError:
-                continue
-            if isinstance(line, dict) and isinstance(line.get("step"), int):
-                lines.append(line)
+    for number, text in enumerate(content[: content.rfind(b"\n") + 1].splitlines(), start=1):
+        try:
+            line = json.loads(text)
+            if (
+                not isinstance(line, dict)
+                or type(line.get("step")) is not int
+                or not all(map(_is_value, line.values()))
+            ):
+                raise ValueError("not an object of numbers with a step")
+            lines.append(line)
+        except (ValueError, RecursionError) as error:
+            if strict:
+                raise DataError(f"{path}: line {number} is damaged ({error}); remove it") from None
     return lines
