@@ -1,13 +1,11 @@
-"""The package as a whole: import time, public names, which module may import which, documentation that runs."""
+"""The package as a whole: import time, public names, which module may import which."""
 
 import ast
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from PIL import Image
 from production import check_refused
 
 import hpunet
@@ -43,9 +41,9 @@ def test_package_imports_point_one_way() -> None:
     assert not backwards
 
 
-def run_python(code: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+def run_python(code: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", code]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=folder)
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
 def test_import_is_quick_and_leaves_torch_alone() -> None:
@@ -85,12 +83,3 @@ image, labels = torch.rand(2, 1, 4, 4), torch.zeros(2, 4, 4, dtype=torch.long)
 model(image=image, labels=labels)
 """
     check_refused(setup, REFUSED)
-
-
-def test_readme_example_runs(tmp_path: Path) -> None:
-    Image.effect_noise((128, 128), 40).save(tmp_path / "crop.png")
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
-    assert blocks
-    for block in blocks:
-        result = run_python(block, tmp_path)
-        assert result.returncode == 0, result.stderr
