@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from tiny_run import tiny_settings, write_tiny_pack
 
+from hpunet.cli.compare import compare_command
+from hpunet.cli.evaluate import evaluate_command
 from hpunet.errors import ConfigError
 from hpunet.evaluation.rows import ROWS_FILE, read_rows
 from hpunet.training.loop import train

@@ -69,7 +69,7 @@ def test_data_info_sheets_go_by_the_whole_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("command", "kept"),
-    [("sample_command", "The images that were finished are kept."), ("report_command", "What was finished is kept.")],
+    [("sample_command", "images are kept"), ("report_command", "results are kept")],
 )
 def test_ctrl_c_is_one_line(command: str, kept: str) -> None:
     name = command.removesuffix("_command")
@@ -83,7 +83,8 @@ sys.argv = ["hpunet", "{name}"]
 main()
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", f"Stopped. {kept}\n")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (130, "", 1)
+    assert kept in done.stderr
 
 
 def test_data_errors_are_one_line_each(tmp_path: Path) -> None:

@@ -6,8 +6,7 @@ import pytest
 from rich.console import Console
 
 from hpunet.cli import progress as cli_progress
-from hpunet.cli import sample as cli_sample
-from hpunet.cli.progress import LogLines
+from hpunet.cli.progress import PeriodicLog
 
 
 def lines_of(times: Sequence[tuple[float, float]], **how: Any) -> list[str]:
@@ -15,7 +14,7 @@ def lines_of(times: Sequence[tuple[float, float]], **how: Any) -> list[str]:
     out = io.StringIO()
     terminal = how.pop("terminal", False)
     console = Console(file=out, force_terminal=terminal, width=40)
-    lines = LogLines(
+    lines = PeriodicLog(
         "evaluate [a]", console=console, clock=iter([0.0, *(float(now) for now, _ in times)]).__next__, **how
     )
     for _, done in times:
@@ -43,13 +42,13 @@ def test_images_in_a_log_have_lines_of_their_progress(
     monkeypatch: pytest.MonkeyPatch, number: int, last: str
 ) -> None:
     out = io.StringIO()
-    monkeypatch.setattr(cli_sample, "notes", Console(file=out, width=80))
-    monkeypatch.setattr(cli_progress, "EVERY_S", 0.0)
+    monkeypatch.setattr(cli_progress, "notes", Console(file=out, width=80))
+    monkeypatch.setattr(cli_progress, "LOG_INTERVAL_S", 0.0)
 
     def work(_item: str, begin: Any, advance: Any) -> None:
         begin(4)
         for _ in range(4):
             advance(1)
 
-    cli_sample.one_after_the_other(["a", "b", "c"][:number], work, command="sample", quiet=False)
+    cli_progress.process_each(["a", "b", "c"][:number], work, command="sample", quiet=False)
     assert out.getvalue().splitlines()[-1].startswith(last)

@@ -10,7 +10,7 @@ import pytest
 import torch
 import typer
 
-from hpunet.cli.report import demo_command
+from hpunet.cli.demo import demo_command
 from hpunet.config.settings import load_settings
 from hpunet.data.synthetic.lesions import KnownDistribution
 from hpunet.data.synthetic.source import open_synthetic
@@ -149,7 +149,7 @@ def test_demo_command_says_that_it_starts_anew_after_an_interruption(
         with pytest.raises(typer.Exit) as stop:
             demo_command(out=tmp_path)
         assert stop.value.exit_code == 130
-        assert "starts anew" in " ".join(capsys.readouterr().err.split())
+        assert "replaces them" in " ".join(capsys.readouterr().err.split())
 
 
 def test_run_demo_deletes_nothing_that_is_not_its_own(tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ import torch
 from tiny_run import untrained_model
 
 import hpunet.evaluation.run as evaluation
-from hpunet.cli.evaluate import compare_command, evaluate_command
+from hpunet.cli.compare import compare_command
+from hpunet.cli.evaluate import evaluate_command
 from hpunet.cli.report import report_command
 from hpunet.config.settings import load_settings
 from hpunet.data.batch import Batch

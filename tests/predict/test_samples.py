@@ -27,8 +27,9 @@ from hpunet.data.types import SetInfo
 from hpunet.errors import DataError, HPUNetError
 from hpunet.models.hpunet import HPUNet
 from hpunet.predict.contact_sheet import marked_part, sample_sheet
+from hpunet.predict.draw import SamplingOptions, choose_sampler, parse_scales, sample_image
 from hpunet.predict.instances import instances_picture
-from hpunet.predict.samples import SamplingOptions, draw, result_folder, scale_choices, with_tiles
+from hpunet.predict.output_folder import result_folder
 from hpunet.sampling.hypotheses import distinct_hypotheses
 from hpunet.sampling.tiling import Tiled
 from hpunet.utils.label_painter import PALETTE
@@ -81,7 +82,7 @@ def test_sample_writes_maps_shares_and_a_sheet(hpunet_command: Callable[..., Any
     assert samples.shape == (5, 20, 28)
     assert len({s.tobytes() for s in samples}) > 1
     image = read_image(Path("a.png")).astype(np.float32)[None] / 255
-    drawn = draw(make_trained(), image=image, how=SamplingOptions(num_samples=5))
+    drawn = sample_image(make_trained(), image=image, options=SamplingOptions(num_samples=5))
     np.testing.assert_array_equal(samples, drawn.labels)
     for name, expected in (("mean", drawn.mean), ("std", drawn.std)):
         np.testing.assert_allclose(read_image(Path(f"out/a/{name}.png")) / 65535, expected, atol=1e-5)
@@ -105,7 +106,7 @@ def test_sample_of_instances_has_no_hypotheses_of_random_ids(hpunet_command: Cal
 def test_mean_and_std_are_those_of_the_probabilities() -> None:
     trained = make_trained(INFO["streets"])
     image = np.random.default_rng(0).random((3, 16, 16), dtype=np.float32)
-    drawn = draw(trained, image=image, how=SamplingOptions(num_samples=6))
+    drawn = sample_image(trained, image=image, options=SamplingOptions(num_samples=6))
     generator = torch.Generator().manual_seed(0)
     probs = (
         hpunet.sample(trained.model, image=torch.from_numpy(image)[None], num_samples=6, generator=generator)
@@ -128,15 +129,15 @@ def test_sample_n_depends_on_seed_and_image_alone(hpunet_command: Callable[..., 
 
 
 def test_scales_say_what_is_drawn() -> None:
-    assert scale_choices("full", num_scales=3) == ["sample"] * 3
-    assert scale_choices("global", num_scales=3) == ["sample", "mean", "mean"]
-    assert scale_choices("local", num_scales=3) == ["mean", "mean", "sample"]
-    assert scale_choices("0,2", num_scales=3) == ["sample", "mean", "sample"]
+    assert parse_scales("full", num_scales=3) == ["sample"] * 3
+    assert parse_scales("global", num_scales=3) == ["sample", "mean", "mean"]
+    assert parse_scales("local", num_scales=3) == ["mean", "mean", "sample"]
+    assert parse_scales("0,2", num_scales=3) == ["sample", "mean", "sample"]
     for wrong in ("3", "-1", "coarse", "", "0,,1"):
         with pytest.raises(HPUNetError, match="scales: expected full, global, local"):
-            scale_choices(wrong, num_scales=3)
+            parse_scales(wrong, num_scales=3)
     trained, image = make_trained(), np.full((1, 16, 16), 0.5, dtype=np.float32)
-    still = draw(trained, image=image, how=SamplingOptions(num_samples=3, temperature=0.0))
+    still = sample_image(trained, image=image, options=SamplingOptions(num_samples=3, temperature=0.0))
     assert (still.labels == still.labels[0]).all()
     assert still.std.max() < 1e-6
 
@@ -147,10 +148,13 @@ def test_a_sampler_draws_instead_of_the_model_but_not_in_tiles(hpunet_command: C
         other.model.logits.weight.zero_()
         other.model.logits.bias.copy_(torch.tensor([1.0, 0.0]))  # marks nothing, ever
     image = np.random.default_rng(0).random((1, 16, 16), dtype=np.float32)
-    assert draw(trained, image=image, how=SamplingOptions()).labels.any()
-    assert not draw(replace(trained, sampler=other.model), image=image, how=SamplingOptions()).labels.any()
+    given: dict[str, Any] = {"image": image, "options": SamplingOptions()}
+    assert sample_image(trained, **given).labels.any()
+    assert not sample_image(
+        replace(trained, sampler=other.model), image=image, options=SamplingOptions()
+    ).labels.any()
     with pytest.raises(HPUNetError, match="tile: fused kernels compute images whole; use --tile whole or"):
-        with_tiles(trained.model, size=(16, 16), tile="16", sampler=other.model)
+        choose_sampler(trained.model, size=(16, 16), tile="16", sampler=other.model)
     result = hpunet_command("sample", "lesions", save_image("a.png"), "--out", "out", "--kernels", "torch")
     assert result.exit_code == 0, result.output
     assert json.loads(Path("out/a/hypotheses.json").read_text())["kernels"] == "torch"
@@ -158,11 +162,11 @@ def test_a_sampler_draws_instead_of_the_model_but_not_in_tiles(hpunet_command: C
 
 def test_tiles_are_for_large_images() -> None:
     model = make_trained().model
-    assert with_tiles(model, size=(1024, 1024), tile="auto") is model
-    assert with_tiles(model, size=(4096, 4096), tile="whole") is model
-    assert isinstance(with_tiles(model, size=(1024, 2048), tile="auto"), Tiled)
+    assert choose_sampler(model, size=(1024, 1024), tile="auto") is model
+    assert choose_sampler(model, size=(4096, 4096), tile="whole") is model
+    assert isinstance(choose_sampler(model, size=(1024, 2048), tile="auto"), Tiled)
     with pytest.raises(HPUNetError, match="tile: expected auto, whole or a number"):
-        with_tiles(model, size=(8, 8), tile="large")
+        choose_sampler(model, size=(8, 8), tile="large")
 
 
 ROTATED = np.eye(4)
@@ -286,7 +290,7 @@ def test_results_that_are_there_are_one_error_and_replaced_only_when_told(
     again = hpunet_command(*words, "--seed", 3)
     assert again.exit_code == 1
     assert again.stderr.splitlines()[-2:] == [
-        "error: out/a: exists already and 1 more; replace such results with --replace, or choose another --out",
+        "error: out/a: exists already and 1 more; replace with --replace, or choose another --out",
         "2 of 3 failed.",
     ]
     assert Path("out/b", name).is_file()
@@ -341,7 +345,7 @@ def test_images_of_one_name_go_by_their_paths(hpunet_command: Callable[..., Any]
     assert {path.name for path in Path("short").iterdir()} == {"a", "b"}
     for other, expected in {
         "all/p2/a.tif": "2 called 'p2/a'",
-        "all/p2.png": "'p2/a' would lie in the results",
+        "all/p2.png": "'p2/a' would be inside",
     }.items():
         result = hpunet_command(*words, save_image(other), "--out", "not")
         assert expected in str(result.exception)
@@ -400,26 +404,26 @@ def test_a_folder_is_whole_or_not_there(tmp_path: Path) -> None:
 
 def test_models_that_complete_images_are_refused() -> None:
     trained = make_trained(cond_channels=3)
-    with pytest.raises(HPUNetError, match="completes images"):
-        draw(trained, image=np.zeros((1, 8, 8), dtype=np.float32), how=SamplingOptions())
+    with pytest.raises(HPUNetError, match="extrapolate"):
+        sample_image(trained, image=np.zeros((1, 8, 8), dtype=np.float32), options=SamplingOptions())
 
 
 def test_memory_that_does_not_suffice_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any, **__: Any) -> Any:
         raise torch.OutOfMemoryError
 
-    monkeypatch.setattr("hpunet.predict.samples.stream", full)
+    monkeypatch.setattr("hpunet.predict.draw.stream", full)
     with pytest.raises(DataError, match=r"8x8 pixels do not fit.*--tile"):
-        draw(make_trained(), image=np.zeros((1, 8, 8), dtype=np.float32), how=SamplingOptions())
+        sample_image(make_trained(), image=np.zeros((1, 8, 8), dtype=np.float32), options=SamplingOptions())
 
 
 def perfect(trained: TrainedModel, truth: dict[bytes, np.ndarray]) -> Callable[..., Any]:
     """Draws in which every true instance has one random id a sample."""
 
-    def draw_truth(_: TrainedModel, *, image: np.ndarray, how: SamplingOptions, advance: Any) -> Any:
+    def draw_truth(_: TrainedModel, *, image: np.ndarray, options: SamplingOptions, advance: Any) -> Any:
         labels, info = truth[image.tobytes()], trained.info
-        rng = np.random.default_rng(how.seed)
-        ids = rng.choice(info.stochastic_classes, size=(how.num_samples, labels.max() + 1))
+        rng = np.random.default_rng(options.seed)
+        ids = rng.choice(info.stochastic_classes, size=(options.num_samples, labels.max() + 1))
         ids[:, : info.num_fixed_classes] = np.arange(info.num_fixed_classes)
         return SimpleNamespace(labels=ids[:, labels].astype(np.uint8))
 
@@ -434,7 +438,7 @@ def test_instances_of_a_perfect_sampler_are_the_true_ones(
 ) -> None:
     source = open_synthetic(kind, split="val", num_images=2, size=128)
     truth = {source[i].image.tobytes(): source[i].labels[0] for i in range(2)}
-    monkeypatch.setattr("hpunet.predict.instances.draw", perfect(make_trained(INFO[kind]), truth))
+    monkeypatch.setattr("hpunet.predict.instances.sample_image", perfect(make_trained(INFO[kind]), truth))
     words = ("--set", "num_images=2", "--set", "size=128", *how)
     result = hpunet_command("instances", kind, "--data", f"synthetic:{kind}", *words, "--out", "out")
     assert result.exit_code == 0, result.output
@@ -500,15 +504,15 @@ def test_instances_refusals(hpunet_command: Callable[..., Any]) -> None:
     Path("own.tar.gz").touch()
     for words, expected in {
         ("lesions", image): "was trained on classes (background, lesion), not on instances; use hpunet sample",
-        ("neurites",): "expected images or --data",
-        ("neurites", image, "--data", "synthetic:neurites"): "expected images or --data",
+        ("neurites",): "either images or --data",
+        ("neurites", image, "--data", "synthetic:neurites"): "either images or --data",
         ("neurites", "--data", "synthetic:streets"): (
             "synthetic-streets data do not fit the model: 3 image channels where the model has 1; 18 classes where"
         ),
         ("neurites", "--data", "synthetic:lesions"): "0 random ids of instances where the model has 15",
-        ("neurites", "own"): "own: is a folder, not an image; for data with instances say --data own, else name its "
+        ("neurites", "own"): "own: is a folder, not an image; for data with instances use --data own, else name its "
         "images, own/images/*.tif",
-        ("neurites", "own.tar.gz"): "own.tar.gz: is an archive, not an image; for data with instances say --data own",
+        ("neurites", "own.tar.gz"): "own.tar.gz: is an archive, not an image; for data with instances use --data own",
         ("neurites", "--data", "nowhere"): "nowhere: no such file or folder",
         ("neurites", image, "--samples", 4, "--alpha", 8): "alpha must be at least 0 and below 8",
         ("neurites", "--data", "synthetic:neurites", "--split", "last"): (

@@ -12,7 +12,7 @@ import torch
 from tiny_run import PUNET, WITHOUT_GECO, tiny_settings, write_tiny_pack
 
 import hpunet
-from hpunet.cli.train import ProgressLine
+from hpunet.cli.progress import TrainingProgress
 from hpunet.config.settings import Settings
 from hpunet.data.open import pack_data
 from hpunet.data.packs import open_pack
@@ -366,11 +366,11 @@ def test_a_log_file_gets_whole_lines_with_the_time_left(
 ) -> None:
     settings = tiny_settings("optimiser.iterations=20", "logging.log_every=10")
     numbers = {"its": 0.5, "rec": 0.25, "lambda": 1.5, "lr": 1e-4, **{f"kl_{i}": 123.456 for i in range(9)}}
-    with ProgressLine(settings, quiet=False) as line:
+    with TrainingProgress(settings, quiet=False) as line:
         line.update(0, {})
         line.update(9, numbers)  # not yet: it was shown less than a minute ago
         line.update(10, numbers)
-        monkeypatch.setattr("hpunet.cli.train.LINE_EVERY_SECONDS", 0)
+        monkeypatch.setattr("hpunet.cli.progress.TRAINING_LOG_INTERVAL_S", 0)
         line.update(11, numbers)
     lines = capsys.readouterr().err.splitlines()
     assert [words.split(":")[0] for words in lines] == ["iteration 10 of 20, 0", "iteration 11 of 20, 0"]

@@ -15,8 +15,8 @@ from tiny_run import PUNET, tiny_settings, write_tiny_pack
 
 import hpunet
 from hpunet.cli.evaluate import evaluate_command
+from hpunet.cli.export import export_command
 from hpunet.cli.sample import sample_command
-from hpunet.cli.weights import export_command
 from hpunet.errors import CheckpointError, ConfigError, HPUNetError
 from hpunet.training.loop import train
 from hpunet.utils.files import dump_hashed_json, parse_json
@@ -120,7 +120,7 @@ def test_names_are_looked_for_in_the_package_then_in_the_cache(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package = tmp_path / "package"
-    monkeypatch.setattr(published, "places", lambda: [package / "pretrained", cache_folder()])
+    monkeypatch.setattr(published, "search_folders", lambda: [package / "pretrained", cache_folder()])
     assert published_names() == [NAME]
     shutil.copytree(folder, package / "pretrained" / NAME)
     redescribe(package / "pretrained" / NAME, step=77)
@@ -137,11 +137,11 @@ def test_names_are_looked_for_in_the_package_then_in_the_cache(
 
 
 def test_the_package_itself_is_a_place() -> None:
-    assert published.places()[0] == Path(hpunet.__file__).parent / "weights" / "pretrained"
+    assert published.search_folders()[0] == Path(hpunet.__file__).parent / "weights" / "pretrained"
 
 
 def test_weights_in_the_package_are_whole_and_named_on_the_page(home: Path) -> None:
-    inside = published.places()[0]
+    inside = published.search_folders()[0]
     names = published_names()
     assert names == sorted(path.name for path in inside.iterdir()) == ["lidc-hpu-2026"]
     docs = ROOT / "docs"
@@ -361,7 +361,7 @@ def test_export_takes_a_credit_of_any_length_and_says_when_there_is_none(
     export_command(run=place / "hpu", out=home / "a", name="aa", credit="x" * 5000, without_posterior=True)
     assert len(read_published(home / "a").credit) == 5000
     export_command(run=place / "hpu", out=home / "b", name="bb")
-    assert "names nobody and no licence; --credit does" in capsys.readouterr().out
+    assert "with --credit" in capsys.readouterr().out
     (home / "binary").write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="binary: not text"):
         export_command(run=place / "hpu", out=home / "c", name="cc", credit=str(home / "binary"))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hpunet.errors import CheckpointError
 from hpunet.weights import safetensors_io as weights
-from hpunet.weights.safetensors_io import check_fits, load_weights, save_weights
+from hpunet.weights.safetensors_io import check_same_tensors, load_weights, save_weights
 
 TYPES = sorted(weights._STORED_TYPES, key=str)
 
@@ -194,14 +194,14 @@ def test_check_fits_says_in_one_line_what_differs() -> None:
         "conv.bias": torch.zeros(4),
         **{f"block.{i}": torch.zeros(1) for i in range(9)},
     }
-    check_fits(live=live, saved=dict(reversed(live.items())), name="best")
+    check_same_tensors(live=live, saved=dict(reversed(live.items())), name="best")
     saved = {
         "conv.weight": torch.zeros(4, 2),
         "conv.bias": torch.zeros(4, dtype=torch.float64),
         "head": torch.zeros(1),
     }
     with pytest.raises(CheckpointError) as caught:
-        check_fits(live=live, saved=saved, name="best")
+        check_same_tensors(live=live, saved=saved, name="best")
     assert str(caught.value) == (
         "best: belongs to another model: missing: block.0, block.1, block.2, … (9 in all); unexpected: head; "
         "of another shape or type: conv.weight (float32 (4, 2), expected float32 (4, 3)), "

@@ -1,32 +1,24 @@
-"""`hpunet data …`: look at data, pack them for training, import LIDC-IDRI, write synthetic sets."""
+"""`hpunet data …`: inspect data, pack them for training, import LIDC-IDRI, write synthetic data sets."""
 
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 
+from hpunet.cli.options import NewFolder
+from hpunet.cli.progress import console, tracked
 from hpunet.config.settings import parse_assignments
 from hpunet.errors import ConfigError
 from hpunet.utils.files import explain_os_errors
 
-T = TypeVar("T")
-app = typer.Typer(help="Look at data, pack them for training, import and generate them.", no_args_is_help=True)
-console = Console()
+app = typer.Typer(help="Inspect data, pack them for training, import and generate them.", no_args_is_help=True)
 
 Where = Annotated[str, typer.Argument(help="Folder, archive or pack; or synthetic:lesions, :neurites, :streets.")]
 Options = Annotated[
     list[str] | None,
-    typer.Option("--set", help="Option of the data's kind, as name=value: size=128, slices.train=[0,16], …"),
+    typer.Option("--set", help="Data option, NAME=VALUE: size=128, slices.train=[0,16], …"),
 ]
-
-
-def _with_progress(items: Iterable[T], count: int, title: str) -> Iterable[T]:
-    line = Console(stderr=True)
-    return track(items, description=title, total=count, console=line, transient=True, disable=not line.is_terminal)
 
 
 @app.command()
@@ -35,7 +27,7 @@ def info(
     options: Options = None,
     out: Annotated[Path, typer.Option(help="Folder for the contact sheets.")] = Path("runs/data"),
 ) -> None:
-    """Print counts, sizes, graders and class shares of every split, and draw a contact sheet of each."""
+    """Print counts, sizes, graders and class shares of each split, and draw contact sheets."""
     from hpunet.data.open import open_splits
     from hpunet.data.summary import contact_sheet, summarise
     from hpunet.utils.pictures import save_picture
@@ -55,25 +47,25 @@ def info(
 
     for split, source in sources.items():
         samples = (source[index] for index in range(len(source)))
-        found = summarise(source, _with_progress(samples, len(source), f"looking at {split}"))
+        found = summarise(source, tracked(samples, len(source), f"reading {split}"))
         put("images", f"{found.num_images:,}")
         put("patients", f"{found.num_patients:,}")
         sizes = [f"{h}×{w}" + (f" ({n:,})" if len(found.sizes) > 1 else "") for (h, w), n in found.sizes.items()]
         put("sizes", ", ".join(sizes[:3]) + (f" and {len(sizes) - 3} more" if len(sizes) > 3 else ""))
-        put("graded by grader", " / ".join(f"{share:.1%}" for share in found.grader_present))
-        put("of these, something marked", " / ".join(f"{share:.1%}" for share in found.grader_marked))
+        put("images per grader", " / ".join(f"{share:.1%}" for share in found.grader_present))
+        put("of these, not empty", " / ".join(f"{share:.1%}" for share in found.grader_marked))
         if description.num_graders > 1:
             put("marked by all graders", f"{found.num_marked_by_all:,}")
         if description.has_instances:
             mean, most = found.instances_per_image
-            put("instances an image", f"{mean:.1f}, at most {most}")
+            put("instances per image", f"{mean:.1f}, at most {most}")
         for name, share in found.class_shares.items():
             put(f"pixels: {name}", f"{share:.2%}")
         put("pixels: invalid", f"{found.invalid_share:.2%}")
     for name, values in rows.items():
         table.add_row(name, *values)
     console.print(table)
-    name = Path(where).resolve().name.replace(":", "-")  # with its ending: nuclei and nuclei.tar.gz are two
+    name = Path(where).resolve().name.replace(":", "-")  # with its suffix: nuclei and nuclei.tar.gz differ
     sheets = []
     for split, source in sources.items():
         page = contact_sheet(source)
@@ -85,15 +77,15 @@ def info(
 @app.command()
 def pack(
     where: Where,
-    out: Annotated[Path, typer.Argument(help="Folder to write; must not exist yet.")],
+    out: NewFolder,
     options: Options = None,
-    processes: Annotated[int, typer.Option(help="Processes that read.", min=1)] = 1,
+    processes: Annotated[int, typer.Option(help="Number of reader processes.", min=1)] = 1,
 ) -> None:
-    """Turn any data into a pack: memory-mapped arrays with checksums, which training reads."""
+    """Convert data to a pack, the format that training reads: memory-mapped arrays with checksums."""
     from hpunet.data.open import pack_data
 
     chosen = parse_assignments(options or [])
-    sources = pack_data(where, out, options=chosen, processes=processes, progress=_with_progress)
+    sources = pack_data(where, out, options=chosen, processes=processes, progress=tracked)
     size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
     counts = ", ".join(f"{len(source):,} {split}" for split, source in sources.items())
     console.print(f"Packed {counts} images into {out} ({size / 1e6:,.1f} MB).")
@@ -101,12 +93,12 @@ def pack(
 
 @app.command(name="import-lidc")
 def import_lidc_command(
-    source: Annotated[Path, typer.Argument(help="The LIDC-IDRI download: DICOM series and XML files below it.")],
-    out: Annotated[Path, typer.Argument(help="Folder for the crops; an interrupted import goes on there.")],
-    seed: Annotated[int, typer.Option(help="Seed of the split by patient.")] = 0,
-    processes: Annotated[int | None, typer.Option(help="Processes; by default one a core.")] = None,
+    source: Annotated[Path, typer.Argument(help="The LIDC-IDRI download, a folder with DICOM series and XML files.")],
+    out: Annotated[Path, typer.Argument(help="Folder for the crops; re-run the command to resume an import.")],
+    seed: Annotated[int, typer.Option(help="Random seed of the split by patient.")] = 0,
+    processes: Annotated[int | None, typer.Option(help="Number of processes; by default one per core.")] = None,
 ) -> None:
-    """Cut the original LIDC-IDRI download (DICOM + XML) into crops, by the paper's rules."""
+    """Cut the original LIDC-IDRI download (DICOM and XML) into crops as in the paper."""
     from hpunet.data.lidc.importer import import_lidc
 
     console.print(import_lidc(source, out, seed=seed, processes=processes))
@@ -115,15 +107,15 @@ def import_lidc_command(
 @app.command()
 def make(
     layout: Annotated[str, typer.Argument(help="lidc, snemi3d or cityscapes.")],
-    out: Annotated[Path, typer.Argument(help="Folder to write; must be empty.")],
-    count: Annotated[int, typer.Option(help="Patients (lidc), slices (snemi3d) or scenes a split.", min=1)] = 20,
-    seed: Annotated[int, typer.Option(help="Seed of the generator.")] = 0,
-    size: Annotated[int | None, typer.Option(help="Height; 128 (lidc), 256 (snemi3d) or 512 by default.")] = None,
+    out: Annotated[Path, typer.Argument(help="Output folder; must be empty.")],
+    count: Annotated[int, typer.Option(help="Number of patients, slices, or scenes per split.", min=1)] = 20,
+    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
+    size: Annotated[int | None, typer.Option(help="Image height; by default 128, 256 or 512.")] = None,
     processes: Annotated[
-        int | None, typer.Option(help="Processes that paint scenes (cityscapes); by default one a core.", min=1)
+        int | None, typer.Option(help="Number of processes (cityscapes); by default one per core.", min=1)
     ] = None,
 ) -> None:
-    """Write a synthetic data set in the layout of a real one, to try everything before the real data are there."""
+    """Write a synthetic data set in the file layout of a real one, to try commands without the real data."""
     from hpunet.data.synthetic.writers import write_cityscapes_scenes, write_lidc_crops, write_snemi3d_stack
 
     with explain_os_errors(out, action="written"):
@@ -133,19 +125,19 @@ def make(
             write_snemi3d_stack(out, depth=count, size=size or 256, seed=seed)
         elif layout == "cityscapes":
             write_cityscapes_scenes(
-                out, num_images=count, size=size or 512, seed=seed, processes=processes, progress=_with_progress
+                out, num_images=count, size=size or 512, seed=seed, processes=processes, progress=tracked
             )
         else:
             raise ConfigError(f"layout {layout!r} is unknown, expected lidc, snemi3d or cityscapes")
     options = _options_to_read(layout, size)
-    console.print(f"Wrote {out}. Look at it: hpunet data info {out}{options}", soft_wrap=True, highlight=False)
+    console.print(f"Wrote {out}. Inspect it: hpunet data info {out}{options}", soft_wrap=True, highlight=False)
     if options:
-        words = f"Other commands need the size too:{options} for data pack and init, which carries it over to train."
+        words = f"data pack and init need the size too:{options} (train then takes it from the settings)."
         console.print(words, soft_wrap=True, highlight=False)
 
 
 def _options_to_read(layout: str, size: int | None) -> str:
-    """What makes the reader of a layout take images of this height as they are."""
+    """Options with which the reader of a layout keeps images of this height unchanged."""
     from hpunet.data.options import as_set
 
     if layout == "cityscapes" and size not in (None, 512):

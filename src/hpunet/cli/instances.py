@@ -1,6 +1,7 @@
 """`hpunet instances`: instance maps of image files, or of a data set with their Rand errors."""
 
 import csv
+import io
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -8,8 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hpunet.cli.sample import (
+from hpunet.cli.options import (
+    Alpha,
     Checkpoint,
+    Connected,
+    DataOptions,
     Nifti,
     Out,
     Quiet,
@@ -17,18 +21,14 @@ from hpunet.cli.sample import (
     Run,
     Seed,
     Slices,
+    Split,
     Tile,
     Window,
-    console,
-    loading,
-    named_images,
-    not_there_yet,
-    one_after_the_other,
-    parse_slices,
-    refuse_folders,
 )
+from hpunet.cli.progress import console, loading, process_each, skip_existing
 from hpunet.config.settings import parse_assignments
 from hpunet.errors import ConfigError
+from hpunet.utils.files import atomic_write
 
 if TYPE_CHECKING:
     from hpunet.data.types import Source
@@ -38,25 +38,18 @@ if TYPE_CHECKING:
 def instances_command(
     run: Run,
     out: Out,
-    images: Annotated[list[Path] | None, typer.Argument(help="Images, as `hpunet sample` takes them.")] = None,
+    images: Annotated[list[Path] | None, typer.Argument(help="Images, as for `hpunet sample`.")] = None,
     data: Annotated[
-        str | None, typer.Option(help="Data with instances, instead of images; gives Rand errors.")
+        str | None, typer.Option(help="Data set with instances, instead of images; also gives Rand errors.")
     ] = None,
-    split: Annotated[str, typer.Option(help="train, val or test.")] = "val",
-    options: Annotated[
-        list[str] | None, typer.Option("--set", help="Option of the data's kind; by default as in training.")
-    ] = None,
+    split: Split = "val",
+    options: DataOptions = None,
     samples: Annotated[
-        int | None, typer.Option(help="Samples an image; by default 16, or 32 with fewer than 10 ids.", min=1)
-    ] = None,
-    alpha: Annotated[
         int | None,
-        typer.Option(help="Hamming distance (two a differing sample) in a cluster; by default --samples.", min=0),
+        typer.Option(help="Number of samples per image; by default 16, or 32 with fewer than 10 ids.", min=1),
     ] = None,
-    connected: Annotated[
-        bool,
-        typer.Option("--connected", help="Parts of an instance that do not touch are instances of their own."),
-    ] = False,
+    alpha: Alpha = None,
+    connected: Connected = False,
     seed: Seed = 0,
     checkpoint: Checkpoint = "latest",
     tile: Tile = "auto",
@@ -66,42 +59,44 @@ def instances_command(
     replace: Replace = False,
     quiet: Quiet = False,
 ) -> None:
-    """Find instances by clustering samples: 16 bit label maps and coloured overlays."""
+    """Cluster samples into instances: 16-bit label maps and coloured overlays."""
+    from hpunet.predict.inputs import check_image_files, name_images, parse_slices, select_slices
+
     images = images or []
     if (data is None) == (not images):
-        raise ConfigError("instances: expected images or --data, one of them")
-    refuse_folders(images, data_option=True)
+        raise ConfigError("instances: expected either images or --data")
+    check_image_files(images, data_option=True)
     with loading(quiet=quiet):
         from hpunet.data.io.inputs import Input, read_input
         from hpunet.evaluation.scoring import as_batch, true_instances
-        from hpunet.predict.instances import check_has_instances, rand_error_of, segment_file, usual_number
-        from hpunet.predict.samples import SamplingOptions, slice_numbers, with_tiles
+        from hpunet.predict.draw import SamplingOptions, choose_sampler
+        from hpunet.predict.instances import default_num_samples, rand_error_of, require_instances, segment_file
         from hpunet.sampling.instances import clustering_threshold
         from hpunet.training.build import autocast_for
         from hpunet.weights.load import load
 
         trained = load(run, checkpoint=checkpoint)
         autocast_for("fp32", trained.device)  # no TF32: tiles give what the whole image gives
-    check_has_instances(trained)
-    named = named_images(images)
-    with_tiles(trained.model, size=(1, 1), tile=tile)
-    chosen, num_samples = parse_slices(slices), samples or usual_number(trained.info)
+    require_instances(trained)
+    named = name_images(images)
+    choose_sampler(trained.model, size=(1, 1), tile=tile)
+    chosen, num_samples = parse_slices(slices), samples or default_num_samples(trained.info)
     threshold = clustering_threshold(alpha, num_samples=num_samples)
-    how = SamplingOptions(num_samples=num_samples, seed=seed, tile=tile, window=window)
+    sampling = SamplingOptions(num_samples=num_samples, seed=seed, tile=tile, window=window)
     settings: dict[str, Any] = {
         "out": out,
-        "how": how,
+        "options": sampling,
         "alpha": threshold,
         "connected": connected,
         "nifti": nifti,
         "replace": replace,
     }
 
-    def from_file(item: tuple[str, Path], begin: Callable[[int], None], advance: Callable[[int], None]) -> None:
+    def segment_one(item: tuple[str, Path], begin: Callable[[int], None], advance: Callable[[int], None]) -> None:
         name, path = item
         source = read_input(path, name=name, info=trained.info, window=window)
-        numbers = slice_numbers(source, chosen, where=str(path))
-        begin(len(numbers) * how.num_samples)
+        numbers = select_slices(source, chosen, where=str(path))
+        begin(len(numbers) * sampling.num_samples)
         found = segment_file(trained, source=source, slices=numbers, advance=advance, **settings)
         for where, instances in found.items():
             if not quiet:
@@ -109,15 +104,15 @@ def instances_command(
                 console.print(f"{where}: {number} instances", highlight=False, markup=False)
 
     if data is None:
-        left, there = not_there_yet(named, [name for name, _ in named], out=out, replace=replace)
-        one_after_the_other(left, from_file, command="instances", quiet=quiet, num_there=there)
+        left, num_skipped = skip_existing(named, [name for name, _ in named], out=out, replace=replace)
+        process_each(left, segment_one, command="instances", quiet=quiet, num_skipped=num_skipped)
         return
     source = _open(data, split=split, options=options or [], trained=trained)
     errors: dict[str, float] = {}
 
-    def from_data(index: int, begin: Callable[[int], None], advance: Callable[[int], None]) -> None:
+    def segment_and_score(index: int, begin: Callable[[int], None], advance: Callable[[int], None]) -> None:
         sample = source[index]
-        begin(how.num_samples)
+        begin(sampling.num_samples)
         image = Input(sample.identity.key, sample.image[None], header=None)
         (truth,) = true_instances(as_batch(sample), source.info)
         found = segment_file(trained, source=image, slices=[0], truth=truth, advance=advance, **settings)
@@ -126,30 +121,31 @@ def instances_command(
             console.print(f"{image.name}: {_in_words(errors[image.name])}", highlight=False, markup=False)
 
     try:
-        numbers, there = not_there_yet(
+        numbers, num_skipped = skip_existing(
             range(len(source)), [identity.key for identity in source.identities], out=out, replace=replace
         )
-        one_after_the_other(numbers, from_data, command="instances", quiet=quiet, num_there=there)
+        process_each(numbers, segment_and_score, command="instances", quiet=quiet, num_skipped=num_skipped)
     finally:
         _summarise(errors, out=out, quiet=quiet)
 
 
 def _in_words(error: float) -> str:
-    return "Rand error undefined, no instances in truth" if math.isnan(error) else f"Rand error {error:.4f}"
+    return "Rand error undefined: no true instances" if math.isnan(error) else f"Rand error {error:.4f}"
 
 
 def _summarise(errors: Mapping[str, float], *, out: Path, quiet: bool) -> None:
-    """A table on disk of what there is, and the mean."""
+    """Write rand_error.csv and print the mean."""
     if not errors:
         return
-    with (out / "rand_error.csv").open("w", newline="") as file:
-        rows = csv.writer(file)
-        rows.writerow(["image", "rand_error"])
-        rows.writerows([name, "" if math.isnan(error) else repr(error)] for name, error in errors.items())
+    content = io.StringIO()
+    rows = csv.writer(content)
+    rows.writerow(["image", "rand_error"])
+    rows.writerows([name, "" if math.isnan(error) else repr(error)] for name, error in errors.items())
+    atomic_write(out / "rand_error.csv", content.getvalue().encode())
     defined = [error for error in errors.values() if not math.isnan(error)]
     if not quiet:
         mean = f"{sum(defined) / len(defined):.4f}" if defined else "undefined"
-        left_out = f" ({len(errors) - len(defined)} without instances left out)" if len(defined) < len(errors) else ""
+        left_out = f" ({len(errors) - len(defined)} without instances excluded)" if len(defined) < len(errors) else ""
         console.print(
             f"Mean Rand error of {len(defined)} image{'' if len(defined) == 1 else 's'}{left_out}: {mean}",
             highlight=False,
@@ -157,7 +153,7 @@ def _summarise(errors: Mapping[str, float], *, out: Path, quiet: bool) -> None:
 
 
 def _open(where: str, *, split: str, options: list[str], trained: "TrainedModel") -> "Source":
-    """The data, with the options of training where they are of the same kind, if they fit the model."""
+    """The data, with the options of training if they are of the same kind; refused if they do not fit the model."""
     from hpunet.data.open import open_split, options_of_run
     from hpunet.data.options import in_toml
     from hpunet.data.types import refuse_other_data

@@ -1,48 +1,50 @@
-"""The command line. Errors that we raise on purpose are printed as one line, without a traceback."""
+"""The command line. Expected errors are printed as one line, without a traceback."""
 
 import sys
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 from typer.core import TyperGroup
 
 from hpunet import __version__
 from hpunet.cli.bench import bench_command
+from hpunet.cli.compare import compare_command
+from hpunet.cli.convert_tf import convert_tf_command
 from hpunet.cli.data import app as data_app
-from hpunet.cli.evaluate import compare_command, evaluate_command
+from hpunet.cli.demo import demo_command
+from hpunet.cli.evaluate import evaluate_command
+from hpunet.cli.export import export_command
 from hpunet.cli.init import init_command
 from hpunet.cli.instances import instances_command
-from hpunet.cli.report import demo_command, report_command
+from hpunet.cli.progress import console, notes, print_error
+from hpunet.cli.report import report_command
 from hpunet.cli.sample import sample_command
 from hpunet.cli.train import train_command
-from hpunet.cli.weights import convert_tf_command, export_command
 from hpunet.errors import HPUNetError
 
 _KEPT = {
-    "train": "Checkpoints that were saved are kept.",
-    "evaluate": "The rows so far are kept; the same command goes on from there.",
-    "sample": "The images that were finished are kept.",
-    "instances": "The images that were finished are kept.",
+    "train": "Saved checkpoints are kept.",
+    "evaluate": "Finished rows are kept; re-run the command to resume.",
+    "sample": "Finished images are kept.",
+    "instances": "Finished images are kept.",
 }
 
 
 class _Commands(TyperGroup):
-    """All commands: Ctrl-C ends any of them with a line that says what is kept."""
+    """Ctrl-C ends a command with a line that says what is kept."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
-            kept = _KEPT.get(ctx.invoked_subcommand or "", "What was finished is kept.")
-            Console(stderr=True).print(f"Stopped. {kept}", highlight=False, soft_wrap=True)
+            kept = _KEPT.get(ctx.invoked_subcommand or "", "Finished results are kept.")
+            notes.print(f"Stopped. {kept}", highlight=False, soft_wrap=True)
             raise typer.Exit(130) from None
 
 
 app = typer.Typer(
     cls=_Commands,
-    help="Segment ambiguous images as a distribution over hypotheses.",
+    help="Segmentation of ambiguous images: sample, score and compare several plausible hypotheses per image.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
@@ -59,7 +61,6 @@ app.command(name="report")(report_command)
 app.command(name="export")(export_command)
 app.command(name="convert-tf")(convert_tf_command)
 app.command(name="bench")(bench_command)
-console = Console()
 
 
 def _show_version(value: bool) -> bool:
@@ -83,6 +84,5 @@ def main() -> None:
     try:
         app()
     except (HPUNetError, OSError) as error:
-        message = f"[bold red]error:[/bold red] {escape(str(error))}"
-        Console(stderr=True).print(message, highlight=False, soft_wrap=True)
+        print_error(error)
         sys.exit(2)

@@ -1,4 +1,4 @@
-"""The contact sheet of one image: what the samples say together, the distinct hypotheses, and the samples."""
+"""The contact sheet of one image: mean and spread, distinct hypotheses, and the samples."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ from hpunet.utils.pictures import grey_or_colour, sheet, stacked, stretched
 
 _TILE, _PER_ROW, _MAX_SHOWN = 176, 6, 48
 _LEAST_SHOWN = 24
-"""Pixels along a side of an enlarged part, at least: fewer would not show where it lies."""
+"""Smallest side of an enlarged part, in pixels: less would not show where it lies."""
 
 
 def sample_sheet(
@@ -24,10 +24,9 @@ def sample_sheet(
     hypotheses: Sequence[Hypothesis],
     title: str,
 ) -> Image.Image:
-    """One page; of very many samples the first ones, and none again where each is a hypothesis of its own.
+    """One page. Samples are left out if each is a hypothesis of its own; of very many, the first ones are shown.
 
-    Without hypotheses, samples alone are shown. Where they mark a small part of the image, hypotheses and samples are
-    shown of that part, which has a frame in the image.
+    If the samples mark a small part of the image only, they are shown enlarged, and a frame in the image marks it.
     """
     most = float(std.max())
     part = marked_part(labels)
@@ -70,7 +69,7 @@ def sample_sheet(
 
 
 def marked_part(labels: Integer[np.ndarray, "s h w"]) -> tuple[slice, slice]:
-    """The square to show: what any sample marks with as much again around it, or all where that is half a side."""
+    """The square to show: twice the extent of what the samples mark; everything if that is over half of a side."""
     h, w = labels.shape[1:]
     y, x = np.nonzero((labels != 0).any(axis=0))
     if not y.size:
@@ -88,7 +87,7 @@ def _whole(labels: Integer[np.ndarray, "s h w"]) -> tuple[slice, slice]:
 
 
 def _framed(pixels: UInt8[np.ndarray, "h w 3"], part: tuple[slice, slice]) -> UInt8[np.ndarray, "h w 3"]:
-    """The picture with the outline of a part, which is nothing where the part is all of it."""
+    """The picture with a frame around the part, unless the part is everything."""
     rows, columns = (slice(max(0, each.start - 1), each.stop + 1) for each in part)
     framed = pixels.copy()
     framed[rows, columns] = PALETTE[1]

@@ -1,9 +1,8 @@
 """`hpunet instances`: from an image to a map of instances, by clustering samples (Algorithm 1, App. G and H).
 
-<out>/<name>/instances.png   16 bits: 0 is background, every other value one instance
-<out>/<name>/overlay.png     the image with its instances in colours, small ones enlarged; the true ones beside them
-                             where they are known
-<out>/<name>/instances.nii.gz where the input is a volume; its slices are clustered one by one
+<out>/<name>/instances.png      16 bits: 0 is background, every other value one instance
+<out>/<name>/overlay.png        the image with coloured instances, next to the true ones if they are known
+<out>/<name>/instances.nii.gz   if the input is a volume; its slices are clustered one by one
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +17,8 @@ from hpunet.data.types import SetInfo
 from hpunet.errors import ConfigError, DataError
 from hpunet.evaluation.scoring import instances_of
 from hpunet.metrics import rand_error
-from hpunet.predict.samples import SamplingOptions, Volumes, draw, result_folder
+from hpunet.predict.draw import SamplingOptions, sample_image
+from hpunet.predict.output_folder import VolumeWriter, result_folder, slice_folder
 from hpunet.utils.label_painter import colour_instances, overlay
 from hpunet.utils.pictures import save_picture, sheet
 from hpunet.weights.load import TrainedModel
@@ -26,19 +26,19 @@ from hpunet.weights.load import TrainedModel
 MAX_INSTANCES = 2**16 - 1
 FEW_IDS = 10
 _LONGER_SIDE = 512
-"""Pixels of the pictures, at least."""
+"""Minimum for the pictures, in pixels."""
 
 
-def usual_number(info: SetInfo) -> int:
+def default_num_samples(info: SetInfo) -> int:
     """The paper's number of samples: 16 for 15 ids (EM), 32 for 5 (street scenes).
 
-    Two instances that agree in half of the samples by chance become one: one of 140 pairs with 5 ids and 16 samples,
-    one of 7,000 with 32; with 15 ids and 16 samples one of 320,000.
+    Two instances merge if they agree by chance in half of the samples: 1 of 140 pairs with 5 ids and 16 samples,
+    1 of 7,000 with 32; 1 of 320,000 with 15 ids and 16 samples.
     """
     return 16 if info.num_random_ids >= FEW_IDS else 32
 
 
-def check_has_instances(trained: TrainedModel) -> None:
+def require_instances(trained: TrainedModel) -> None:
     """Raise a `ConfigError` unless the model was trained on instances."""
     if not trained.info.has_instances:
         raise ConfigError(
@@ -52,7 +52,7 @@ def segment_file(
     *,
     source: Input,
     out: Path,
-    how: SamplingOptions,
+    options: SamplingOptions,
     alpha: int,
     connected: bool = False,
     slices: Sequence[int],
@@ -61,25 +61,23 @@ def segment_file(
     replace: bool = False,
     advance: Callable[[int], None] = lambda _: None,
 ) -> dict[str, Int32[np.ndarray, "h w"]]:
-    """The instances of one file's slices, written to `out`/<name>; by the names of slices.
+    """Write the instances of one file's slices to `out`/<name>; returns them by the name of the slice.
 
-    `truth` is what the only slice should show, for the picture.
+    `truth` holds the true instances of a single image, for the picture.
     """
     parts = PurePosixPath(source.name).parts
     if not parts or ".." in parts or parts[0] == "/":
         raise DataError(f"{source.name!r}: cannot be the name of a folder below {out}")
-    is_volume = len(source.images) > 1
     found: dict[str, np.ndarray] = {}
     with result_folder(out / source.name, replace=replace) as folder:
         is_nifti = nifti or source.header is not None
-        volumes = Volumes(folder, source, types={"instances": np.dtype(np.uint16)}) if is_nifti else None
+        volumes = VolumeWriter(folder, source, types={"instances": np.dtype(np.uint16)}) if is_nifti else None
         for z in slices:
-            name = f"{source.name}/z-{z:03d}" if is_volume else source.name
-            drawn = draw(trained, image=source.images[z], how=how, advance=advance)
+            name, place = slice_folder(folder, source, z)
+            drawn = sample_image(trained, image=source.images[z], options=options, advance=advance)
             found[name] = instances_of(
-                drawn.labels, info=trained.info, alpha=alpha, connected=connected, seed=how.seed
+                drawn.labels, info=trained.info, alpha=alpha, connected=connected, seed=options.seed
             )
-            place = folder / f"z-{z:03d}" if is_volume else folder
             _write(place, image=source.images[z], instances=found[name], truth=truth)
             if volumes is not None:
                 volumes.put(z, [found[name]])
@@ -107,10 +105,10 @@ def instances_picture(
     instances: Int32[np.ndarray, "h w"],
     truth: Int32[np.ndarray, "h w"] | None = None,
 ) -> Image.Image:
-    """The image with its instances, neighbours in different colours; beside it the true ones where they are known.
+    """The image with its instances, neighbours in different colours; next to it the true ones, if known.
 
-    Small images are enlarged by a whole number. An instance has the colour of the true one it overlaps most, unless a
-    neighbour has it.
+    Small images are enlarged by a whole factor. An instance has the colour of the true one it overlaps most, unless a
+    neighbour has that colour.
     """
     factor = max(1, -(-_LONGER_SIDE // max(instances.shape)))
 
@@ -128,5 +126,5 @@ def instances_picture(
 def rand_error_of(
     instances: Int32[np.ndarray, "h w"], *, truth: Int32[np.ndarray, "h w"], valid: Bool[np.ndarray, "h w"]
 ) -> float:
-    """The Rand error of one image; NaN where there are no true instances."""
+    """The Rand error of one image; NaN without true instances."""
     return float(rand_error(prediction=instances[None], truth=truth[None], valid=valid[None])[0])

@@ -15,9 +15,9 @@ from hpunet.training.build import learning_rate_boundaries
 from hpunet.training.run import Training
 from hpunet.utils.distributed import all_gather, rank
 from hpunet.weights.checkpoints import latest_checkpoint, prune, save_checkpoint
-from hpunet.weights.load import TrainedModel, check_posterior, load
+from hpunet.weights.load import TrainedModel, load, require_posterior
 from hpunet.weights.run_state import optimiser_tensors, restore_optimiser
-from hpunet.weights.safetensors_io import check_fits
+from hpunet.weights.safetensors_io import check_same_tensors
 
 STATE_KEYS = {"settings", "data", "info", "optimiser", "best", "started_from", "skipped", "skipped_in_a_row"}
 
@@ -63,7 +63,7 @@ def restore(training: Training, say: Callable[[str], None]) -> bool:
     live = training.state_tensors()
     for group in ("model", "loss", "averaged"):
         saved = found.tensors.get(group, {})
-        check_fits(live=live[group], saved=saved, name=where)
+        check_same_tensors(live=live[group], saved=saved, name=where)
         for name, tensor in live[group].items():
             tensor.copy_(saved[name])
     restore_optimiser(training.optimiser, tensors=found.tensors.get("optimiser", {}), state=state["optimiser"])
@@ -77,7 +77,7 @@ def restore(training: Training, say: Callable[[str], None]) -> bool:
 def load_start(start: str | Path, settings: Settings, *, device: torch.device) -> TrainedModel:
     """The trained model to start from, if its network is the one in the settings."""
     trained = load(start, device=device)
-    check_posterior(trained, where=Path(start))
+    require_posterior(trained, where=Path(start))
     shapes = {"kind", "channels", "latent_dims", "blocks_per_scale"}
     given, own = (each.model.model_dump(include=shapes) for each in (trained.settings, settings))
     if changes := [f"model.{key}={json.dumps(given[key])}" for key in own if given[key] != own[key]]:

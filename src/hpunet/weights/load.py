@@ -22,13 +22,13 @@ from hpunet.weights.checkpoints import Checkpoint, latest_checkpoint, load_check
 from hpunet.weights.published import (
     POSTERIOR,
     find_published,
-    is_name,
     is_published,
+    is_valid_name,
     read_published,
-    unknown_name,
+    unknown_name_message,
     write_published,
 )
-from hpunet.weights.safetensors_io import check_fits
+from hpunet.weights.safetensors_io import check_same_tensors
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class TrainedModel:
     """Published weights: who is to be named, and under which licence."""
 
 
-class _AbsentPosterior(nn.Module):
+class _MissingPosterior(nn.Module):
     """In the place of a posterior whose weights are not there: a random one would reconstruct nonsense."""
 
     def __init__(self, where: Path) -> None:
@@ -59,12 +59,12 @@ class _AbsentPosterior(nn.Module):
 
     def forward(self, x: Tensor) -> NoReturn:
         """Say what is missing, whatever the input."""
-        raise CheckpointError(_no_posterior(self.where))
+        raise CheckpointError(_missing_posterior(self.where))
 
     encode = forward
 
 
-def _no_posterior(where: Path) -> str:
+def _missing_posterior(where: Path) -> str:
     return (
         f"{where}: these published weights are for sampling only; reconstructing, and with it evaluation (IoU_rec), "
         f"needs their {POSTERIOR}, which is not there"
@@ -94,7 +94,7 @@ def load(
         known = find_published(str(run))
         if known is None:
             words = f"{folder}: no such folder; expected one that `hpunet train` wrote"
-            raise CheckpointError(unknown_name(str(run)) if is_name(str(run).lower()) else words)
+            raise CheckpointError(unknown_name_message(str(run)) if is_valid_name(str(run).lower()) else words)
         return _load_published(known, called=str(run), checkpoint=checkpoint, device=where, name=name)
     if not any((folder / name).exists() for name in ("settings.json", "checkpoints")):
         if is_published(folder):
@@ -131,7 +131,7 @@ def _load_published(
     info = SetInfo.from_json(found.info, where=str(folder))
     model = _model_without_values(settings, info)
     if found.posterior is None:
-        model.posterior = _AbsentPosterior(folder)  # type: ignore[assignment]
+        model.posterior = _MissingPosterior(folder)  # type: ignore[assignment]
     _fill(model, {**found.sampling, **(found.posterior or {})}, name=str(folder))
     return TrainedModel(
         name=name or found.name,
@@ -157,7 +157,7 @@ def _model_without_values(settings: Settings, info: SetInfo) -> HPUNet | ProbUNe
 
 
 def _fill(model: HPUNet | ProbUNet, weights: Mapping[str, Tensor], *, name: str) -> None:
-    check_fits(live=model.state_dict(), saved=weights, name=name)
+    check_same_tensors(live=model.state_dict(), saved=weights, name=name)
     model.load_state_dict(weights, assign=True)
     if model.channels_last:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -180,7 +180,7 @@ def set_temperature(trained: TrainedModel, temperature: Sequence[float]) -> None
             head.scale_sigma(factor)
 
 
-def with_orientations(trained: TrainedModel, number: int | None) -> TrainedModel:
+def set_orientations(trained: TrainedModel, number: int | None) -> TrainedModel:
     """The same model, drawing hypotheses from so many orientations of an image; without a number as it was."""
     if number is None:
         return trained
@@ -190,10 +190,10 @@ def with_orientations(trained: TrainedModel, number: int | None) -> TrainedModel
     return replace(trained, settings=settings)
 
 
-def check_posterior(trained: TrainedModel, *, where: Path) -> None:
+def require_posterior(trained: TrainedModel, *, where: Path) -> None:
     """Refuse published weights without a posterior before long work begins."""
     if not trained.has_posterior:
-        raise CheckpointError(_no_posterior(where))
+        raise CheckpointError(_missing_posterior(where))
 
 
 def publish(

@@ -75,7 +75,7 @@ def cache_folder() -> Path:
     return Path(home or platformdirs.user_cache_path("hpunet", appauthor=False, opinion=False)) / "pretrained"
 
 
-def places() -> list[Path]:
+def search_folders() -> list[Path]:
     """Folders that may hold published weights, in the order in which they are looked through."""
     return [Path(__file__).parent / "pretrained", cache_folder()]
 
@@ -83,7 +83,7 @@ def places() -> list[Path]:
 def published_names() -> list[str]:
     """The names that are known here."""
     found = set()
-    for place in places():
+    for place in search_folders():
         if place.is_dir():
             with explain_os_errors(place, action="listed"):
                 found |= {
@@ -97,21 +97,21 @@ def is_published(folder: Path) -> bool:
     return (folder / DESCRIPTION).is_file()
 
 
-def is_name(word: str) -> bool:
+def is_valid_name(word: str) -> bool:
     """Whether published weights could have this name."""
     return _NAME.fullmatch(word) is not None
 
 
 def find_published(name: str) -> Path | None:
     """The folder of the weights of this name, if they are here."""
-    folders = [place / name for place in places()] if is_name(name) else []
+    folders = [place / name for place in search_folders()] if is_valid_name(name) else []
     return next((folder for folder in folders if is_published(folder)), None)
 
 
-def unknown_name(name: str) -> str:
+def unknown_name_message(name: str) -> str:
     """What to say of a name that is neither a folder nor known."""
     names = ", ".join(published_names()) or "none"
-    looked = " and ".join(map(str, places()))
+    looked = " and ".join(map(str, search_folders()))
     return (
         f"{name}: no such folder (expected one that `hpunet train` wrote), and no published weights of that name; "
         f"known: {names}; looked in {looked}"
@@ -156,7 +156,7 @@ def write_published(
     posterior: Mapping[str, Tensor] | None,
 ) -> dict[str, dict[str, Any]]:
     """Write the folder `out`, whole or not at all; returns SHA-256 and size of each of its files."""
-    if not is_name(name):
+    if not is_valid_name(name):
         raise ConfigError(f"name: expected 2 to 64 of a-z, 0-9, '.', '_' and '-', got {name!r}")
     groups = {SAMPLING: sampling, **({} if posterior is None else {POSTERIOR: posterior})}
     halves = {file: _halved(tensors) for file, tensors in groups.items()}

@@ -90,7 +90,7 @@ def load_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     return tensors, {key: str(value) for key, value in metadata.items()} if isinstance(metadata, dict) else {}
 
 
-def check_fits(*, live: Mapping[str, Tensor], saved: Mapping[str, Tensor], name: str) -> None:
+def check_same_tensors(*, live: Mapping[str, Tensor], saved: Mapping[str, Tensor], name: str) -> None:
     """Raise a `CheckpointError`, in one line, unless both hold the same names, shapes and types.
 
     `live` is what is to be filled (a model's `state_dict()`), `saved` what was read from `name`.
@@ -101,9 +101,9 @@ def check_fits(*, live: Mapping[str, Tensor], saved: Mapping[str, Tensor], name:
         if key in saved and _kind(live[key]) != _kind(saved[key])
     ]
     problems = [
-        _some("missing", [key for key in live if key not in saved]),
-        _some("unexpected", [key for key in saved if key not in live]),
-        _some("of another shape or type", misfits),
+        _first_names("missing", [key for key in live if key not in saved]),
+        _first_names("unexpected", [key for key in saved if key not in live]),
+        _first_names("of another shape or type", misfits),
     ]
     if any(problems):
         raise CheckpointError(f"{name}: belongs to another model: {'; '.join(filter(None, problems))}")
@@ -113,7 +113,7 @@ def _kind(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
 
 
-def _some(what: str, names: Sequence[str]) -> str:
+def _first_names(what: str, names: Sequence[str]) -> str:
     if not names:
         return ""
     more = f", … ({len(names)} in all)" if len(names) > _NAMES_SHOWN else ""

@@ -28,7 +28,7 @@ _MAX_VARIABLE_BYTES = 2**32
 _MAX_DIMENSIONS = 8
 _TYPES = {1: "<f4", 2: "<f8", 3: "<i4", 9: "<i8", 19: "<f2"}
 """Numbers of TensorFlow's types as numpy's; others (text, bfloat16 ...) are not read."""
-AS_NPZ = (
+NPZ_HINT = (
     "On a machine with TensorFlow two lines turn any checkpoint into an .npz, which is read too: "
     'reader = tf.train.load_checkpoint("model.ckpt-12345"); '
     'np.savez("variables.npz", **{n: reader.get_tensor(n) for n in reader.get_variable_to_shape_map()})'
@@ -52,7 +52,7 @@ class _DamagedError(Exception):
     """What is read makes no sense."""
 
 
-class _NotTakenError(Exception):
+class _UnsupportedError(Exception):
     """What is read may make sense, but not to this reader."""
 
 
@@ -65,8 +65,8 @@ def read_bundle(prefix: Path, *, wanted: Callable[[str], bool]) -> tuple[dict[st
     content = read_file(index, max_bytes=_MAX_INDEX_BYTES)
     try:
         num_shards, entries = _read_index(content)
-    except _NotTakenError as error:
-        raise CheckpointError(f"{index}: {error}, which this reader does not take. {AS_NPZ}") from None
+    except _UnsupportedError as error:
+        raise CheckpointError(f"{index}: {error}, which this reader does not take. {NPZ_HINT}") from None
     except (_DamagedError, IndexError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{index}: not the index of a TensorFlow checkpoint, or damaged ({error})") from None
     variables = {}
@@ -79,7 +79,7 @@ def read_bundle(prefix: Path, *, wanted: Callable[[str], bool]) -> tuple[dict[st
 
 def _read_variable(path: Path, entry: _Entry, *, name: str) -> np.ndarray:
     if entry.has_slices:
-        raise CheckpointError(f"{path}: {name}: stored in slices, which this reader does not take. {AS_NPZ}")
+        raise CheckpointError(f"{path}: {name}: stored in slices, which this reader does not take. {NPZ_HINT}")
     if entry.dtype not in _TYPES:
         known = ", ".join(str(np.dtype(kind)) for kind in _TYPES.values())
         raise CheckpointError(f"{path}: {name}: of TensorFlow's type {entry.dtype}, expected one of {known}")
@@ -106,7 +106,7 @@ def masked_crc32c(content: bytes) -> int:
         from google_crc32c import value
     except ImportError:
         raise CheckpointError(
-            "reading TensorFlow's files needs google-crc32c: pip install hpunet[tf]. " + AS_NPZ
+            "reading TensorFlow's files needs google-crc32c: pip install hpunet[tf]. " + NPZ_HINT
         ) from None
     plain = int(value(content))
     return ((plain >> 15 | plain << 17) + 0xA282EAD8) & 0xFFFFFFFF
@@ -129,7 +129,7 @@ def _read_index(content: bytes) -> tuple[int, dict[str, _Entry]]:
                 fields = dict(_fields(value))
                 num_shards = _number(fields, 1)
                 if _number(fields, 2):
-                    raise _NotTakenError("of big-endian numbers")
+                    raise _UnsupportedError("of big-endian numbers")
     if num_shards < 1:
         raise _DamagedError("it does not say how many data files there are")
     return num_shards, entries
@@ -142,7 +142,7 @@ def _block(content: bytes, *, offset: int, size: int) -> bytes:
     if masked_crc32c(stored[:-4]) != int.from_bytes(stored[-4:], "little"):
         raise _DamagedError("the checksum of a block is wrong")
     if stored[size]:
-        raise _NotTakenError("compressed")
+        raise _UnsupportedError("compressed")
     return stored[:size]
 
 

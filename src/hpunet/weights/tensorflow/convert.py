@@ -18,7 +18,7 @@ from hpunet.models.build import build_model
 from hpunet.models.hpunet import HPUNet
 from hpunet.utils.files import atomic_folder, dump_json, explain_os_errors, write_synced
 from hpunet.weights.checkpoints import save_checkpoint
-from hpunet.weights.tensorflow.bundle import AS_NPZ, read_bundle
+from hpunet.weights.tensorflow.bundle import NPZ_HINT, read_bundle
 from hpunet.weights.tensorflow.variables import is_weight, load_tf_variables
 
 _MAX_UNPACKED_BYTES = 2**33
@@ -107,7 +107,7 @@ def _find_prefix(path: Path) -> Path:
     if prefix.name and prefix.with_name(prefix.name + ".index").exists():
         return prefix
     if path.exists():
-        raise CheckpointError(f"{path}: not a TensorFlow checkpoint that can be read (no .index beside it). {AS_NPZ}")
+        raise CheckpointError(f"{path}: not a readable TensorFlow checkpoint (no .index file). {NPZ_HINT}")
     raise CheckpointError(
         f"{path}: no such checkpoint; expected a prefix such as model.ckpt-12345, its folder, or an .npz of variables"
     )

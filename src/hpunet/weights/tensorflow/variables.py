@@ -84,11 +84,11 @@ def load_tf_variables(model: HPUNet, variables: Mapping[str, np.ndarray]) -> lis
             found[match["conv"], match["kind"]] = name
     missing = [f"{conv}/{kind}" for conv in named for kind in "wb" if (conv, kind) not in found]
     if missing:
-        raise CheckpointError(f"{len(missing)} variables are missing: {_some(missing)}")
+        raise CheckpointError(f"{len(missing)} variables are missing: {_first_names(missing)}")
     if foreign:
         raise CheckpointError(
             f"{len(foreign)} variables belong to convolutions that this model does not have "
-            f"(is it of the same shape?): {_some(foreign)}"
+            f"(is it of the same shape?): {_first_names(foreign)}"
         )
 
     copies: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -104,11 +104,11 @@ def load_tf_variables(model: HPUNet, variables: Mapping[str, np.ndarray]) -> lis
             tensor = torch.from_numpy(np.array(array))
             copies.append((target, tensor.permute(3, 2, 0, 1) if kind == "w" else tensor))
     if misshapen:
-        raise CheckpointError(f"{len(misshapen)} variables have another shape: {_some(misshapen)}")
+        raise CheckpointError(f"{len(misshapen)} variables have another shape: {_first_names(misshapen)}")
     for target, tensor in copies:
         target.copy_(tensor)
     return unused
 
 
-def _some(names: list[str], most: int = 5) -> str:
+def _first_names(names: list[str], most: int = 5) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -1,0 +1,43 @@
+"""`hpunet convert-tf`: a TensorFlow checkpoint of the paper's authors becomes a run folder."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hpunet.cli.options import NewFolder
+from hpunet.cli.progress import console
+from hpunet.config.settings import load_settings
+
+_NAMES_SHOWN = 3
+
+
+def convert_tf_command(
+    checkpoint: Annotated[
+        Path, typer.Argument(help="Prefix such as model.ckpt-12345, its folder, or an .npz file of its variables.")
+    ],
+    out: NewFolder,
+    change: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Model setting that differs from the LIDC model: model.channels=[32,64,128]."),
+    ] = None,
+    classes: Annotated[str | None, typer.Option(help="Class names, background first: background,lesion.")] = None,
+) -> None:
+    """Convert a TensorFlow checkpoint of the paper's authors to a run folder. TensorFlow is not needed.
+
+    The model is their LIDC model (preset lidc-hpu) unless --set changes it.
+    """
+    settings = load_settings("lidc-hpu", change or [])
+    names = [name.strip() for name in classes.split(",")] if classes is not None else None
+    from hpunet.weights.tensorflow.convert import convert_checkpoint
+
+    done = convert_checkpoint(checkpoint, out=out, settings=settings, class_names=names)
+    lines = [
+        f"Converted {done.num_variables} variables, {done.num_parameters:,} parameters, of iteration {done.step}; "
+        f"classes: {', '.join(done.info.fixed_classes)}."
+    ]
+    if done.unused:
+        more = ", …" if len(done.unused) > _NAMES_SHOWN else ""
+        lines.append(f"Not used: {len(done.unused)} ({', '.join(done.unused[:_NAMES_SHOWN])}{more}).")
+    lines.append(f"Use it like any run folder: hpunet sample {out} IMAGE --out DIR")
+    console.print("\n".join(lines), soft_wrap=True, markup=False, highlight=False)

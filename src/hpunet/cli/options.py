@@ -1,0 +1,89 @@
+"""Options that several commands share, and the checks of their values."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hpunet.errors import ConfigError
+
+Run = Annotated[Path, typer.Argument(help="Run folder, or name of published weights.")]
+Data = Annotated[str, typer.Option(help="Folder, archive or pack; or synthetic:lesions, :neurites, :streets.")]
+Images = Annotated[
+    list[Path], typer.Argument(help="Images: PNG, JPEG, TIFF, .npy, or NIfTI volumes (slice by slice).")
+]
+Out = Annotated[Path, typer.Option(help="Output folder; each image gets a subfolder with its name.")]
+NewFolder = Annotated[Path, typer.Argument(help="Output folder; must not exist yet.")]
+Samples = Annotated[int, typer.Option(help="Number of samples per image.", min=1)]
+Seed = Annotated[int, typer.Option(help="Random seed of the samples.", min=0)]
+Split = Annotated[str, typer.Option(help="train, val or test.")]
+Checkpoint = Annotated[str, typer.Option(help="latest, best, or a name such as step-00001000.")]
+DataOptions = Annotated[
+    list[str] | None, typer.Option("--set", help="Data option, NAME=VALUE; by default as in training.")
+]
+Tile = Annotated[
+    str, typer.Option(help="Tiling of large images: auto, whole, or the tile side in pixels. Results do not change.")
+]
+
+
+def _check_window(window: tuple[float, float] | None) -> tuple[float, float] | None:
+    if window is not None and not -math.inf < window[0] < window[1] < math.inf:
+        raise ConfigError(f"--window: expected LOW below HIGH, got {window[0]:g} {window[1]:g}")
+    return window
+
+
+Window = Annotated[
+    tuple[float, float] | None,
+    typer.Option(
+        help="Stored pixel values that map to 0 and 1; by default as in training.",
+        metavar="LOW HIGH",
+        callback=_check_window,
+    ),
+]
+Slices = Annotated[str | None, typer.Option(help="Slices of volumes to use, FIRST:END; END is excluded.")]
+Nifti = Annotated[bool, typer.Option("--nifti", help="Write NIfTI files for 2D images too.")]
+Kernels = Annotated[
+    str, typer.Option(help="fused: bf16 on fused GPU kernels, for throughput; auto and torch: float32.")
+]
+Replace = Annotated[bool, typer.Option("--replace", help="Replace existing results.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print errors only.")]
+Alpha = Annotated[
+    int | None,
+    typer.Option(
+        help="Instances: largest Hamming distance within a cluster (2 per differing sample); by default --samples.",
+        min=0,
+    ),
+]
+Connected = Annotated[bool, typer.Option("--connected", help="Split instances into connected parts.")]
+Temperature = Annotated[
+    str,
+    typer.Option(help="Factor on the prior's standard deviation; or one per scale, coarsest first: 0.9,1,1,0.7."),
+]
+Orientations = Annotated[
+    int | None,
+    typer.Option(
+        help="Number of image orientations to sample from (1, 2, 4 or 8): 2 adds the left-right mirror image, 4 also "
+        "up-down, 8 also right angles; by default as in the model's settings.",
+    ),
+]
+
+
+def parse_temperature(text: str) -> list[float]:
+    """One number, or several separated by commas."""
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise ConfigError(f"temperature: expected numbers such as 0.8 or 0.9,1,1,0.7, got {text!r}") from None
+
+
+def run_names(runs: Sequence[Path]) -> list[str]:
+    """Folder names, or whole paths with dashes if those repeat; refuses a run given twice."""
+    folders = [run.resolve() for run in runs]
+    if twice := [run for i, run in enumerate(runs) if folders[i] in folders[:i]]:
+        raise ConfigError(f"{twice[0]}: given twice; give each run once")
+    names = [folder.name for folder in folders]
+    if len(set(names)) == len(names):
+        return names
+    return ["-".join(part for part in folder.parts if part != folder.anchor) for folder in folders]

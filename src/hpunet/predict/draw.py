@@ -1,0 +1,130 @@
+"""Sample one image of any size: padding, tiles, and the mean and spread of the samples."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float32, Integer
+
+from hpunet.errors import ConfigError, DataError
+from hpunet.models.base import SegmentationModel
+from hpunet.models.hpunet import HPUNet
+from hpunet.models.punet import ProbUNet
+from hpunet.sampling.sample import stream
+from hpunet.sampling.tiling import Tiled
+from hpunet.weights.load import TrainedModel
+
+MAX_UNTILED_PIXELS = 2**20
+"""Larger images are computed in tiles by default; this many pixels take 0.8 GB with the LIDC model."""
+DEFAULT_TILE = 512
+"""Side of the tiles, in pixels."""
+
+
+@dataclass(frozen=True)
+class SamplingOptions:
+    """What `hpunet sample` and `hpunet instances` draw, the same for all images."""
+
+    num_samples: int = 16
+    scales: str = "full"
+    """Scales to sample: "full", "global" (the coarsest), "local" (the finest), or numbers such as "0,2" (0 is the
+    coarsest). The others stay at their mean."""
+    temperature: float | Sequence[float] = 1.0
+    """Factor on the prior's σ: one for all scales, or one per scale, coarsest first."""
+    seed: int = 0
+    tile: str = "auto"
+    """"whole", "auto", or the side of the tiles in pixels."""
+    window: tuple[float, float] | None = None
+    """Stored pixel values that map to 0 and 1; None for those of training."""
+
+
+@dataclass(frozen=True)
+class ImageSamples:
+    """Samples of one image; mean and standard deviation of the summed probability of its stochastic classes."""
+
+    labels: Integer[np.ndarray, "s h w"]
+    mean: Float32[np.ndarray, "h w"]
+    std: Float32[np.ndarray, "h w"]
+
+
+def sample_image(
+    trained: TrainedModel,
+    *,
+    image: Float32[np.ndarray, "c h w"],
+    options: SamplingOptions,
+    advance: Callable[[int], None] = lambda _: None,
+) -> ImageSamples:
+    """Sample an image of any size; `advance` is called with the number of new samples.
+
+    The image is padded with its border pixels to a size that the model can halve. The noise of sample n depends only
+    on the seed and the image's size, so the slices of a volume share it.
+    """
+    model = trained.model
+    if model.cond_channels:
+        raise ConfigError(f"{trained.name}: needs partial labels (data.extrapolate), which image files do not have")
+    h, w = image.shape[1:]
+    below, right = -h % model.size_multiple, -w % model.size_multiple
+    sides = (right // 2, right - right // 2, below // 2, below - below // 2)
+    padded = F.pad(torch.from_numpy(image)[None], sides, mode="replicate").to(trained.device)
+    inside = np.s_[..., sides[2] : sides[2] + h, sides[0] : sides[0] + w]
+    labels = []
+    mean = torch.zeros(h, w, device=trained.device)
+    squares = torch.zeros_like(mean)  # of distances from the running mean (Welford)
+    try:
+        for part in stream(
+            choose_sampler(
+                model, size=(padded.shape[2], padded.shape[3]), tile=options.tile, sampler=trained.sampler
+            ),
+            image=padded,
+            num_samples=options.num_samples,
+            latents=parse_scales(options.scales, num_scales=len(model.latent_dims)),
+            temperature=options.temperature,
+            generator=torch.Generator().manual_seed(options.seed),
+        ):
+            for probs, chosen in zip(part.probs[0][inside], part.labels[0][inside], strict=True):
+                labels.append(chosen.cpu().numpy().astype(np.min_scalar_type(model.num_classes - 1)))
+                marked = probs[list(stochastic_classes(trained))].sum(dim=0)
+                before = marked - mean
+                mean += before / len(labels)
+                squares += before * (marked - mean)
+                advance(1)
+    except torch.OutOfMemoryError:
+        raise DataError(f"{h}x{w} pixels do not fit the device's memory; choose smaller tiles, --tile 256") from None
+    std = (squares / len(labels)).clamp(min=0).sqrt()
+    return ImageSamples(np.stack(labels), mean.clamp(0, 1).cpu().numpy(), std.cpu().numpy())
+
+
+def stochastic_classes(trained: TrainedModel) -> tuple[int, ...]:
+    """The classes in which hypotheses differ; all but the background if the data do not say."""
+    return trained.info.stochastic_classes or tuple(range(1, trained.info.num_classes))
+
+
+def parse_scales(scales: str, *, num_scales: int) -> list[Any]:
+    """ "sample" or "mean" for each scale; see `SamplingOptions.scales`."""
+    named = {"full": range(num_scales), "global": (0,), "local": (num_scales - 1,)}
+    try:
+        sampled = set(named[scales] if scales in named else map(int, scales.split(",")))
+    except ValueError:
+        sampled = {-1}
+    if not sampled <= set(range(num_scales)):
+        raise ConfigError(
+            f"scales: expected full, global, local, or numbers from 0 (coarsest) to {num_scales - 1} such as 0,1; "
+            f"got {scales!r}"
+        )
+    choices: dict[bool, Literal["sample", "mean"]] = {True: "sample", False: "mean"}
+    return [choices[i in sampled] for i in range(num_scales)]
+
+
+def choose_sampler(
+    model: HPUNet | ProbUNet, *, size: tuple[int, int], tile: str, sampler: SegmentationModel | None = None
+) -> SegmentationModel:
+    """What samples an image of this size: the model, its `sampler` if given, or the model tile by tile."""
+    if tile == "whole" or (tile == "auto" and size[0] * size[1] <= MAX_UNTILED_PIXELS):
+        return sampler or model
+    if tile != "auto" and not tile.isdecimal():
+        raise ConfigError(f"tile: expected auto, whole or a number of pixels, got {tile!r}")
+    if sampler is not None:
+        raise ConfigError("tile: fused kernels compute images whole; use --tile whole or --kernels torch")
+    return Tiled(model, tile=DEFAULT_TILE if tile == "auto" else int(tile))
