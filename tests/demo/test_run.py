@@ -120,7 +120,7 @@ def test_demo_goes_all_the_way_and_repeats_and_replaces_itself(
     assert told
     assert list(result.scores) == ["HPU-Net", "Probabilistic U-Net"]
     text = result.report.read_text(encoding="utf-8")
-    for words in ("Against the known truth", "What the scales decide", "Hypotheses of probabilistic-u-net"):
+    for words in ("Against the known truth", "What each scale decides", "Hypotheses of probabilistic-u-net"):
         assert words in text
     saved = json.loads((tmp_path / "demo/demo.json").read_text(encoding="utf-8"))
     assert saved["scores"]["HPU-Net"]["ged2"]["mean"] == result.scores["HPU-Net"]["ged2"].mean
@@ -155,7 +155,7 @@ def test_demo_command_says_that_it_starts_anew_after_an_interruption(
 def test_run_demo_deletes_nothing_that_is_not_its_own(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data/precious").write_text("")
-    with pytest.raises(ConfigError, match="data: is not of an earlier demonstration"):
+    with pytest.raises(ConfigError, match="data: earlier demonstration"):
         run_demo(tmp_path)
     assert (tmp_path / "data/precious").is_file()
     with pytest.raises(ConfigError, match="cannot hold the demonstration"):

@@ -1,1 +1,1 @@
-"""TODO"""
+"""`hpunet bench`: speed of this machine."""

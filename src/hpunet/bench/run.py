@@ -1,7 +1,6 @@
-"""What `hpunet bench` measures: a preset's training step, its sampling, the loop around it, evaluation, augmentation.
+"""What `hpunet bench` measures: training step, sampling, training loop, evaluation and augmentation of a preset.
 
-All contestants for a question are measured in one run, in turn, on fresh data; the first one is what the others are
-compared with. Data are random or synthetic: what pixels show does not matter to the speed.
+All candidates of a question take turns in one run, on random or synthetic data; speeds are relative to the first one.
 """
 
 import math
@@ -17,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hpunet.bench.timing import Contestant, Stopwatch
+from hpunet.bench.timing import Candidate, Timer
 from hpunet.config.settings import Settings, load_settings
 from hpunet.data.augment import augment
 from hpunet.data.batch import Batch
@@ -33,43 +32,43 @@ from hpunet.models.build import build_model
 from hpunet.models.hpunet import HPUNet
 from hpunet.models.punet import ProbUNet
 from hpunet.sampling.sample import sample
-from hpunet.training.build import autocast_for, build_example_builder, build_objective, build_optimiser
+from hpunet.training.build import autocast_for, build_objective, build_optimiser
 from hpunet.training.run import Training
 from hpunet.weights.run_state import describe_run
 
 NUM_SAMPLES = 16
 BATCH_ON_CPU = 4
 _DATA = {"snemi3d": "neurites", "cityscapes": "streets"}
-"""Synthetic data that stand for those of presets of this name; lesions for all others."""
+"""Synthetic data by the first word of the preset; lesions for all others."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One contestant's answer to one question."""
+    """One candidate's result for one question."""
 
     group: str
     question: str
-    contestant: str
+    candidate: str
     unit: str
     value: float | None
-    """The median of the repeats; None if it could not be measured."""
+    """Median over the repeats; None if the candidate failed."""
     speed: float | None
-    """How many times as fast as the question's first contestant."""
+    """Speed relative to the first candidate."""
     spread: float | None
-    """Slowest minus fastest repeat, as a share of the median."""
+    """(Slowest − fastest repeat) / median."""
     peak_mib: float | None
-    why_not: str | None
+    failure: str | None
     seconds: list[float]
-    """A call's, in each repeat."""
+    """Seconds per call, one entry per repeat."""
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What is measured, and with which stopwatch."""
+    """What is measured, and the timer."""
 
     settings: Settings
     kind: str
-    watch: Stopwatch
+    timer: Timer
 
     @property
     def info(self) -> SetInfo:
@@ -78,30 +77,26 @@ class Workload:
 
     @property
     def batch(self) -> int:
-        """Images a step."""
+        """Images per step."""
         return self.settings.optimiser.batch_size
 
     @property
     def source_size(self) -> tuple[int, int]:
-        """Images that crops are cut from: 180 pixels for crops of 128, as LIDC's."""
+        """Size of the images that crops are cut from: 180 pixels for crops of 128, as in LIDC."""
         h, w = self.settings.data.crop
         return h * 45 // 32, w * 45 // 32
 
     def model(self, *, channels_last: bool = True) -> HPUNet | ProbUNet:
         """The preset's network, always with the same weights."""
         torch.manual_seed(0)
-        model = build_model(
-            self.settings.model,
-            in_channels=self.info.in_channels,
-            num_classes=self.info.num_classes,
-            channels_last=channels_last,
-        )
+        sizes: dict[str, Any] = {"in_channels": self.info.in_channels, "num_classes": self.info.num_classes}
+        model = build_model(self.settings.model, **sizes, channels_last=channels_last)
         model.check_values = False
-        return model.to(self.watch.device)
+        return model.to(self.timer.device)
 
     def images(self, count: int) -> Tensor:
-        """Random ones, of the crop's size."""
-        return torch.rand(count, self.info.in_channels, *self.settings.data.crop, device=self.watch.device)
+        """Random images of the crop's size."""
+        return torch.rand(count, self.info.in_channels, *self.settings.data.crop, device=self.timer.device)
 
 
 def run_bench(
@@ -113,7 +108,7 @@ def run_bench(
     repeats: int = 7,
     say: Callable[[str], None] = lambda _words: None,
 ) -> Iterator[list[Row]]:
-    """The rows of one group after the other."""
+    """Yield the rows of one group after the other."""
     if unknown := set(only) - GROUPS.keys():
         raise ConfigError(f"only: expected some of {', '.join(GROUPS)}, got {unknown.pop()!r}")
     on_gpu = device.type == "cuda"
@@ -123,16 +118,16 @@ def run_bench(
     changes += [f"optimiser.batch_size={batch}"] if batch else []
     changes += ["optimiser.precision=bf16", "optimiser.cuda_graph=true"] if on_gpu else []
     kind = _DATA.get(preset.split("-")[0], "lesions")
-    work = Workload(load_settings(preset, changes), kind, Stopwatch(device, repeats=repeats, say=say))
+    work = Workload(load_settings(preset, changes), kind, Timer(device, repeats=repeats, say=say))
     for name, measure in GROUPS.items():
         if not only or name in only:
-            with work.watch.on_its_stream():
+            with work.timer.stream():
                 rows = list(measure(work))
             yield rows
 
 
 def about(device: torch.device) -> dict[str, Any]:
-    """Where and when numbers were taken."""
+    """Hardware, versions and date."""
     found = describe_run()
     if device.type == "cpu":
         found["device"] = f"{found['device']} CPU ({found['cpu_capability']}, {found['num_threads']} threads)"
@@ -140,28 +135,19 @@ def about(device: torch.device) -> dict[str, Any]:
 
 
 def _rows(
-    group: str, question: str, contestants: Sequence[Contestant], *, unit: str, count: int = 1, memory: bool = False
+    group: str, question: str, candidates: Sequence[Candidate], *, unit: str, count: int = 1, memory: bool = False
 ) -> Iterator[Row]:
-    """`count` is how much of the unit a call does; without one a call's milliseconds are given."""
-    first = contestants[0].median
-    for contestant in contestants:
-        seconds, value, speed, spread = contestant.median, None, None, None
+    """Rows of a question. `count`: units per call, unless the unit is ms."""
+    first = candidates[0].median
+    for candidate in candidates:
+        seconds, value, speed, spread = candidate.median, None, None, None
         if seconds is not None:
             value = 1e3 * seconds if unit == "ms" else count / seconds
             speed = None if first is None else first / seconds
-            spread = (max(contestant.seconds) - min(contestant.seconds)) / seconds
-        yield Row(
-            group=group,
-            question=question,
-            contestant=contestant.name,
-            unit=unit,
-            value=value,
-            speed=speed,
-            spread=spread,
-            peak_mib=contestant.peak_mib if memory else None,
-            why_not=contestant.why_not,
-            seconds=contestant.seconds,
-        )
+            spread = (max(candidate.seconds) - min(candidate.seconds)) / seconds
+        peak_mib = candidate.peak_mib if memory else None
+        measured = (value, speed, spread, peak_mib, candidate.failure, candidate.seconds)
+        yield Row(group, question, candidate.name, unit, *measured)
 
 
 def bare_step(
@@ -171,8 +157,8 @@ def bare_step(
     channels_last: bool = True,
     wrap: Callable[[nn.Module], Any] = lambda model: model,
 ) -> Callable[[], None]:
-    """Forward, objective, backward and Adam on images and labels that are drawn in the step."""
-    device, (h, w) = work.watch.device, work.settings.data.crop
+    """Forward, loss, backward and Adam on random images and labels drawn in the step."""
+    device, (h, w) = work.timer.device, work.settings.data.crop
     model = work.model(channels_last=channels_last)
     loss = build_objective(work.settings.objective, num_pieces=1).to(device)
     network, shapes = wrap(model), model.latent_shapes(h, w)
@@ -184,7 +170,7 @@ def bare_step(
         labels = torch.randint(work.info.num_classes, (work.batch, h, w), device=device)
         noise = [torch.randn(work.batch, *shape, device=device) for shape in shapes]
         optimiser.zero_grad(set_to_none=True)
-        with autocast_for(precision, device)():  # in every step, since it also sets TF32 for the process
+        with autocast_for(precision, device)():  # also sets TF32 for the process
             output = network(image=image, labels=labels, noise=noise)
         loss(output, labels=labels).loss.backward()
         optimiser.step()
@@ -194,7 +180,7 @@ def bare_step(
 
 def _fused(work: Workload) -> Callable[[nn.Module], nn.Module]:
     def wrap(model: nn.Module) -> nn.Module:
-        if reason := reason_against_fused(model, device=work.watch.device):
+        if reason := reason_against_fused(model, device=work.timer.device):
             raise ConfigError(reason)
         return fused_network(model, size=work.settings.data.crop)
 
@@ -202,26 +188,23 @@ def _fused(work: Workload) -> Callable[[nn.Module], nn.Module]:
 
 
 def _train(work: Workload) -> Iterator[Row]:
-    ready, step = work.watch.ready, partial(bare_step, work)
-    if work.watch.on_gpu:
+    prepare, step = work.timer.prepare, partial(bare_step, work)
+    if work.timer.on_gpu:
         in_bf16 = partial(step, precision="bf16")
-        contestants = [
-            ready("fp32 eager, no TF32", step),
-            ready("bf16 + CUDA graph", in_bf16, graph=True),
-            ready("torch.compile (bf16) + CUDA graph", partial(in_bf16, wrap=torch.compile), graph=True),
-            ready("fused (bf16) + CUDA graph", partial(in_bf16, wrap=_fused(work)), graph=True),
+        candidates = [
+            prepare("fp32 eager, no TF32", step),
+            prepare("bf16 + CUDA graph", in_bf16, graph=True),
+            prepare("torch.compile (bf16) + CUDA graph", partial(in_bf16, wrap=torch.compile), graph=True),
+            prepare("fused (bf16) + CUDA graph", partial(in_bf16, wrap=_fused(work)), graph=True),
         ]
     else:
-        contestants = [
-            ready("plain NCHW", partial(step, channels_last=False)),
-            ready("default", step),
-        ]
-    work.watch.race(contestants)
-    yield from _rows("train", f"training step, batch {work.batch}", contestants, unit="ms", memory=True)
+        candidates = [prepare("plain NCHW", partial(step, channels_last=False)), prepare("default", step)]
+    work.timer.measure(candidates)
+    yield from _rows("train", f"training step, batch {work.batch}", candidates, unit="ms", memory=True)
 
 
 def _sample(work: Workload) -> Iterator[Row]:
-    ready, device = work.watch.ready, work.watch.device
+    prepare, device = work.timer.prepare, work.timer.device
 
     def plain(count: int, *, channels_last: bool = True) -> Callable[[], object]:
         model = work.model(channels_last=channels_last)
@@ -237,33 +220,33 @@ def _sample(work: Workload) -> Iterator[Row]:
         return lambda: sample(model, image=work.images(count), num_samples=NUM_SAMPLES, return_logits=False)
 
     for count in dict.fromkeys((1, work.batch)):
-        if work.watch.on_gpu:
-            contestants = [
-                ready("bf16 eager", partial(plain, count)),
-                ready("bf16 + CUDA graph", partial(plain, count), graph=True),
-                ready("fused (bf16)", partial(fused, count)),
-                ready("fused (bf16) + CUDA graph", partial(fused, count), graph=True),
+        if work.timer.on_gpu:
+            candidates = [
+                prepare("bf16 eager", partial(plain, count)),
+                prepare("bf16 + CUDA graph", partial(plain, count), graph=True),
+                prepare("fused (bf16)", partial(fused, count)),
+                prepare("fused (bf16) + CUDA graph", partial(fused, count), graph=True),
             ]
         else:
-            contestants = [
-                ready("plain NCHW", partial(plain, count, channels_last=False)),
-                ready("default", partial(plain, count)),
+            candidates = [
+                prepare("plain NCHW", partial(plain, count, channels_last=False)),
+                prepare("default", partial(plain, count)),
             ]
-        work.watch.race(contestants)
+        work.timer.measure(candidates)
         if count == 1:
-            yield from _rows("sample", f"{NUM_SAMPLES} hypotheses of one image", contestants, unit="ms", memory=True)
+            yield from _rows("sample", f"{NUM_SAMPLES} hypotheses of one image", candidates, unit="ms", memory=True)
         else:
             question, total = f"{NUM_SAMPLES} hypotheses of {count} images", count * NUM_SAMPLES
-            yield from _rows("sample", question, contestants, unit="hypotheses/s", count=total, memory=True)
+            yield from _rows("sample", question, candidates, unit="hypotheses/s", count=total, memory=True)
 
 
 def _end_to_end(work: Workload) -> Iterator[Row]:
-    """The real loop's steps: images from a pack, augmentation, guard, what is logged."""
-    device, ready, on_gpu = work.watch.device, work.watch.ready, work.watch.on_gpu
+    """Steps of the training loop: images from a pack, augmentation, checks, logging."""
+    device, prepare, on_gpu = work.timer.device, work.timer.prepare, work.timer.on_gpu
     can_fuse = reason_against_fused(work.model(), device=device) is None
     bare = partial(bare_step, work, precision=work.settings.optimiser.precision)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        work.watch.say("making synthetic images")
+        work.timer.say("making synthetic images")
         source = open_synthetic(work.kind, split="train", num_images=2 * work.batch, size=work.source_size)
         pack = write_pack({"train": source}, Path(folder, "pack"))
 
@@ -279,47 +262,44 @@ def _end_to_end(work: Workload) -> Iterator[Row]:
 
             return step
 
-        contestants = [
-            ready("bare step", partial(bare, wrap=_fused(work)) if can_fuse else bare, graph=True),
-            ready("training loop", loop),
+        candidates = [
+            prepare("bare step", partial(bare, wrap=_fused(work)) if can_fuse else bare, graph=True),
+            prepare("training loop", loop),
         ]
-        work.watch.race(contestants, calls=work.settings.logging.log_every)
-    yield from _rows("end-to-end", f"training with its data, batch {work.batch}", contestants, unit="steps/s")
+        work.timer.measure(candidates, calls=work.settings.logging.log_every)
+    yield from _rows("end-to-end", f"training with its data, batch {work.batch}", candidates, unit="steps/s")
 
 
 def _evaluate(work: Workload) -> Iterator[Row]:
-    crop, size = work.settings.data.crop, fast_batch_size(work.watch.device)
-    count = 4 * size if work.watch.on_gpu else work.batch
+    crop, size = work.settings.data.crop, fast_batch_size(work.timer.device)
+    count = 4 * size if work.timer.on_gpu else work.batch
     source = open_synthetic(work.kind, split="val", num_images=count, size=crop)
     items = [read_item(source, index, work.info) for index in range(count)]
 
     def scoring(kernels: str) -> Callable[[], None]:
         model = work.model().eval()
+        device = work.timer.device
+        sampler = fast_sampler(model, kernels=kernels, device=device)
         scorer = Scorer(
-            model=model,
-            info=work.info,
-            crop=crop,
-            num_samples=NUM_SAMPLES,
-            device=work.watch.device,
-            sampler=fast_sampler(model, kernels=kernels, device=work.watch.device),
+            model=model, info=work.info, crop=crop, num_samples=NUM_SAMPLES, device=device, sampler=sampler
         )
 
         def score() -> None:
-            autocast_for("fp32", work.watch.device)
+            autocast_for("fp32", work.timer.device)
             for _rows in scored(scorer, source, (items[i : i + size] for i in range(0, len(items), size))):
                 pass
 
         return score
 
-    names = {"float32": "torch", "fused (bf16)": "fused"} if work.watch.on_gpu else {"default": "torch"}
-    contestants = [work.watch.ready(name, partial(scoring, kernels)) for name, kernels in names.items()]
-    work.watch.race(contestants, calls=3)
+    names = {"float32": "torch", "fused (bf16)": "fused"} if work.timer.on_gpu else {"default": "torch"}
+    candidates = [work.timer.prepare(name, partial(scoring, kernels)) for name, kernels in names.items()]
+    work.timer.measure(candidates, calls=3)
     question = f"evaluation, {NUM_SAMPLES} samples: sampling and metrics"
-    yield from _rows("evaluate", question, contestants, unit="images/s", count=count)
+    yield from _rows("evaluate", question, candidates, unit="images/s", count=count)
 
 
 def _augment(work: Workload) -> Iterator[Row]:
-    device, count = work.watch.device, 8 * work.batch
+    device, count = work.timer.device, 8 * work.batch
     (h, w), info = work.source_size, work.info
     batch = Batch(
         image=torch.rand(count, info.in_channels, h, w, device=device),
@@ -328,28 +308,23 @@ def _augment(work: Workload) -> Iterator[Row]:
         graders=torch.ones(count, info.num_graders, dtype=torch.bool, device=device),
     )
     step, index = torch.zeros((), dtype=torch.int64, device=device), torch.arange(count, device=device)
-    example_builder = build_example_builder(work.settings, info=info)
+    crop, settings = work.settings.data.crop, work.settings.augmentation
 
     def ours() -> Batch:
         step.add_(1)
-        key: dict[str, Any] = {"seed": 0, "step": step, "index": index}
-        return augment(batch, settings=example_builder.augmentation, crop_size=example_builder.crop, **key)
+        return augment(batch, settings=settings, crop_size=crop, seed=0, step=step, index=index)
 
-    contestants = [
-        work.watch.ready(
-            "affine_grid + grid_sample", lambda: partial(plain_warp, batch, example_builder.crop), graph=True
-        ),
-        work.watch.ready("hpunet", lambda: ours, graph=True),
+    candidates = [
+        work.timer.prepare("affine_grid + grid_sample", lambda: partial(plain_warp, batch, crop), graph=True),
+        work.timer.prepare("hpunet", lambda: ours, graph=True),
     ]
-    work.watch.race(contestants)
-    question = (
-        f"augmentation, {h}×{w} to {example_builder.crop[0]}×{example_builder.crop[1]}, labels of {info.num_graders}"
-    )
-    yield from _rows("augment", question, contestants, unit="images/s", count=count)
+    work.timer.measure(candidates)
+    question = f"augmentation, {h}×{w} to {crop[0]}×{crop[1]}, labels of {info.num_graders}"
+    yield from _rows("augment", question, candidates, unit="images/s", count=count)
 
 
 def plain_warp(batch: Batch, crop: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """The same kinds of warps as one would write them first: no validity, no keys, labels as floats on the way."""
+    """A straightforward version of the same warps, without validity masks and keyed noise."""
     (b, _, h, w), (rows, columns), device = batch.image.shape, crop, batch.image.device
     angle, scale, shear, shift_y, shift_x = (2 * torch.rand(5, b, device=device) - 1).unbind()
     flip_y, flip_x = torch.randint(2, (2, b), device=device) * 2 - 1

@@ -20,22 +20,22 @@ _COLUMNS = ("", "", "median", "speed", "spread", "peak memory")
 
 
 def bench_command(
-    preset: Annotated[str, typer.Option(help="A preset's name, or a TOML file.")] = "lidc-hpu",
+    preset: Annotated[str, typer.Option(help="Preset name or TOML file.")] = "lidc-hpu",
     batch: Annotated[
-        int | None, typer.Option(help="Images a step; by default the preset's, on a CPU 4.", min=1)
+        int | None, typer.Option(help="Images per step. Default: the preset's, 4 on a CPU.", min=1)
     ] = None,
     only: Annotated[
         list[str] | None,
-        typer.Option(help="train, sample, end-to-end, evaluate or augment; may be given repeatedly."),
+        typer.Option(help="train, sample, end-to-end, evaluate or augment; repeatable."),
     ] = None,
-    repeats: Annotated[int, typer.Option(help="Repeats, of which medians are given.", min=1)] = 7,
+    repeats: Annotated[int, typer.Option(help="Number of repeats; medians are reported.", min=1)] = 7,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all numbers to this file.")] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown rows instead of a table.")] = False,
 ) -> None:
-    """Measure how fast this machine trains, samples, evaluates and augments: contestants in turn, medians of repeats.
+    """Measure training, sampling, evaluation and augmentation on this machine.
 
-    On a GPU: plain float32, bf16, torch.compile and fused kernels, in CUDA graphs, with their memory. On a CPU: the
-    default against plain NCHW.
+    GPU: float32, bf16, torch.compile and fused kernels, in CUDA graphs, with peak memory. CPU: the default against
+    plain NCHW.
     """
     with notes.status("loading torch") as status:
         from hpunet.bench.run import about, run_bench
@@ -53,7 +53,7 @@ def bench_command(
             print(*markdown_header(), sep="\n", flush=True)
         for rows in run_bench(preset, device=device, batch=batch, only=only or [], repeats=repeats, say=say):
             found += rows
-            if markdown:  # after every group, for the impatient
+            if markdown:
                 print(*map(markdown_row, rows), sep="\n", flush=True)
             if json_file:
                 content = dump_json({**header, "rows": [asdict(row) for row in found]}, name=str(json_file))
@@ -64,17 +64,17 @@ def bench_command(
     else:
         console.print(_table(found, header))
     for row in found:
-        if row.why_not:
-            notes.print(f"{row.contestant}: {row.why_not}", highlight=False, markup=False, soft_wrap=True)
+        if row.failure:
+            notes.print(f"{row.candidate}: {row.failure}", highlight=False, markup=False, soft_wrap=True)
 
 
 def markdown_header() -> list[str]:
-    """The lines above the rows of a table."""
+    """Header lines of a Markdown table."""
     return [f"| {' | '.join(cells)} |" for cells in (_COLUMNS, ["---"] * len(_COLUMNS))]
 
 
 def markdown_row(row: "Row") -> str:
-    """A line of it."""
+    """A row of the Markdown table."""
     return f"| {' | '.join(_cells(row))} |"
 
 
@@ -88,7 +88,7 @@ def _table(rows: Sequence["Row"], header: Mapping[str, Any]) -> Table:
             question, *numbers = map(escape, _cells(row))
             table.add_row("" if number else question, *numbers[: None if with_memory else -1])
         table.add_section()
-    table.caption = "speed: against the first of each question; spread: slowest minus fastest repeat"
+    table.caption = "speed: relative to the first of each question; spread: (slowest − fastest repeat) / median"
     table.caption_justify = "left"
     return table
 
@@ -100,10 +100,10 @@ def _where(header: Mapping[str, Any]) -> str:
 
 def _cells(row: "Row") -> list[str]:
     if row.value is None or row.spread is None:
-        return [row.question, row.contestant, "not measured", "", "", ""]
+        return [row.question, row.candidate, "not measured", "", "", ""]
     return [
         row.question,
-        row.contestant,
+        row.candidate,
         f"{row.value:.{_digits(row.value)}f} {row.unit}",
         "" if row.speed is None else f"{row.speed:.2f}×",
         f"{row.spread:.0%}",
@@ -112,5 +112,5 @@ def _cells(row: "Row") -> list[str]:
 
 
 def _digits(value: float) -> int:
-    """Three figures are enough."""
+    """Decimals that give three significant figures."""
     return 0 if value >= 100 else 1 if value >= 10 else 2

@@ -1,1 +1,1 @@
-"""TODO"""
+"""`hpunet demo`: both models against a known distribution."""

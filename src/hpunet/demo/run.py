@@ -1,7 +1,7 @@
-"""The demonstration that `make demo` runs: two small models on lesions whose distribution is known exactly.
+"""The demonstration of `make demo`: two small models on synthetic lesions with a known distribution.
 
-An HPU-Net and a Probabilistic U-Net are trained for the same time, each with settings of its own that were chosen on
-the validation images (`presets/demo.toml`, `presets/demo-punet.toml`), and compared on test images with the truth.
+An HPU-Net and a Probabilistic U-Net train for the same time, each with its own settings chosen on validation images
+(`demo.toml`, `demo-punet.toml` in config/presets), and are compared with the truth on test images.
 """
 
 import math
@@ -23,47 +23,46 @@ from hpunet.utils.files import atomic_write, dump_json
 from hpunet.weights.load import load
 
 MODELS = {"HPU-Net": "demo", "Probabilistic U-Net": "demo-punet"}
-"""The models that are compared, and their presets."""
 METRICS = {"ged2": "GED² (lower is better)", "hm_iou": "matched IoU", "iou_rec": "IoU_rec"}
 SPLIT_SIZES = {"train": 2000, "val": 100, "test": 200}
 _MARKER = "demo.json"
-"""Marks a folder as the demonstration's; holds its numbers once there are any."""
+"""Marks a folder as a demonstration; later holds its numbers."""
 _MADE_BY = {"made by": "hpunet demo"}
 TrainingDisplay = Callable[[str, Settings], AbstractContextManager[Callback]]
-"""Given a model's name and settings, what is told how its training goes."""
+"""Opens a progress display for a model; it yields the callback of `train`."""
 
 
 @dataclass(frozen=True)
 class DemoResult:
-    """What there is to print."""
+    """The comparison, ready to print."""
 
     report: Path
     scores: dict[str, dict[str, Bootstrap]]
-    """Metrics by model, with errors by bootstrap over the test images."""
+    """Metrics by model, with bootstrap errors over test images."""
     perfect_ged2: float
     border_shares: dict[str, float]
-    """Share of the HPU-Net's sample variance at borders, by what was sampled."""
+    """Share of the HPU-Net's sample variance at borders, by sampled scale."""
 
     def tables(self) -> list[Table]:
-        """The comparison, and what the scales do."""
+        """One table for the comparison, one for the scales."""
         rows = [
             [title, *(f"{found[name].mean:.3f} ± {found[name].std:.3f}" for found in self.scores.values())]
             for name, title in METRICS.items()
         ]
         comparison = Table(
             title="Against the known truth",
-            says=f"Test images, {NUM_SAMPLES} samples each, mean ± standard deviation by bootstrap over images. GED² "
-            "compares the samples with the exact distribution that the graders were drawn from; a perfect sampler "
-            f"would have {self.perfect_ged2:.3f}. Matched IoU compares them with {NUM_SAMPLES} draws of it. IoU_rec "
-            "is of the graders' own maps.",
+            says=f"Test images, {NUM_SAMPLES} samples per image, mean ± standard deviation by bootstrap over images. "
+            "GED² compares the samples with the exact distribution of the graders; a perfect sampler has "
+            f"{self.perfect_ged2:.3f}. Matched IoU compares them with {NUM_SAMPLES} draws from that distribution. "
+            "IoU_rec scores reconstructions of the graders' maps.",
             columns=["", *self.scores],
             rows=rows,
         )
         scales = Table(
-            title="What the scales decide",
-            says="Share of the variance of the HPU-Net's samples that lies within 2 pixels of an outline that a "
-            "grader may draw, the core's or the halo's, when only one latent scale is sampled. If the coarse scale "
-            "decides about whole lesions and the fine one about their borders, the second share is the larger.",
+            title="What each scale decides",
+            says="Share of the HPU-Net's sample variance within 2 pixels of a possible outline (core or halo), when "
+            "only one latent scale is sampled. If the coarse scale decides about whole lesions and the fine scale "
+            "about borders, the second share is larger.",
             columns=["sampled", "variance at borders"],
             rows=[[name, f"{share:.1%}"] for name, share in self.border_shares.items()],
         )
@@ -80,8 +79,8 @@ def run_demo(
 ) -> DemoResult:
     """Make data, train both models, compare them, write the report page.
 
-    `out` is a new folder, an empty one, or that of an earlier demonstration, which is replaced. `changes` are
-    assignments such as `optimiser.iterations=100`, for both models.
+    `out` is new, empty, or an earlier demonstration, which is replaced. `changes` are settings of both models, for
+    example `optimiser.iterations=100`.
     """
     show = display or (lambda _name, _settings: nullcontext(lambda _step, _numbers: None))
     settings = {name: load_settings(preset, [*changes, f"seed={seed}"]) for name, preset in MODELS.items()}
@@ -114,7 +113,7 @@ def run_demo(
 
 
 def run_folder(out: Path, name: str) -> Path:
-    """Where the run of a model lies: `out` / "hpu-net" and the like."""
+    """Folder of a model's run, for example `out` / "hpu-net"."""
     return out / name.lower().replace(" ", "-")
 
 
@@ -124,14 +123,14 @@ def _lesions(split: str, settings: Settings) -> SyntheticSource:
 
 
 def _clear(out: Path) -> None:
-    """Make room in `out`: an earlier demonstration goes, anything else stays and is an error."""
+    """Remove an earlier demonstration from `out`; refuse to touch anything else."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         earlier = (out / _MARKER).is_file()
         ours = [*(run_folder(out, name) for name in MODELS), out / "data", out / "report.html"]
         in_the_way = [path for path in ours if path.exists()]
         if in_the_way and not earlier:
-            raise ConfigError(f"{in_the_way[0]}: is not of an earlier demonstration; choose another --out")
+            raise ConfigError(f"{in_the_way[0]}: is not part of an earlier demonstration; choose another --out")
         atomic_write(out / _MARKER, dump_json(_MADE_BY, name=_MARKER))
         for path in in_the_way:
             if path.is_dir():

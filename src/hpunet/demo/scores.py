@@ -1,4 +1,4 @@
-"""How well a model knows a distribution that is known exactly: the synthetic lesions of the demonstration."""
+"""Scores of a model against the known distribution of the synthetic lesions."""
 
 from collections.abc import Sequence
 
@@ -16,19 +16,18 @@ from hpunet.sampling.sample import LatentSource, reconstruct, sample
 
 NUM_SAMPLES = 16
 BORDER_WIDTH = 2.0
-"""How far from an outline, in pixels, still counts as its border."""
+"""Pixels on either side of an outline that count as its border."""
 _IMAGES_AT_ONCE = 10
 
 
 def scores_against_truth(
     model: SegmentationModel, source: SyntheticSource, *, seed: int
 ) -> dict[str, Float64[np.ndarray, " images"]]:
-    """GED², matched IoU and IoU_rec of every image of `source`, against the distribution its graders come from.
+    """GED², matched IoU and IoU_rec per image, against the exact distribution of the graders.
 
-    GED² takes E d(S, Y) and E d(Y, Y') over all label maps Y there are, with their probabilities, and E d(S, S') over
-    all pairs of the samples drawn (self-pairs included, App. B); a perfect sampler gets D / samples on average, D the
-    mean distance of two maps. Matched IoU compares the samples with as many draws of the truth, IoU_rec is of the
-    graders' maps.
+    In GED², E d(S, Y) and E d(Y, Y') are exact sums over all label maps; E d(S, S') is over all sample pairs,
+    self-pairs included (App. B), so a perfect sampler has E d(Y, Y') / samples on average. Matched IoU compares the
+    samples with as many draws of the truth.
     """
     ged2: list[float] = []
     matched: list[float] = []
@@ -46,14 +45,14 @@ def scores_against_truth(
 
 
 def _exact_ged2(samples: Tensor, truth: KnownDistribution) -> float:
-    """GED² of samples (1, s, h, w) against all of a distribution."""
+    """GED² of samples (1, s, h, w) against the whole distribution."""
     pairs = pair_ious(samples=samples, labels=torch.from_numpy(truth.support)[None], num_classes=2)
     between = (1 - pairs.cross[0]).mean(axis=0) @ truth.probabilities
     return float(2 * between - (1 - pairs.samples[0]).mean() - truth.mean_distance)
 
 
 def perfect_ged2(source: SyntheticSource) -> float:
-    """What `scores_against_truth` gives a sampler that draws from the truth, on average."""
+    """The expected GED² of a sampler that draws from the truth."""
     return float(np.mean([source.distribution(i).mean_distance for i in range(len(source))]) / NUM_SAMPLES)
 
 
@@ -61,11 +60,10 @@ GLOBAL_ONLY, LOCAL_ONLY = "most global scale, others at their mean", "most local
 
 
 def border_shares(model: SegmentationModel, source: SyntheticSource, *, seed: int) -> dict[str, float]:
-    """The share of the samples' variance that lies at the borders of lesions, by what was sampled.
+    """Share of the samples' pixel variance that lies in `border_zone`, by sampled scale.
 
-    Of every pixel's label (0 or 1) the variance over the samples of an image is taken and summed over all pixels of
-    all images; the share is that of the pixels in `border_zone`. One latent scale is sampled, the others stay at
-    their mean, as in the paper's figure. NaN if the samples never differ.
+    One latent scale is sampled and the others stay at their mean, as in the paper's figure. NaN if samples never
+    differ.
     """
     rest: list[LatentSource] = ["mean"] * (len(model.latent_dims) - 1)
     ways: dict[str, Sequence[LatentSource]] = {GLOBAL_ONLY: ["sample", *rest], LOCAL_ONLY: [*rest, "sample"]}
@@ -81,7 +79,7 @@ def border_shares(model: SegmentationModel, source: SyntheticSource, *, seed: in
 
 
 def border_zone(truth: KnownDistribution) -> Bool[np.ndarray, "h w"]:
-    """Pixels within `BORDER_WIDTH`, on either side, of an outline that a grader may draw: a core's or a halo's."""
+    """Pixels within `BORDER_WIDTH` of a possible outline, of a core or a halo."""
     return np.asarray(_near_edge(truth.cores) | _near_edge(truth.regions > 0))
 
 
@@ -102,7 +100,7 @@ def _draw(model: SegmentationModel, image: Tensor, latents: str | Sequence[Laten
 
 
 def _batches(source: SyntheticSource) -> list[tuple[list[int], Tensor, Tensor]]:
-    """Numbers, images (b, 1, h, w) and graders' labels (b, r, h, w), a few images at a time."""
+    """Indices, images (b, 1, h, w) and labels (b, r, h, w) of a few images at a time."""
     batches = []
     for start in range(0, len(source), _IMAGES_AT_ONCE):
         indices = list(range(start, min(start + _IMAGES_AT_ONCE, len(source))))
