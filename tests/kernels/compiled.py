@@ -1,11 +1,13 @@
-"""The kernels compiled for an H100 or H200 without one, as a training step has them: the interpreter allows more.
+"""The kernels of a training step, compiled for an H100 or H200 without one: the interpreter accepts more.
 
-Run by `test_kernels.py` in a process of its own: python tests/kernels/compiled.py
+Run by `test_kernels.py` in a process of its own.
 """
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
+import pytest
 import torch
 import triton
 import triton.language as tl
@@ -13,16 +15,24 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from hpunet.kernels import triton_bilinear as bilinear
-from hpunet.kernels import triton_convolution as convolution
-from hpunet.kernels import triton_maps as maps
-from hpunet.kernels import triton_random as keyed
+from hpunet.kernels import triton_bilinear, triton_convolution, triton_heads, triton_maps, triton_random
 from hpunet.kernels.network import FusedNetwork
 from hpunet.models.hpunet import HPUNet
 from hpunet.models.punet import ProbUNet
 
 HOPPER = GPUTarget("cuda", 90, 32)
-HELPERS = {"_patches", "_positive", "_row", "_add_product", "_corner", "_absorb", "_uniform"}  # called by kernels
+MODULES = (triton_bilinear, triton_convolution, triton_heads, triton_maps, triton_random)
+# Called by kernels.
+HELPERS = {
+    "_patches",
+    "_positive",
+    "_row",
+    "_add_product",
+    "_corner",
+    "_absorb",
+    "_uniform",
+    "_head_pixels",
+}  # called by kernels
 TYPES = {
     torch.bfloat16: "*bf16",
     torch.float32: "*fp32",
@@ -30,10 +40,18 @@ TYPES = {
     torch.int32: "*i32",
     torch.int64: "*i64",
 }
+FEW: dict[str, Any] = {"in_channels": 1, "num_classes": 2}
+ONE: dict[str, Any] = {**FEW, "latent_dims": (1,), "blocks_per_scale": 1}
+NETWORKS = {  # model, size of the images, precision
+    "narrow layers, large maps": (lambda: HPUNet(**ONE, channels=(24, 48)), 64, torch.bfloat16),
+    "wide layers, maps down to one pixel": (lambda: HPUNet(**ONE, channels=(96, 192)), 2, torch.bfloat16),
+    "float32": (lambda: HPUNet(**ONE, channels=(16, 24)), 4, torch.float32),
+    "punet": (lambda: ProbUNet(**FEW, channels=(32, 64)), 32, torch.bfloat16),
+}
 
 
 class Compiler:
-    """Takes the place of `launch` and compiles what it would run."""
+    """Replaces `launch`: compiles what it would run."""
 
     def __init__(self) -> None:
         self.compiled: dict[str, Any] = {}
@@ -60,41 +78,46 @@ def kind(value: Any) -> str:
     return "fp32" if isinstance(value, float) else "i32" if abs(value) < 2**31 else "i64"
 
 
-def main() -> None:
+@pytest.fixture(scope="module")
+def compiler() -> Iterator[Compiler]:
+    """Shared by all tests, so that each kernel is compiled once."""
     compiler = Compiler()
-    bilinear.launch = convolution.launch = keyed.launch = maps.launch = compiler  # type: ignore[assignment]
-    # Narrow layers on large maps, wide ones on small maps down to one pixel.
-    few: dict[str, Any] = {"in_channels": 1, "num_classes": 2}
-    one: dict[str, Any] = {**few, "latent_dims": (1,), "blocks_per_scale": 1}
-    for model, size, dtype in (
-        (HPUNet(**one, channels=(24, 48)), 64, torch.bfloat16),
-        (HPUNet(**one, channels=(96, 192)), 2, torch.bfloat16),
-        (HPUNet(**one, channels=(16, 24)), 4, torch.float32),
-        (ProbUNet(**few, channels=(32, 64)), 32, torch.bfloat16),
-    ):
-        network = FusedNetwork(model, dtype=dtype)
-        drawn = {}
-        if isinstance(model, HPUNet):
-            drawn["prior_noise"] = [torch.randn(2, 3, *shape) for shape in model.latent_shapes(size, size)]
-        image, labels = torch.rand(2, 1, size, size), torch.zeros(2, size, size, dtype=torch.long)
-        output = network(image=image, labels=labels, **drawn)
-        loss = output.logits.sum() + output.kl.sum()
-        (loss if output.sample_logits is None else loss + output.sample_logits.sum()).backward()
-    for normal in (False, True):
-        keyed.draw(start=-(2**40), step=torch.tensor(1), index=torch.arange(2), count=3, normal=normal)
-    kernels = {key.split()[0] for key in compiler.compiled}
-    modules = (bilinear, convolution, keyed, maps)
-    assert kernels == {name for m in modules for name, v in vars(m).items() if is_kernel(v)} - HELPERS
-    bad = Compiler()
-    maps_of = [torch.empty(64, 64, dtype=torch.bfloat16)] * 2
-    bad(multiplies_and_adds_up, (1,), *maps_of, torch.empty(64, 64), torch.empty(64), rounds=8, num_stages=3)
-    assert all(overwritten(compiled.asm["ttgir"]) for compiled in bad.compiled.values())  # the check can fail
-    for key, compiled in compiler.compiled.items():
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        for module in MODULES:
+            monkeypatch.setattr(module, "launch", compiler)
+        yield compiler
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_kernels_of_a_training_step_compile(compiler: Compiler, name: str) -> None:
+    make, size, dtype = NETWORKS[name]
+    model, before = make(), set(compiler.compiled)
+    noise = {}
+    if isinstance(model, HPUNet):
+        noise["prior_noise"] = [torch.randn(2, 3, *shape) for shape in model.latent_shapes(size, size)]
+    image, labels = torch.rand(2, 1, size, size), torch.zeros(2, size, size, dtype=torch.long)
+    output = FusedNetwork(model, dtype=dtype)(image=image, labels=labels, **noise)
+    loss = output.logits.sum() + output.kl.sum()
+    (loss if output.sample_logits is None else loss + output.sample_logits.sum()).backward()
+    new = {key: compiler.compiled[key] for key in set(compiler.compiled) - before}
+    assert new
+    for key, compiled in new.items():
         if key.startswith("_convolve") and "*bf16" in key:
             assert "mma" in compiled.asm["ptx"]  # on tensor cores
             assert "cp.async" in compiled.asm["ptx"] or "'TAPS': 1" in key  # loads overlap with them
         assert not overwritten(compiled.asm["ttgir"]), key
-    print("the kernels compile")
+
+
+@pytest.mark.parametrize("normal", [False, True])
+def test_kernels_of_keyed_draws_compile(compiler: Compiler, normal: bool) -> None:
+    triton_random.draw(start=-(2**40), step=torch.tensor(1), index=torch.arange(2), count=3, normal=normal)
+    assert f"'NORMAL': {normal}" in list(compiler.compiled)[-1]
+
+
+def test_no_kernel_is_left_out(compiler: Compiler) -> None:
+    """After the tests above."""
+    kernels = {name for m in MODULES for name, v in vars(m).items() if isinstance(v, triton.JITFunction)}
+    assert {key.split()[0] for key in compiler.compiled} == kernels - HELPERS
 
 
 @triton.jit
@@ -111,17 +134,19 @@ def multiplies_and_adds_up(a, b, out, sums, rounds: tl.constexpr):  # what no ke
     tl.store(sums + i, added)
 
 
+def test_overwritten_operands_are_found() -> None:
+    compiler = Compiler()
+    maps = [torch.empty(64, 64, dtype=torch.bfloat16)] * 2
+    compiler(multiplies_and_adds_up, (1,), *maps, torch.empty(64, 64), torch.empty(64), rounds=8, num_stages=3)
+    assert all(overwritten(compiled.asm["ttgir"]) for compiled in compiler.compiled.values())
+
+
 def overwritten(code: str) -> set[str]:
-    """What tensor cores may still read when it is loaded anew; Triton keeps enough copies of what they alone read."""
+    """Operands that tensor cores may still read while the next ones are loaded over them.
+
+    Triton keeps enough copies of operands that only tensor cores read, but not of those that are read elsewhere too.
+    """
     if not re.search(r"warp_group_dot_wait .*pendings = [1-9]", code):
         return set()
     multiplied = {name for line in re.findall(r"warp_group_dot (%.*?) \{", code) for name in line.split(", ")}
     return multiplied & set(re.findall(r"local_load (%\w+)", code))
-
-
-def is_kernel(value: object) -> bool:
-    return isinstance(value, triton.JITFunction)
-
-
-if __name__ == "__main__":
-    main()

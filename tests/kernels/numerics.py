@@ -1,32 +1,33 @@
-"""Rounding of fused residual blocks beside that of plain torch, against float64, for the blocks of every preset.
+"""Rounding of fused residual blocks and of plain torch, against float64, for the blocks of every preset.
 
-    python tests/kernels/numerics.py [--jobs 8]
+Every output and gradient may be off by at most 1.5 times as much as plain torch is in the same precision (relative
+L2): bfloat16 under autocast (with TF32 in what stays float32), and float32 without TF32.
 
-Needs a GPU. Every output and gradient may be off by at most 1.5 times what plain torch is in the same precision
-(relative L2): bfloat16 under autocast (with TF32 in what stays float32), and float32 without TF32.
+Where rounding moves the argument of a ReLU over zero, a gradient is switched on or off. That is chance, and on small
+maps one such switch outweighs all rounding. So each pass is compared with a float64 pass whose ReLUs are on where
+that pass had them, and switches are counted: fused blocks may have 1.1 times as many as torch, over all blocks. How
+many tensors are further off than allowed from a float64 pass with its own ReLUs is printed (-s).
 
-Where rounding moves the argument of a ReLU over zero, a gradient is switched on or off. That is a matter of luck, and
-on small maps one such switch outweighs all rounding. So the float64 pass that a pass is compared with has its ReLUs
-on where that pass had them, and switches are counted: ours may be 1.1 times torch's, over all blocks. How many
-tensors are further off than allowed from a float64 pass with ReLUs of its own is printed.
+Needs a GPU; run by `test_kernels.py`.
 """
 
-import argparse
 import copy
+import os
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
 from typing import NamedTuple
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 from hpunet.config.settings import load_settings, preset_names
 from hpunet.kernels.flat_parameters import Weights
-from hpunet.kernels.layers import Layer, channel_order
+from hpunet.kernels.layers import ResidualLayer, channel_order
 from hpunet.kernels.plan import run_block, stage_gradient
-from hpunet.kernels.running import Beside
+from hpunet.kernels.side_stream import SideStream
 from hpunet.models.blocks import ResidualBlock, initialise
 from hpunet.models.hpunet import HPUNet
 
@@ -96,7 +97,7 @@ def gradients(block: ResidualBlock, x: Tensor, out: Tensor, gradient: Tensor) ->
 @torch.no_grad()
 def fused(block: ResidualBlock, x: Tensor, gradient: Tensor, *, dtype: torch.dtype) -> Found:
     _, channels, h, w = x.shape
-    layer = Layer([block], h, w, [channel_order((0, channels))])
+    layer = ResidualLayer([block], h, w, [channel_order((0, channels))])
     weights = Weights([layer], others=[[nn.Parameter(torch.zeros(1, device="cuda"))]], dtype=dtype, training=True)
     weights.prepare()
 
@@ -110,11 +111,11 @@ def fused(block: ResidualBlock, x: Tensor, gradient: Tensor, *, dtype: torch.dty
 
     x, gradient = as_map(x, layer.widths[0]), as_map(gradient, layer.widths[2])
     out, h1, h2 = run_block(layer, x)
-    beside = Beside(x.device)
-    back = stage_gradient([(layer, x, h1, h2)], gradient, beside=beside)
-    beside.finish()
+    side = SideStream(x.device)
+    back = stage_gradient([(layer, x, h1, h2)], gradient, side=side)
+    side.join()
     assert back is not None
-    found = dict(zip(weights.parameters, weights.collect(), strict=True))
+    found = dict(zip(weights.parameters, weights.parameter_gradients(), strict=True))
     tensors = {name: found[p].clone() for name, p in block.named_parameters()}
     tensors |= {"output": from_map(out, layer.out_channels), "input": from_map(back, channels)}
     return Found(tensors, (from_map(h1, layer.half) > 0, from_map(h2, layer.half) > 0))
@@ -130,9 +131,9 @@ class Case(NamedTuple):
     batch: int
 
 
-OWN = ", float64 with ReLUs of its own"
+OWN = ", float64 with its own ReLUs"
 Errors = dict[tuple[str, str], tuple[float, float]]
-"""(by us, by torch) of every tensor, by (precision, tensor); of the tensor "ReLUs", how many were switched."""
+"""(fused, torch) for each (precision, tensor); for the tensor "ReLUs", how many were switched."""
 
 
 def draw(case: Case, seed: int) -> Errors:
@@ -143,7 +144,7 @@ def draw(case: Case, seed: int) -> Errors:
     block = block.to("cuda", memory_format=torch.channels_last)  # type: ignore[call-overload]
     size = case.height, case.width
     x, gradient = torch.randn(case.batch, case.channels, *size), torch.randn(case.batch, case.out, *size)
-    # What is given is the same in all precisions.
+    # The inputs are the same in all precisions.
     x, gradient = (t.to("cuda", torch.bfloat16).float() for t in (x, gradient))
     by_float64 = plain(copy.deepcopy(block).double(), x, gradient, dtype=torch.float64)
     errors: Errors = {}
@@ -176,45 +177,41 @@ def compare(case: Case) -> Errors:
     return {key: (over_draws(key, 0), over_draws(key, 1)) for key in draws[0]}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--jobs", type=int, default=8)
-    args = parser.parse_args()
+@pytest.fixture(scope="module")
+def errors_of_blocks() -> list[tuple[Case, Errors]]:
     cases = [Case(*shape, batch) for shape in shapes() for batch in ((1, 3) if shape in ODD else (1,))]
     cases.sort(key=lambda case: case.height * case.width)
-    ratios: dict[str, list[tuple[float, str]]] = {kind: [] for kind in KINDS}
-    switched = {kind: [0.0, 0.0] for kind in KINDS}
-    beyond = dict.fromkeys(KINDS, 0)
-    with ProcessPoolExecutor(args.jobs, mp_context=get_context("spawn")) as pool:  # most of the time is compilation
-        for case, errors in zip(cases, pool.map(compare, cases), strict=True):
-            here: dict[str, list[tuple[float, str]]] = {kind: [] for kind in KINDS}
-            for (kind, name), (us, torchs) in errors.items():
-                if name == "ReLUs":
-                    switched[kind] = [switched[kind][0] + us, switched[kind][1] + torchs]
-                    continue
-                where = f"{case.channels}→{case.out} at {case.height}×{case.width}, batch {case.batch}, {name}"
-                # Where torch is exact (a sum of one number), so are we, to the last bit of float32.
-                row = us / max(torchs, 2.0**-24), f"{where}: {us:.2e} by us, {torchs:.2e} by torch"
-                if name.endswith(OWN):
-                    beyond[kind] += row[0] > ALLOWED
-                else:
-                    here[kind].append(row)
-            for kind, rows in here.items():
-                print(kind, *max(rows), flush=True)
-                ratios[kind] += rows
-    good = True
-    for kind, rows in ratios.items():
-        rows.sort(reverse=True)
-        us, torchs = switched[kind]
-        print(f"{kind}: {len(rows)} tensors, median ratio {rows[len(rows) // 2][0]:.2f}; ", end="")
-        print(f"ReLUs switched by rounding: {us:.0f} by us, {torchs:.0f} by torch;")
-        print(f"  {beyond[kind]} ratios above {ALLOWED}{OWN}; with those of the pass, the worst:")
-        for ratio, where in rows[:5]:
-            print(f"  {ratio:.2f}  {where}")
-        good &= rows[0][0] <= ALLOWED and us <= ALLOWED_SWITCHES * torchs
-    assert good
-    print("rounding is no worse than plain torch's")
+    jobs = min(8, os.cpu_count() or 1)
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:  # most of the time is compilation
+        return list(zip(cases, pool.map(compare, cases), strict=True))
 
 
-if __name__ == "__main__":
-    main()
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", KINDS)
+def test_fused_blocks_round_no_worse_than_torch(kind: str, errors_of_blocks: list[tuple[Case, Errors]]) -> None:
+    rows: list[tuple[float, str]] = []
+    num_beyond = 0
+    for case, errors in errors_of_blocks:
+        for (precision, name), (fused, torchs) in errors.items():
+            if precision != kind or name == "ReLUs":
+                continue
+            # Where torch is exact (a sum of one number), the last bit of float32 is allowed.
+            ratio = fused / max(torchs, 2.0**-24)
+            if name.endswith(OWN):
+                num_beyond += ratio > ALLOWED
+                continue
+            where = f"{case.channels}→{case.out} at {case.height}×{case.width}, batch {case.batch}, {name}"
+            rows.append((ratio, f"{where}: {fused:.2e} fused, {torchs:.2e} by torch"))
+    rows.sort(reverse=True)
+    print(f"{kind}: {len(rows)} tensors, median ratio {rows[len(rows) // 2][0]:.2f}; worst:", *rows[:5], sep="\n  ")
+    print(f"  {num_beyond} ratios above {ALLOWED}{OWN}")
+    assert rows[0][0] <= ALLOWED, rows[0]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", KINDS)
+def test_rounding_switches_about_as_many_relus(kind: str, errors_of_blocks: list[tuple[Case, Errors]]) -> None:
+    counts = [errors[kind, "ReLUs"] for _, errors in errors_of_blocks]
+    fused, torchs = (sum(count[i] for count in counts) for i in range(2))
+    print(f"{kind}: ReLUs switched by rounding: {fused:.0f} fused, {torchs:.0f} by torch")
+    assert fused <= ALLOWED_SWITCHES * torchs

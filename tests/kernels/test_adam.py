@@ -17,7 +17,7 @@ HOW: dict[str, Any] = {"lr": 1e-2, "fused": True}
 
 
 def networks() -> tuple[HPUNet, GECO, torch.optim.Adam, HPUNet, GECO, Adam]:
-    """The same model, objective and optimiser twice, the second with its parameters in a line."""
+    """The same model, objective and optimiser twice, the second with flat parameters."""
     model = HPUNet(in_channels=1, num_classes=2, channels=(12, 16), latent_dims=(1,), blocks_per_scale=1)
     objective = GECO(kappa=0.1)
     model2, objective2 = copy.deepcopy(model), copy.deepcopy(objective)
@@ -27,44 +27,47 @@ def networks() -> tuple[HPUNet, GECO, torch.optim.Adam, HPUNet, GECO, Adam]:
     return model, objective, adam, model2, objective2, adam2
 
 
-def set_gradients(pairs: list[tuple[Any, Any]], adam: Adam, *, in_line: bool = True) -> None:
-    """The same random gradients; those of the second network in the line of gradients, as a pass leaves them."""
-    starts = {id(p): start for p, start in zip(adam.weights.parameters, adam.weights.starts, strict=True)}
+def set_gradients(pairs: list[tuple[Any, Any]], adam: Adam, *, flat: bool = True) -> None:
+    """The same random gradients; those of the second network in the flat buffer, as a pass leaves them."""
+    starts = {id(p): start for p, start in zip(adam.weights.parameters, adam.weights.offsets, strict=True)}
     for one, other in pairs:
         one.grad = torch.randn_like(one)
         other.grad = torch.empty_like(other)
-        if in_line and id(other) in starts:
-            other.grad = adam.weights.line_gradient.as_strided(other.shape, other.stride(), starts[id(other)])
+        if flat and id(other) in starts:
+            other.grad = adam.weights.flat_gradient.as_strided(other.shape, other.stride(), starts[id(other)])
         other.grad.copy_(one.grad)
 
 
-def test_adam_over_the_line_is_adam() -> None:
+def test_flat_adam_equals_adam() -> None:
     torch.manual_seed(0)
-    model, objective, plain, model2, objective2, lined = networks()
+    model, objective, plain, model2, objective2, flat_adam = networks()
     pairs = list(zip([*model.parameters(), objective.w], [*model2.parameters(), objective2.w], strict=True))
     for step in range(7):
         # The first creates moments; a later one has gradients elsewhere, one is skipped, one follows a restore.
-        set_gradients(pairs, lined, in_line=step not in (0, 3))
+        set_gradients(pairs, flat_adam, flat=step not in (0, 3))
         skip = torch.tensor(float(step == 2))
-        plain.found_inf = lined.found_inf = skip  # type: ignore[attr-defined]
+        plain.found_inf = flat_adam.found_inf = skip  # type: ignore[attr-defined]
         if step == 5:
             tensors, state = optimiser_tensors(plain)
-            restore_optimiser(lined, tensors=tensors, state=state)
-        before = lined.weights.line.clone()
+            restore_optimiser(flat_adam, tensors=tensors, state=state)
+        before = flat_adam.weights.flat.clone()
         plain.step()
-        lined.step()
+        flat_adam.step()
         for one, other in pairs:
             torch.testing.assert_close(other, one)
             for name, value in plain.state[one].items():
-                torch.testing.assert_close(lined.state[other][name], value)
+                torch.testing.assert_close(flat_adam.state[other][name], value)
             assert other.grad is not None
-        changed = not torch.equal(before, lined.weights.line)
+        changed = not torch.equal(before, flat_adam.weights.flat)
         assert changed == (step != 2)
-    first, *_ = lined.weights.parameters
-    assert lined.state[first]["exp_avg"].untyped_storage().data_ptr() == lined.moments.untyped_storage().data_ptr()
+    first, *_ = flat_adam.weights.parameters
+    assert (
+        flat_adam.state[first]["exp_avg"].untyped_storage().data_ptr()
+        == flat_adam.moments.untyped_storage().data_ptr()
+    )
 
 
-def test_the_first_group_must_be_the_line() -> None:
-    *_, lined = networks()
-    with pytest.raises(ValueError, match="must have the parameters of the line"):
-        Adam([{"params": lined.weights.parameters[1:]}], weights=lined.weights, **HOW)
+def test_the_first_group_must_be_the_flat_buffer() -> None:
+    *_, flat_adam = networks()
+    with pytest.raises(ValueError, match="flat buffer"):
+        Adam([{"params": flat_adam.weights.parameters[1:]}], weights=flat_adam.weights, **HOW)

@@ -1,7 +1,9 @@
-"""Fused kernels are used where they can be, and where not, it is said why. GPUs are faked."""
+"""Fused kernels are used if they can be, else the reason is reported. GPUs are faked."""
 
+import ast
 import importlib.util
 import json
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +15,7 @@ from tiny_run import PUNET, tiny_settings, write_tiny_pack
 from torch import nn
 
 from hpunet.errors import ConfigError
-from hpunet.kernels import dispatch as choice
+from hpunet.kernels import dispatch
 from hpunet.kernels.dispatch import fast_sampler, reason_against_fused
 from hpunet.models.hpunet import HPUNet
 from hpunet.models.punet import ProbUNet
@@ -28,14 +30,14 @@ BASELINE = ProbUNet(in_channels=1, num_classes=2, channels=(4, 6))
 
 @pytest.fixture
 def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine on which nothing speaks against fused kernels."""
+    """A machine with a recent GPU and Triton."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (9, 0))
     monkeypatch.setattr("hpunet.kernels.dispatch.find_spec", lambda _name: "there")
 
 
 @pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize("model", [MODEL, BASELINE])
-def test_nothing_speaks_against_a_model_in_bf16_on_a_recent_gpu(model: nn.Module) -> None:
+def test_bf16_on_a_recent_gpu_runs_fused(model: nn.Module) -> None:
     assert reason_against_fused(model, device=GPU) is None
 
 
@@ -44,9 +46,9 @@ def test_nothing_speaks_against_a_model_in_bf16_on_a_recent_gpu(model: nn.Module
     ("expected", "changes"),
     [
         ("need a CUDA GPU, this is a CPU", {"device": CPU}),
-        ("are for the HPU-Net, this is a Linear", {"model": nn.Linear(1, 1)}),
-        ("sample the HPU-Net, this is a ProbUNet", {"model": BASELINE, "sampling": True}),
-        ("have objective.energy for the HPU-Net, this is a ProbUNet", {"model": BASELINE, "prior_draws": True}),
+        ("this is a Linear", {"model": nn.Linear(1, 1)}),
+        ("sample .* this is a ProbUNet", {"model": BASELINE, "sampling": True}),
+        (r"objective\.energy .* this is a ProbUNet", {"model": BASELINE, "prior_draws": True}),
         ("compute in bf16, optimiser.precision is tf32", {"precision": "tf32"}),
         ("model.activation_checkpointing is on", {"activation_checkpointing": True}),
         ("optimiser.compile is on", {"compiled": True}),
@@ -54,20 +56,30 @@ def test_nothing_speaks_against_a_model_in_bf16_on_a_recent_gpu(model: nn.Module
 )
 def test_each_reason_is_named(expected: str, changes: dict[str, Any]) -> None:
     reason = reason_against_fused(**{"model": MODEL, "device": GPU, **changes})
-    assert expected in str(reason)
+    assert re.search(expected, str(reason))
 
 
 @pytest.mark.usefixtures("hopper")
 def test_old_gpus_and_missing_triton_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (7, 5))
-    assert reason_against_fused(MODEL, device=GPU) == "fused kernels need compute capability 8.0, this GPU has 7.5"
+    assert "7.5" in str(reason_against_fused(MODEL, device=GPU))
     monkeypatch.setattr("hpunet.kernels.dispatch.find_spec", lambda _name: None)
-    assert reason_against_fused(MODEL, device=GPU) == "fused kernels need Triton, which is not installed"
+    assert "Triton" in str(reason_against_fused(MODEL, device=GPU))
 
 
-def test_choice_is_made_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_packages_import_only_dispatch() -> None:
+    root = Path(dispatch.__file__).parents[1]
+    others = [path for path in root.rglob("*.py") if path.parent.name != "kernels"]
+    assert others
+    for path in others:
+        for node in ast.walk(ast.parse(path.read_text())):
+            name = getattr(node, "module", None) or "" if isinstance(node, ast.ImportFrom) else ""
+            assert not name.startswith("hpunet.kernels") or name == "hpunet.kernels.dispatch", path
+
+
+def test_dispatch_works_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "triton", None)  # importing it fails now
-    spec = importlib.util.spec_from_file_location("choice_again", choice.__file__)
+    spec = importlib.util.spec_from_file_location("dispatch_again", dispatch.__file__)
     assert spec is not None
     assert spec.loader is not None
     again = importlib.util.module_from_spec(spec)
@@ -75,12 +87,12 @@ def test_choice_is_made_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     assert again.fast_sampler(MODEL, kernels="auto", device=CPU) is None
 
 
-def test_sampling_is_plain_unless_fused_is_asked_for_and_possible() -> None:
+def test_fast_sampler_is_none_unless_fused_is_chosen() -> None:
     for kernels in ("auto", "torch"):
         assert fast_sampler(MODEL, kernels=kernels, device=GPU) is None
-    with pytest.raises(ConfigError, match="kernels: fused kernels need a CUDA GPU, this is a CPU; use auto or torch"):
+    with pytest.raises(ConfigError, match=r"kernels: .* CPU; use auto or torch"):
         fast_sampler(MODEL, kernels="fused", device=CPU)
-    with pytest.raises(ConfigError, match="kernels: expected auto, fused, torch, got 'quick'"):
+    with pytest.raises(ConfigError, match=r"kernels: .*quick"):
         fast_sampler(MODEL, kernels="quick", device=CPU)
 
 

@@ -13,7 +13,7 @@ def tiny_model() -> HPUNet:
     return HPUNet(in_channels=1, num_classes=2, channels=(12, 16), latent_dims=(1,), blocks_per_scale=1)
 
 
-def test_parameters_move_into_one_line_and_stay_what_they_were() -> None:
+def test_parameters_move_to_one_buffer_and_keep_their_values() -> None:
     model = tiny_model()
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     FusedNetwork(model, dtype=torch.float32, size=(8, 8))
@@ -38,13 +38,11 @@ def test_a_sampler_leaves_the_parameters_where_they_are() -> None:
     assert [p.data_ptr() for p in model.parameters()] == places
 
 
-def test_a_batch_that_32_bits_cannot_count_is_refused() -> None:
+def test_a_batch_too_large_for_32_bit_indices_is_refused() -> None:
     network = FusedNetwork(tiny_model(), dtype=torch.bfloat16, size=(8, 8))
     plan = network._plan(8, 8)
     widest = 8 * 8 * (16 + 16 + 8)  # the decoder's input: features from below, of the encoder, latents
-    assert plan.most_images == (2**31 - 1) // widest
-    plan.most_images = 1
-    with pytest.raises(
-        ConfigError, match="fused kernels take at most 1 images of 8x8 at once, got 2; work in pieces"
-    ):
+    assert plan.max_images == (2**31 - 1) // widest
+    plan.max_images = 1
+    with pytest.raises(ConfigError, match="at most 1 images of 8x8 at once, got 2"):
         network(image=torch.zeros(2, 1, 8, 8), labels=torch.zeros(2, 8, 8, dtype=torch.long))

@@ -1,4 +1,4 @@
-"""Adam where all parameters of a network lie in one line: one kernel instead of one for every few parameters."""
+"""Adam for parameters in one flat buffer: one kernel instead of one for every few parameters."""
 
 from typing import Any
 
@@ -9,48 +9,50 @@ from hpunet.kernels.flat_parameters import Weights
 
 
 class Adam(torch.optim.Adam):
-    """torch's, with the step of its first group over the whole line if the gradients lie in one too.
+    """`torch.optim.Adam` that updates its first group in one step if the gradients lie in one flat buffer too.
 
-    Moments are still the optimiser's, by parameter, so checkpoints are the same; they become views of two lines.
+    Checkpoints are the same: moments are still stored by parameter, as views of two flat buffers.
     """
 
     def __init__(self, groups: Any, *, weights: Weights, **how: Any) -> None:
         super().__init__(groups, **how)
         if {id(p) for p in self.param_groups[0]["params"]} != {id(p) for p in weights.parameters}:
-            raise ValueError("the first group must have the parameters of the line, and no others")
+            raise ValueError("the first group must hold exactly the parameters of the flat buffer")
         self.weights = weights
-        self.moments = torch.zeros(2, weights.num_numbers, device=weights.device)
+        self.moments = torch.zeros(2, weights.num_elements, device=weights.device)
         self.num_steps = torch.zeros(len(weights.parameters), device=weights.device)
 
     @torch.no_grad()
-    def line_up(self) -> None:
-        """Have the moments in their lines; to be called before a CUDA graph, or anything else, holds on to them."""
-        places = list(zip(self.weights.parameters, self.weights.starts, strict=True))
-        if all(_lies_at(self.state[p]["exp_avg"], self.moments[0], start) for p, start in places):
+    def flatten_moments(self) -> None:
+        """Move the moments to their flat buffers. Call it before a CUDA graph, or anything else, keeps references."""
+        offsets = list(zip(self.weights.parameters, self.weights.offsets, strict=True))
+        if all(_is_view_at(self.state[p]["exp_avg"], self.moments[0], start) for p, start in offsets):
             return
-        for (p, start), count in zip(places, self.num_steps, strict=True):
+        for (p, start), count in zip(offsets, self.num_steps, strict=True):
             state = self.state[p]
             views = {
-                name: line.as_strided(p.shape, p.stride(), line.storage_offset() + start)
-                for line, name in zip(self.moments, ("exp_avg", "exp_avg_sq"), strict=True)
+                name: flat.as_strided(p.shape, p.stride(), flat.storage_offset() + start)
+                for flat, name in zip(self.moments, ("exp_avg", "exp_avg_sq"), strict=True)
             }
             for name, view in (*views.items(), ("step", count)):
                 state[name] = view.copy_(state[name])
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """One step; with `found_inf`, as torch's."""
+        """As in torch, also with `found_inf`."""
         weights, group = self.weights, self.param_groups[0]
-        places = zip(weights.parameters, weights.starts, strict=True)
-        in_line = all(p.grad is not None and _lies_at(p.grad, weights.line_gradient, start) for p, start in places)
-        if closure is not None or not in_line or not all(p in self.state for p in weights.parameters):
+        offsets = zip(weights.parameters, weights.offsets, strict=True)
+        gradients_are_flat = all(
+            p.grad is not None and _is_view_at(p.grad, weights.flat_gradient, start) for p, start in offsets
+        )
+        if closure is not None or not gradients_are_flat or not all(p in self.state for p in weights.parameters):
             return super().step(closure)
-        self.line_up()
+        self.flatten_moments()
         found_inf, (beta1, beta2) = getattr(self, "found_inf", None), group["betas"]
         self.num_steps += 1
         torch._fused_adam_(
-            [weights.line[: weights.num_numbers]],
-            [weights.line_gradient[: weights.num_numbers]],
+            [weights.flat[: weights.num_elements]],
+            [weights.flat_gradient[: weights.num_elements]],
             [self.moments[0]],
             [self.moments[1]],
             [],
@@ -68,7 +70,7 @@ class Adam(torch.optim.Adam):
         if found_inf is not None:
             self.num_steps -= found_inf
         gradients = [p.grad for p in weights.parameters]
-        for p in weights.parameters:  # done; the rest is torch's
+        for p in weights.parameters:  # these are updated; torch does the other groups
             p.grad = None
         super().step()
         for p, gradient in zip(weights.parameters, gradients, strict=True):
@@ -76,5 +78,5 @@ class Adam(torch.optim.Adam):
         return None
 
 
-def _lies_at(tensor: Tensor, line: Tensor, start: int) -> bool:
-    return tensor.data_ptr() == line.data_ptr() + start * line.element_size()
+def _is_view_at(tensor: Tensor, flat: Tensor, start: int) -> bool:
+    return tensor.data_ptr() == flat.data_ptr() + start * flat.element_size()

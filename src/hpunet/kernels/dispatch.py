@@ -1,4 +1,5 @@
-"""Where fused kernels can compute and where plain torch must. Needs no Triton."""
+"""Chooses between fused kernels and plain torch: the only module of this package that others import. No Triton
+needed."""
 
 from importlib.util import find_spec
 from typing import Any
@@ -12,7 +13,7 @@ from hpunet.models.punet import ProbUNet
 from hpunet.utils.keyed_random import Draw
 
 CHOICES = ("auto", "fused", "torch")
-LEAST_CAPABILITY = (8, 0)
+MIN_CAPABILITY = (8, 0)
 
 
 def reason_against_fused(
@@ -25,17 +26,17 @@ def reason_against_fused(
     sampling: bool = False,
     prior_draws: bool = False,
 ) -> str | None:
-    """Why fused kernels cannot compute this model here, in a few words; None where they can."""
+    """Why fused kernels cannot run this model here, or None if they can."""
     if device.type != "cuda":
         return f"fused kernels need a CUDA GPU, this is a {device.type.upper()}"
     if not isinstance(model, HPUNet if sampling or prior_draws else (HPUNet, ProbUNet)):
-        what = "sample" if sampling else "have objective.energy for" if prior_draws else "are for"
-        return f"fused kernels {what} the HPU-Net, this is a {type(model).__name__}"
+        what = "sample" if sampling else "support objective.energy for" if prior_draws else "support"
+        return f"fused kernels {what} the HPU-Net only, this is a {type(model).__name__}"
     if find_spec("triton") is None:
         return "fused kernels need Triton, which is not installed"
     capability = torch.cuda.get_device_capability(device)
-    if capability < LEAST_CAPABILITY:
-        needed, found = (".".join(map(str, version)) for version in (LEAST_CAPABILITY, capability))
+    if capability < MIN_CAPABILITY:
+        needed, found = (".".join(map(str, version)) for version in (MIN_CAPABILITY, capability))
         return f"fused kernels need compute capability {needed}, this GPU has {found}"
     if precision != "bf16":
         return f"fused kernels compute in bf16, optimiser.precision is {precision}"
@@ -47,7 +48,7 @@ def reason_against_fused(
 
 
 def fused_network(model: nn.Module, *, size: tuple[int, int]) -> nn.Module:
-    """What is called in training instead of the model, for images of a size, where nothing speaks against it."""
+    """Replaces the model in training on images of this size. Check `reason_against_fused` first."""
     from hpunet.kernels.network import FusedNetwork
 
     assert isinstance(model, (HPUNet, ProbUNet))
@@ -55,16 +56,16 @@ def fused_network(model: nn.Module, *, size: tuple[int, int]) -> nn.Module:
 
 
 def fused_draw() -> Draw:
-    """What draws a training step's random numbers where nothing speaks against fused kernels."""
+    """A kernel that draws keyed random numbers, for `keyed_random.drawing_by`."""
     from hpunet.kernels.triton_random import draw
 
     return draw
 
 
 def fast_sampler(model: nn.Module, *, kernels: str, device: torch.device) -> Any:
-    """What draws hypotheses instead of the model: a sampler on fused kernels, in bf16, if these are asked for.
+    """With `kernels="fused"`, a bf16 sampler that replaces the model in `sample`; else None.
 
-    None with "torch", and with "auto": samples are float32 by default, so that tiles give what the whole image gives.
+    "auto" samples with plain torch in float32, so that tiled and whole images give the same.
     """
     if kernels not in CHOICES:
         raise ConfigError(f"kernels: expected {', '.join(CHOICES)}, got {kernels!r}")

@@ -1,4 +1,4 @@
-"""Launching kernels, or only compiling them: a first pass in which many are compiled at the same time."""
+"""Launches kernels, or compiles those of a whole pass in parallel without running them."""
 
 import os
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ _only_compile = False
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
-    """Run a kernel on a grid of programs; within `compiling_ahead`, have it compiled."""
+    """Run a kernel on a grid of programs; within `compiling_ahead`, only compile it."""
     if _only_compile:
         kernel.warmup(*args, grid=grid, **options)
     else:
@@ -21,10 +21,7 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> No
 
 @contextmanager
 def compiling_ahead() -> Iterator[None]:
-    """Until the end of this, kernels are compiled (all of them together, by as many threads as there are cores).
-
-    What they would have written is not.
-    """
+    """Within this context kernels are compiled, one thread per core, and not run: outputs stay undefined."""
     global _only_compile
     with ThreadPoolExecutor(os.cpu_count()) as executor, triton.AsyncCompileMode(executor):
         _only_compile = True

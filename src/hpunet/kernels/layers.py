@@ -1,80 +1,103 @@
-"""Layers of convolutions, as the kernels run them, and which numbers of the line of parameters their weights are.
+"""Layers of convolutions as the kernels run them, and where their weights lie in the flat parameter buffer.
 
-A layer has one convolution of a name for each group: networks of the same shape that run side by side. Where weights
-lie is said by places: numbers of the line, or `NOWHERE`, in the shape of the weight.
+A layer holds convolutions by name, one of each per group; groups are networks of the same shape that run side by
+side. Index maps say where weights lie: positions in the flat buffer, or `PADDING`, in the shape of the weight.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from hpunet.kernels.triton_convolution import GradientView, KernelView, Tiling
+from hpunet.kernels.tile_sizes import correlation_tiling
+from hpunet.kernels.triton_convolution import ConvTiling, GradientView, WeightView, convolve, correlate
 from hpunet.models.blocks import ResidualBlock
 
-NOWHERE = -1
-"""In index maps: a number that is padding."""
+PADDING = -1
+"""In index maps: an element that is zero, not a parameter."""
+
+IndexMaps = dict[object, Tensor]
+"""For each parameter and each folded product, in its own shape, the positions of its elements in the flat buffer."""
 
 
 def padded(channels: int) -> int:
-    """Channels as the kernels have them: a multiple of 8."""
+    """Channels of a map: rounded up to a multiple of 8."""
     return -(-channels // 8) * 8
 
 
-Places = dict[object, Tensor]
-"""For every parameter and product, in its own shape, where in the line its numbers are."""
-
-
-class Convolution(NamedTuple):
-    """A convolution of each group: kernels (out, in, taps, taps), biases and gradients of kernels, as places."""
+class ConvIndices(NamedTuple):
+    """Index maps of one convolution per group: kernels (out, in, taps, taps), biases, gradients of kernels."""
 
     name: str
     kernels: list[Tensor]
     biases: list[Tensor]
     gradients: list[Tensor] | None = None
-    """Where they are not laid out as the kernels are."""
+    """Only if they are not laid out as the kernels are."""
 
 
-class Convolutions:
-    """Convolutions, by name, of networks that run side by side (one a group) on maps of a size: where weights are.
+class FusedLayer:
+    """Convolutions by name, for maps of one size, and views of their weights, biases (groups, out) and gradients.
 
-    With "_back", a name is that of the convolution that gives the gradient of the input. Biases are (groups, out).
+    The name of a convolution plus "_back" is the convolution that computes the gradient of its input.
     """
 
     has_skip = False
 
     def __init__(self, height: int, width: int) -> None:
         self.height, self.width = height, width
-        self.weights: dict[str, KernelView] = {}
+        self.weights: dict[str, WeightView] = {}
         self.biases: dict[str, Tensor] = {}
-        self.tilings: dict[str, Tiling] = {}
+        self.tilings: dict[str, ConvTiling] = {}
         self.weight_gradients: dict[str, GradientView] = {}
         self.bias_gradients: dict[str, Tensor] = {}
         self.mirrored: dict[str, bool] = {}
-        """Whether the gradient of weights is taken with input and output exchanged: fewer channels in its rows."""
+        """Whether the weight gradient exchanges input and output, to have fewer channels in its rows."""
         self.taps = 3 if height * width > 1 else 1
-        """Of one pixel a 3×3 convolution sees the centre alone."""
+        """On maps of one pixel, a 3×3 convolution uses only its centre."""
 
-    def own_parameters(self) -> Iterator[nn.Parameter]:
-        """Those that are not folded."""
+    def unfolded_parameters(self) -> Iterator[nn.Parameter]:
+        """The parameters that are used as they are, not multiplied with others."""
         raise NotImplementedError
 
-    def convolutions(self, places: Places) -> Iterator[Convolution]:
-        """All of them."""
+    def convolutions(self, maps: IndexMaps) -> Iterator[ConvIndices]:
+        """The index maps of all convolutions."""
         raise NotImplementedError
 
-    def seen(self, kernels: Iterable[Tensor]) -> list[Tensor]:
-        """The taps of 3×3 kernels that see something."""
+    def effective_taps(self, kernels: Iterable[Tensor]) -> list[Tensor]:
+        """3×3 kernels without the taps that only see zero padding."""
         return [kernel if self.taps == 3 else kernel[..., 1:2, 1:2] for kernel in kernels]
 
+    def convolve(self, name: str, x: Tensor, **fused: Any) -> Tensor:
+        """A convolution with its bias; `fused` as in `triton_convolution.convolve`."""
+        taps = 1 if name == "skip" else self.taps
+        weight, tiling = self.weights[name], self.tilings[name]
+        return convolve(x, weight=weight, tiling=tiling, taps=taps, bias=self.biases[name], **fused)
 
-class Layer(Convolutions):
-    """Residual blocks: `first`, `second` and `third` (the folded one), and `skip` where the blocks have one.
+    def input_gradient(self, name: str, g: Tensor, **fused: Any) -> Tensor:
+        """The gradient of a convolution's input from that of its output."""
+        taps, name = 1 if name == "skip" else self.taps, f"{name}_back"
+        return convolve(g, weight=self.weights[name], tiling=self.tilings[name], taps=taps, **fused)
 
-    `inputs` says for each block which of its input channels each channel of the map is.
+    def add_weight_gradient(self, name: str, x: Tensor, g: Tensor, *, relu: bool = False) -> None:
+        """Accumulate the weight gradient of a convolution of x, or of relu(x)."""
+        mirrored, taps = self.mirrored[name], 1 if name == "skip" else self.taps
+        rows, columns = (g, x) if mirrored else (x, g)
+        tiling = correlation_tiling(
+            self.height, self.width, rows.shape[4], columns.shape[4], taps=taps, relu=relu, dtype=x.dtype
+        )
+        correlate(
+            rows, columns, out=self.weight_gradients[name], taps=taps, tiling=tiling,
+            relu_rows=relu and not mirrored, relu_columns=relu and mirrored,
+        )  # fmt: skip
+
+
+class ResidualLayer(FusedLayer):
+    """Residual blocks: convolutions `first`, `second`, `third` (folded with the projection), and `skip` if any.
+
+    `inputs` gives, per block, the input channel of each channel of the map (`channel_order`).
     """
 
     def __init__(
@@ -90,34 +113,34 @@ class Layer(Convolutions):
         first, half, out = self.widths
         self.mirrored = {"first": half <= first, "second": True, "third": False, "skip": out <= first}
 
-    def own_parameters(self) -> Iterator[nn.Parameter]:
-        """Those that are not folded."""
+    def unfolded_parameters(self) -> Iterator[nn.Parameter]:
+        """Those of the first two convolutions and the skip."""
         for block in self.blocks:
             for conv in (*block.convs[:2], block.skip):
                 if conv is not None:
                     yield from (conv.weight, conv.bias)
 
-    def convolutions(self, places: Places) -> Iterator[Convolution]:
-        """All of them."""
+    def convolutions(self, maps: IndexMaps) -> Iterator[ConvIndices]:
+        """The index maps of all convolutions."""
         _, half, out = self.widths
         inner = [channel_order((0, self.half))] * len(self.blocks)
         for i, (name, inputs) in enumerate((("first", self.inputs), ("second", inner))):
             convs = [block.convs[i] for block in self.blocks]
-            kernels = [arranged(places[c.weight], half, order) for c, order in zip(convs, inputs, strict=True)]
-            yield Convolution(name, self.seen(kernels), [places[conv.bias] for conv in convs])
+            kernels = [select_channels(maps[c.weight], half, order) for c, order in zip(convs, inputs, strict=True)]
+            yield ConvIndices(name, self.effective_taps(kernels), [maps[conv.bias] for conv in convs])
         third, gradients = (
-            self.seen(arranged(places[block, name], out, inner[0]) for block in self.blocks)
+            self.effective_taps(select_channels(maps[block, name], out, inner[0]) for block in self.blocks)
             for name in ("product", "product_gradient")
         )
-        yield Convolution("third", third, [places[block, "product_bias"] for block in self.blocks], gradients)
+        yield ConvIndices("third", third, [maps[block, "product_bias"] for block in self.blocks], gradients)
         if self.has_skip:
             skips = [block.skip for block in self.blocks if block.skip is not None]
-            kernels = [arranged(places[s.weight], out, i) for s, i in zip(skips, self.inputs, strict=True)]
-            yield Convolution("skip", kernels, [places[skip.bias] for skip in skips])
+            kernels = [select_channels(maps[s.weight], out, i) for s, i in zip(skips, self.inputs, strict=True)]
+            yield ConvIndices("skip", kernels, [maps[skip.bias] for skip in skips])
 
 
-class PlainLayer(Convolutions):
-    """A convolution a group, called `conv`; `inputs` as in `Layer`."""
+class ConvLayer(FusedLayer):
+    """One convolution per group, named `conv`; `inputs` as in `ResidualLayer`."""
 
     def __init__(
         self, convs: Sequence[nn.Conv2d], height: int, width: int, inputs: Sequence[Int[Tensor, " c"]]
@@ -129,26 +152,30 @@ class PlainLayer(Convolutions):
         self.taps = self.taps if convs[0].kernel_size == (3, 3) else 1
         self.mirrored = {"conv": self.widths[1] <= self.widths[0]}
 
-    def own_parameters(self) -> Iterator[nn.Parameter]:
+    def unfolded_parameters(self) -> Iterator[nn.Parameter]:
         """All of them."""
         for conv in self.convs:
             yield from (conv.weight, conv.bias)  # type: ignore[misc]
 
-    def convolutions(self, places: Places) -> Iterator[Convolution]:
-        """The one."""
+    def convolutions(self, maps: IndexMaps) -> Iterator[ConvIndices]:
+        """The index maps of the convolution."""
         pairs = zip(self.convs, self.inputs, strict=True)
-        kernels = [arranged(places[c.weight], self.widths[1], order) for c, order in pairs]
-        kernels = self.seen(kernels) if self.convs[0].kernel_size == (3, 3) else kernels
-        yield Convolution("conv", kernels, [places[conv.bias] for conv in self.convs])
+        kernels = [select_channels(maps[c.weight], self.widths[1], order) for c, order in pairs]
+        kernels = self.effective_taps(kernels) if self.convs[0].kernel_size == (3, 3) else kernels
+        yield ConvIndices("conv", kernels, [maps[conv.bias] for conv in self.convs])
 
 
-def channel_order(*parts: tuple[int, int]) -> Int[Tensor, " c"]:
-    """Which input channels a map's channels are, from (first, count) of its parts, each of them padded."""
-    return torch.cat([torch.cat([torch.arange(a, a + n), torch.full((-n % 8,), NOWHERE)]) for a, n in parts])
+def channel_order(*parts: tuple[int, int], width: int = 0) -> Int[Tensor, " c"]:
+    """The input channel of each channel of a map, from (first, count) of its parts.
+
+    Each part is padded to a multiple of 8, and the whole to `width`.
+    """
+    order = torch.cat([torch.cat([torch.arange(a, a + n), torch.full((-n % 8,), PADDING)]) for a, n in parts])
+    return F.pad(order, (0, max(0, width - len(order))), value=PADDING)
 
 
-def arranged(places: Int[Tensor, "o i y x"], out: int, inputs: Int[Tensor, " c"]) -> Int[Tensor, "o2 c y x"]:
-    """With room for so many outputs, and with these inputs."""
-    inputs = inputs.to(places.device)
-    chosen = torch.where((inputs >= 0).view(1, -1, 1, 1), places[:, inputs.clamp(min=0)], NOWHERE)
-    return F.pad(chosen, (0, 0, 0, 0, 0, 0, 0, out - places.shape[0]), value=NOWHERE)
+def select_channels(indices: Int[Tensor, "o i y x"], out: int, inputs: Int[Tensor, " c"]) -> Int[Tensor, "o2 c y x"]:
+    """The index map with these input channels, and its outputs padded to `out`."""
+    inputs = inputs.to(indices.device)
+    chosen = torch.where((inputs >= 0).view(1, -1, 1, 1), indices[:, inputs.clamp(min=0)], PADDING)
+    return F.pad(chosen, (0, 0, 0, 0, 0, 0, 0, out - indices.shape[0]), value=PADDING)

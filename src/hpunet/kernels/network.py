@@ -1,7 +1,7 @@
-"""Models on fused kernels, called as the plain ones are: both for training, the HPU-Net for sampling too.
+"""Models on fused kernels with the plain models' interface: both for training, the HPU-Net also for sampling.
 
-For training the whole pass is one node of the autograd graph, so all that happens around it (objectives, several
-processes, CUDA graphs) is as with the plain model.
+The training pass is one node of the autograd graph, so everything around it (objectives, distributed training, CUDA
+graphs) works as with the plain model.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ from hpunet.kernels.adam import Adam
 from hpunet.kernels.launch import compiling_ahead
 from hpunet.kernels.plan import Plan
 from hpunet.kernels.punet_plan import ProbUNetPlan
-from hpunet.kernels.triton_maps import lay_out
+from hpunet.kernels.triton_maps import pack_inputs
 from hpunet.models.base import PerScale, SamplingProxy, TrainingOutput, check_inputs
 from hpunet.models.gaussian import LOG_SIGMA_RANGE, Gaussian, elementwise_kl
 from hpunet.models.gradients import straight_through
@@ -26,7 +26,7 @@ from hpunet.models.punet import ProbUNet
 
 
 class _Pass(torch.autograd.Function):
-    """The whole network as one node."""
+    """The whole network as one autograd node."""
 
     @staticmethod
     def forward(
@@ -43,17 +43,17 @@ class _Pass(torch.autograd.Function):
         ctx: Any, logits_grad: Tensor, raw_grad: Tensor, _latents: Tensor, drawn_grad: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         plan: Any = ctx.plan
-        of_drawn = None if drawn_grad is None else drawn_grad.contiguous()
-        plan.backward(ctx.trace, logits_grad.contiguous(), raw_grad.contiguous(), of_drawn)
+        drawn_grad = None if drawn_grad is None else drawn_grad.contiguous()
+        plan.backward(ctx.trace, logits_grad.contiguous(), raw_grad.contiguous(), drawn_grad)
         ctx.trace = None
-        return None, None, None, None, *plan.weights.collect()
+        return None, None, None, None, *plan.weights.parameter_gradients()
 
 
 class FusedNetwork(nn.Module):
-    """A model's training pass on fused kernels, computing in `dtype`; call it like the model.
+    """A model's training pass on fused kernels, computed in `dtype`; call it like the model.
 
-    The parameters are the model's own, but moved into one piece of memory: at once for images of `size`, else by the
-    first pass. One pass at a time: the gradients of a pass are taken before the next one.
+    The model's parameters move to one flat buffer: at once if `size` is given, else at the first pass. Each pass
+    needs its backward pass before the next forward pass.
     """
 
     def __init__(self, model: HPUNet | ProbUNet, *, dtype: torch.dtype, size: tuple[int, int] | None = None) -> None:
@@ -63,18 +63,18 @@ class FusedNetwork(nn.Module):
         self._compiled: set[object] = set()
         self._size = size
         if size is not None:
-            self._plan(*size).weights.take_in_parameters()
+            self._plan(*size).weights.load_parameters()
 
-    def adam(self, groups: Any, **how: Any) -> Adam:
-        """An optimiser for images of `size`; the first group has the model's parameters."""
+    def adam(self, groups: Any, **options: Any) -> Adam:
+        """An optimiser for images of `size`; the first group must hold the model's parameters."""
         assert self._size is not None
-        return Adam(groups, weights=self._plan(*self._size).weights, **how)
+        return Adam(groups, weights=self._plan(*self._size).weights, **options)
 
     def _plan(self, height: int, width: int) -> Plan | ProbUNetPlan:
         if (height, width) not in self._plans:
-            model, how = self.model, {"height": height, "width": width, "dtype": self.dtype}
+            model, shared = self.model, {"height": height, "width": width, "dtype": self.dtype}
             self._plans[height, width] = (
-                Plan(model, **how, training=True) if isinstance(model, HPUNet) else ProbUNetPlan(model, **how)  # type: ignore[arg-type]
+                Plan(model, **shared, training=True) if isinstance(model, HPUNet) else ProbUNetPlan(model, **shared)  # type: ignore[arg-type]
             )
         return self._plans[height, width]
 
@@ -90,27 +90,31 @@ class FusedNetwork(nn.Module):
         """As `HPUNet.forward`."""
         model, (b, _, h, w) = self.model, image.shape
         check_inputs(model, image=image, labels=labels)
-        seen = model.prior_input(image=image, cond=cond)
+        prior_input = model.prior_input(image=image, cond=cond)
         plan = self._plan(h, w)
-        own = None if prior_noise is None else torch.cat([n.flatten(2) for n in prior_noise], dim=2).float()
-        plan.check_batch(b if own is None else b * own.shape[1])
-        x = lay_out(
-            seen, copies=plan.num_prior_inputs, pair=(image, labels), num_classes=model.num_classes,
+        flat_prior_noise = (
+            None if prior_noise is None else torch.cat([n.flatten(2) for n in prior_noise], dim=2).float()
+        )
+        plan.check_batch(b if flat_prior_noise is None else b * flat_prior_noise.shape[1])
+        x = pack_inputs(
+            prior_input, copies=plan.num_prior_inputs, pair=(image, labels), num_classes=model.num_classes,
             width=plan.in_width, dtype=self.dtype,
         )  # fmt: skip
         if noise is None or any(n is None for n in noise):
-            flat = torch.randn(b, sum(prod(shape) for shape in plan.latent_shapes), device=image.device)
+            flat_noise = torch.randn(b, sum(prod(shape) for shape in plan.latent_shapes), device=image.device)
         else:
-            flat = torch.cat([n.flatten(1) for n in noise if n is not None], dim=1).float()
+            flat_noise = torch.cat([n.flatten(1) for n in noise if n is not None], dim=1).float()
         with torch.autocast(image.device.type, enabled=False):
-            self._compile(plan, x, flat, own)
-            out, raw, latents, drawn = _Pass.apply(plan, x, flat, own, *plan.weights.parameters)  # type: ignore[no-untyped-call]
+            self._compile(plan, x, flat_noise, flat_prior_noise)
+            out, raw, latents, drawn = _Pass.apply(  # type: ignore[no-untyped-call]
+                plan, x, flat_noise, flat_prior_noise, *plan.weights.parameters
+            )
             output = _training_output(out, raw, latents, plan.latent_shapes)
             return output if drawn is None else replace(output, sample_logits=drawn.unflatten(0, (b, -1)))
 
     @torch.no_grad()
     def _compile(self, plan: Any, x: Tensor, noise: Tensor, prior_noise: Tensor | None) -> None:
-        """All kernels of a pass of this size at once, the first time it is seen."""
+        """Compile all kernels of a pass in parallel, the first time a size is seen."""
         key = (x.shape, None if prior_noise is None else prior_noise.shape)
         if x.device.type != "cuda" or key in self._compiled:
             return
@@ -118,25 +122,25 @@ class FusedNetwork(nn.Module):
         with compiling_ahead():
             plan.weights.prepare()
             out, raw, _, drawn, trace = plan.forward(x, noise, prior_noise)
-            of_drawn = None if drawn is None else torch.zeros_like(drawn)
-            plan.backward(trace, torch.zeros_like(out), torch.zeros_like(raw), of_drawn)
-            plan.weights.collect()
+            drawn_grad = None if drawn is None else torch.zeros_like(drawn)
+            plan.backward(trace, torch.zeros_like(out), torch.zeros_like(raw), drawn_grad)
+            plan.weights.parameter_gradients()
 
 
 class FusedSampler(SamplingProxy[HPUNet]):
-    """An HPU-Net's sampling on fused kernels, computing in `dtype`; give it to `sample` in the model's place.
+    """An HPU-Net's sampling on fused kernels, computed in `dtype`; pass it to `sample` instead of the model.
 
-    It takes the weights as they are when it is made. On a GPU the passes are CUDA graphs, one for each size of input:
-    for one image launching hundreds of kernels would take longer than running them.
+    It copies the weights at its first pass of a size. On a GPU the passes are CUDA graphs, one per input shape: for
+    one image, launching hundreds of kernels would take longer than running them.
     """
 
-    MOST_GRAPHS = 8
+    MAX_GRAPHS = 8
 
     def __init__(self, model: HPUNet, *, dtype: torch.dtype) -> None:
         super().__init__(model)
         self.dtype = dtype
         self._plans: dict[tuple[int, int], Plan] = {}
-        self._graphs: dict[object, _Graph] = {}
+        self._graphs: dict[object, _CudaGraph] = {}
 
     def _plan(self, height: int, width: int) -> Plan:
         if (height, width) not in self._plans:
@@ -147,15 +151,15 @@ class FusedSampler(SamplingProxy[HPUNet]):
 
     @torch.no_grad()
     def encode(self, *, image: Tensor, cond: Tensor | None = None) -> list[Tensor]:
-        """Features of the image, for `decode`."""
-        seen = self.model.prior_input(image=image, cond=cond)
+        """As `HPUNet.encode`."""
+        x = self.model.prior_input(image=image, cond=cond)
         plan = self._plan(*image.shape[-2:])
         plan.check_batch(len(image))
 
-        def run(seen: Tensor) -> list[Tensor]:
-            return plan.encode(lay_out(seen, width=plan.in_width, dtype=self.dtype))
+        def run(x: Tensor) -> list[Tensor]:
+            return plan.encode(pack_inputs(x, width=plan.in_width, dtype=self.dtype))
 
-        features = self._run(("encode", seen.shape, seen.dtype), run, [seen])
+        features = self._run(("encode", x.shape, x.dtype), run, [x])
         return [f[0].permute(0, 3, 1, 2) for f in features]
 
     @torch.no_grad()
@@ -166,36 +170,36 @@ class FusedSampler(SamplingProxy[HPUNet]):
         b, _, h, w = features[-1].shape
         plan = self._plan(h, w)
         plan.check_batch(b)
-        nothing: PerScale = [None] * len(self.latent_dims)
-        noise, given = noise or nothing, given or nothing
+        none: PerScale = [None] * len(self.latent_dims)
+        noise, given = noise or none, given or none
         maps = [f.permute(0, 2, 3, 1).contiguous().unsqueeze(0) for f in features]
-        wanted = [None if g is not None else n for n, g in zip(noise, given, strict=True)]
-        values = [v for v in (*wanted, *given) if v is not None]
+        used_noise = [None if g is not None else n for n, g in zip(noise, given, strict=True)]
+        values = [v for v in (*used_noise, *given) if v is not None]
 
         def run(*inputs: Tensor) -> list[Tensor]:
             rest = iter(inputs[len(maps) :])
-            drawn = [None if n is None else next(rest) for n in wanted]
+            drawn = [None if n is None else next(rest) for n in used_noise]
             fixed = [None if g is None else next(rest) for g in given]
             return list(plan.decode(inputs[: len(maps)], noise=drawn, given=fixed))
 
-        pattern = tuple((n is not None, g is not None) for n, g in zip(wanted, given, strict=True))
+        pattern = tuple((n is not None, g is not None) for n, g in zip(used_noise, given, strict=True))
         out, latents, raw = self._run(("decode", b, h, w, pattern), run, [*maps, *values])
         gaussians = _gaussians(raw[0, 0], raw[0, 1].clamp(*LOG_SIGMA_RANGE), plan.latent_shapes)
-        return out, _by_scale(latents, plan.latent_shapes), gaussians
+        return out, _split_scales(latents, plan.latent_shapes), gaussians
 
     def _run(self, key: object, run: Callable[..., Sequence[Tensor]], inputs: list[Tensor]) -> list[Tensor]:
-        """The outputs for these inputs, through a CUDA graph where there is a GPU."""
+        """Run on these inputs, through a CUDA graph on a GPU."""
         if inputs[0].device.type != "cuda" or torch.cuda.is_current_stream_capturing():
             return list(run(*inputs))
         if key not in self._graphs:
-            if len(self._graphs) >= self.MOST_GRAPHS:
+            if len(self._graphs) >= self.MAX_GRAPHS:
                 del self._graphs[next(iter(self._graphs))]
-            self._graphs[key] = _Graph(run, inputs)
+            self._graphs[key] = _CudaGraph(run, inputs)
         return self._graphs[key](inputs)
 
 
-class _Graph:
-    """A function of tensors as a CUDA graph, for inputs of these shapes."""
+class _CudaGraph:
+    """A function of tensors captured as a CUDA graph, for inputs of these shapes."""
 
     def __init__(self, run: Callable[..., Sequence[Tensor]], inputs: list[Tensor]) -> None:
         self.inputs = [torch.empty_like(t).copy_(t) for t in inputs]
@@ -204,7 +208,7 @@ class _Graph:
         with torch.cuda.stream(side), compiling_ahead():
             run(*self.inputs)
         with torch.cuda.stream(side):
-            run(*self.inputs)  # loads what was compiled, which a capture cannot
+            run(*self.inputs)  # loads the compiled kernels, which a capture cannot
         torch.cuda.current_stream().wait_stream(side)
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):
@@ -216,7 +220,7 @@ class _Graph:
         return [t.clone() for t in self.outputs]
 
 
-def _by_scale(flat: Float[Tensor, "b n"], shapes: Sequence[tuple[int, int, int]]) -> list[Tensor]:
+def _split_scales(flat: Float[Tensor, "b n"], shapes: Sequence[tuple[int, int, int]]) -> list[Tensor]:
     parts = flat.split([prod(shape) for shape in shapes], dim=1)
     return [part.unflatten(1, shape) for part, shape in zip(parts, shapes, strict=True)]
 
@@ -224,15 +228,15 @@ def _by_scale(flat: Float[Tensor, "b n"], shapes: Sequence[tuple[int, int, int]]
 def _training_output(
     out: Tensor, raw: Float[Tensor, "2 2 b n"], latents: Float[Tensor, "b n"], shapes: Sequence[tuple[int, int, int]]
 ) -> TrainingOutput:
-    """The KL of all scales at once; then all is cut into scales."""
-    # The pass has the last word on gradients of log σ outside of its range: it knows all of them.
+    """Compute the KL of all scales at once, then split everything by scale."""
+    # The pass itself gates gradients of log σ out of its range: only there all of them are summed up.
     (prior_mean, prior_log_sigma), (mean, log_sigma) = (
         (net[0], straight_through(net[1], net[1].clamp(*LOG_SIGMA_RANGE))) for net in raw
     )
     kl = elementwise_kl(mean=mean, log_sigma=log_sigma, prior_mean=prior_mean, prior_log_sigma=prior_log_sigma)
     return TrainingOutput(
         logits=out,
-        latents=_by_scale(latents, shapes),
+        latents=_split_scales(latents, shapes),
         prior=_gaussians(prior_mean, prior_log_sigma, shapes),
         posterior=_gaussians(mean, log_sigma, shapes),
         kl=torch.stack([part.sum() for part in kl.mean(dim=0).split([prod(shape) for shape in shapes])]),
@@ -242,5 +246,5 @@ def _training_output(
 def _gaussians(
     mean: Float[Tensor, "b n"], log_sigma: Float[Tensor, "b n"], shapes: Sequence[tuple[int, int, int]]
 ) -> list[Gaussian]:
-    pairs = zip(_by_scale(mean, shapes), _by_scale(log_sigma, shapes), strict=True)
+    pairs = zip(_split_scales(mean, shapes), _split_scales(log_sigma, shapes), strict=True)
     return [Gaussian(mean=m, log_sigma=s) for m, s in pairs]

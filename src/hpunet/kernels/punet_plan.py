@@ -1,11 +1,10 @@
-"""The standard Probabilistic U-Net's training pass and its gradients, written out on fused kernels.
+"""The Probabilistic U-Net's training pass and its gradients, written out on fused kernels for one image size.
 
-The same function of the same parameters as `models/punet.py`. The U-Net's encoder and those of prior and posterior
-have the same shape: they are three groups of every launch. A convolution, its bias and its ReLU are one kernel; going
-back, so are the convolution of a gradient, the ReLU before it and the sum that is its bias's gradient.
+The same function of the same parameters as `models/punet.py`. The encoders of U-Net, prior and posterior have the
+same shape, so they are three groups of each launch. A convolution, its bias and its ReLU are one kernel; so are, in
+the backward pass, the convolution of a gradient, the gate of the ReLU before it and the gradient of its bias.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,55 +13,60 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hpunet.kernels.flat_parameters import Weights
-from hpunet.kernels.layers import PlainLayer, channel_order, padded
-from hpunet.kernels.plan import BasePlan, padded_to
-from hpunet.kernels.running import Beside, add_weight_gradient, run, run_back
-from hpunet.kernels.triton_bilinear import below_bilinear, join_bilinear
-from hpunet.kernels.triton_maps import add_up_pixels, feature_gradient, halve, logits, logits_gradient
+from hpunet.kernels.layers import ConvLayer, channel_order, padded
+from hpunet.kernels.plan import BasePlan
+from hpunet.kernels.side_stream import SideStream
+from hpunet.kernels.triton_bilinear import upsample_bilinear_concat, upsample_bilinear_gradient
+from hpunet.kernels.triton_heads import logits, logits_gradient
+from hpunet.kernels.triton_maps import add_pixel_sums, downsample, feature_gradient
 from hpunet.models.gaussian import LOG_SIGMA_RANGE
 from hpunet.models.gradients import inward_gradient
 from hpunet.models.punet import ProbUNet
 
 
-class _Ran(NamedTuple):
-    layer: PlainLayer
+class _LayerTrace(NamedTuple):
+    layer: ConvLayer
     x: Tensor
     """Its input."""
 
 
-Stage = list[PlainLayer]
-Chain = list[_Ran]
+Stage = list[ConvLayer]
+Chain = list[_LayerTrace]
+
+
+def _convs(stage: nn.Module) -> list[nn.Conv2d]:
+    return [module for module in stage.children() if isinstance(module, nn.Conv2d)]
 
 
 def _run_stage(stage: Stage, x: Tensor, chain: Chain) -> Tensor:
     for layer in stage:
-        chain.append(_Ran(layer, x))
-        x = run(layer, "conv", x, relu_output=True)
+        chain.append(_LayerTrace(layer, x))
+        x = layer.convolve("conv", x, relu_output=True)
     return x
 
 
-def _chain_gradient(chain: Chain, g: Tensor, *, beside: Beside, input_gradient: bool = True) -> Tensor | None:
-    """The gradient of the input of layers that follow each other, from that before the last one's ReLU.
+def _chain_gradient(chain: Chain, g: Tensor, *, side: SideStream, input_gradient: bool = True) -> Tensor | None:
+    """The gradient of the input of consecutive layers, from that before the last ReLU; accumulates weight gradients.
 
-    Those of their weights are added to what is there. The list is emptied on the way, so that maps are let go of.
+    Empties the list, so that maps are freed as soon as possible.
     """
-    with beside.start():
-        add_up_pixels(g, out=chain[-1].layer.bias_gradients["conv"])
+    with side.fork():
+        add_pixel_sums(g, out=chain[-1].layer.bias_gradients["conv"])
     while chain:
         layer, x = chain.pop()
-        with beside.start():
-            add_weight_gradient(layer, "conv", x, g)
-        beside.keep(x, g)
+        with side.fork():
+            layer.add_weight_gradient("conv", x, g)
+        side.keep_alive(x, g)
         if chain:
-            g = run_back(layer, "conv", g, gate=x, sums=chain[-1].layer.bias_gradients["conv"])
+            g = layer.input_gradient("conv", g, gate=x, sums=chain[-1].layer.bias_gradients["conv"])
         elif input_gradient:
-            return run_back(layer, "conv", g)
+            return layer.input_gradient("conv", g)
     return None
 
 
 @dataclass
 class _Trace:
-    """What the backward pass needs of the forward pass."""
+    """What the backward pass needs from the forward pass."""
 
     encoder: list[Chain]
     decoder: list[Chain]
@@ -70,7 +74,7 @@ class _Trace:
     features: list[Tensor]
     """Of the encoder's scales, finest first."""
     outputs: list[Tensor]
-    """Of the decoder's scales, coarsest first; before them the coarsest features."""
+    """Of the decoder's scales, coarsest first, after the coarsest features."""
     last: Tensor
     pooled: Float[Tensor, "2 b f"]
     noise: Float[Tensor, "b n"]
@@ -81,44 +85,31 @@ class ProbUNetPlan(BasePlan):
     """Layers and weights of a model for training on images of one size."""
 
     num_prior_inputs = 2
-    """Networks that see what the prior does: the U-Net and the prior."""
+    """The U-Net and the prior."""
 
     def __init__(self, model: ProbUNet, *, height: int, width: int, dtype: torch.dtype) -> None:
+        self.size = height, width
         self.latent_shapes = model.latent_shapes(height, width)
         self.latent_dim = model.latent_dims[0]
         scales = len(model.channels)
-        sizes = [(height >> depth, width >> depth) for depth in range(scales)]
-        seen = [model.in_channels, model.in_channels, model.num_classes + model.in_channels]
-        self.in_width = padded(max(seen))
+        in_channels = [model.in_channels, model.in_channels, model.num_classes + model.in_channels]
+        self.in_width = padded(max(in_channels))
         encoders = [model.encoder, model.prior.encoder, model.posterior.encoder]
-
-        def stage(stages: Sequence[nn.Module], depth: int, inputs: list[Tensor]) -> Stage:
-            """The convolutions of a scale; the first has the given inputs."""
-            layers = []
-            convs = ([m for m in s.children() if isinstance(m, nn.Conv2d)] for s in stages)
-            for together in zip(*convs, strict=True):
-                layers.append(PlainLayer(together, *sizes[depth], inputs))
-                inputs = [channel_order((0, layers[-1].out_channels))] * len(together)
-            return layers
-
         self.encoder: list[Stage] = []
         for depth in range(scales):
-            if depth:
-                inputs = [channel_order((0, model.channels[depth - 1]))] * len(encoders)
-            else:
-                inputs = [padded_to(channel_order((0, c)), self.in_width) for c in seen]
-            self.encoder.append(stage([encoder.stages[depth] for encoder in encoders], depth, inputs))
+            inputs = self.encoder_inputs(depth, in_channels, model.channels)
+            convs = [_convs(encoder.stages[depth]) for encoder in encoders]
+            self.encoder.append(self.stage(ConvLayer, convs, depth, inputs))
         self.decoder: list[Stage] = []
         for i, module in enumerate(model.decoder):
             below, here = model.channels[-1 - i], model.channels[-2 - i]
-            self.decoder.append(stage([module], scales - 2 - i, [channel_order((0, here), (here, below))]))
+            inputs = [channel_order((0, here), (here, below))]
+            self.decoder.append(self.stage(ConvLayer, [_convs(module)], scales - 2 - i, inputs))
         finest = model.channels[0]
-        self.combine = stage([model.combine], 0, [channel_order((0, finest), (finest, self.latent_dim))])
+        inputs = [channel_order((0, finest), (finest, self.latent_dim))]
+        self.combine = self.stage(ConvLayer, [_convs(model.combine)], 0, inputs)
         layers = [layer for part in (*self.encoder, *self.decoder, self.combine) for layer in part]
-        self.most_images = self.images_that_can_be_counted(
-            len(layer.convs) * layer.height * layer.width * max(layer.widths) for layer in layers
-        )
-        self.size = height, width
+        self.limit_images(len(layer.convs) * layer.height * layer.width * max(layer.widths) for layer in layers)
         heads = [model.prior.head.conv, model.posterior.head.conv]
         assert all(head is not None for head in heads)
         others = [[model.logits.weight], [model.logits.bias]]
@@ -128,14 +119,14 @@ class ProbUNetPlan(BasePlan):
     def forward(
         self, x: Float[Tensor, "3 b h w c"], noise: Float[Tensor, "b n"], _prior_noise: None
     ) -> tuple[Float[Tensor, "b k h w"], Float[Tensor, "2 2 b n"], Float[Tensor, "b n"], None, _Trace]:
-        """As `Plan.forward`; it draws no hypotheses from the prior."""
+        """As `Plan.forward`, without hypotheses from the prior."""
         encoder: list[Chain] = []
         decoder: list[Chain] = []
         combine: Chain = []
         features: list[Tensor] = []
         for depth, stage in enumerate(self.encoder):
             encoder.append([])
-            x = _run_stage(stage, halve(x) if depth else x, encoder[-1])
+            x = _run_stage(stage, downsample(x) if depth else x, encoder[-1])
             features.append(x)
         width = self.encoder[-1][-1].out_channels
         pooled = x[1:, ..., :width].float().mean(dim=(2, 3))
@@ -147,7 +138,9 @@ class ProbUNetPlan(BasePlan):
         outputs = [x[:1]]
         for i, stage in enumerate(self.decoder):
             decoder.append([])
-            outputs.append(_run_stage(stage, join_bilinear(features[-2 - i][:1], outputs[-1]), decoder[-1]))
+            outputs.append(
+                _run_stage(stage, upsample_bilinear_concat(features[-2 - i][:1], outputs[-1]), decoder[-1])
+            )
         finest = outputs[-1]
         joined = finest.new_zeros(*finest.shape[:4], self.combine[0].widths[0])
         joined[..., : finest.shape[4]] = finest
@@ -159,37 +152,37 @@ class ProbUNetPlan(BasePlan):
         return out, raw, latents, None, trace
 
     def backward(self, trace: _Trace, logits_grad: Tensor, raw_grad: Tensor, _drawn_grad: None) -> None:
-        """Add all gradients to those of the weights."""
-        beside = Beside(logits_grad.device)
+        """Accumulate all gradients in those of the weights."""
+        side = SideStream(logits_grad.device)
         weight, (weight_grad, bias_grad) = self.weights.other_values[0], self.weights.other_gradients[:2]
         g = logits_gradient(
             trace.last[0], logits_grad, weight=weight[0].flatten(1), gate=True,
             weight_gradient=weight_grad[0].flatten(1), bias_gradient=bias_grad[0],
         ).unsqueeze(0)  # fmt: skip
-        whole = _chain_gradient(trace.combine, g, beside=beside)
+        whole = _chain_gradient(trace.combine, g, side=side)
         assert whole is not None
         finest = trace.outputs.pop()
         drawn = whole[0, ..., finest.shape[4] :][..., : self.latent_dim].float().sum(dim=(1, 2))
         g = torch.where(finest > 0, whole[..., : finest.shape[4]], 0)
-        # Gradients of the decoder's inputs; the encoder's part comes first in them.
+        # Gradients of the decoder's inputs, which start with the encoder's part.
         joined: list[Tensor] = []
         for chain in reversed(trace.decoder):
-            whole = _chain_gradient(chain, g, beside=beside)
+            whole = _chain_gradient(chain, g, side=side)
             assert whole is not None
             joined.append(whole)
-            g = below_bilinear(whole, gate=trace.outputs.pop())
+            g = upsample_bilinear_gradient(whole, gate=trace.outputs.pop())
         g = torch.cat([g, self._global_gradient(trace, drawn, raw_grad)])
         for depth, chain in reversed(list(enumerate(trace.encoder))):
-            back = _chain_gradient(chain, g, beside=beside, input_gradient=depth > 0)
+            back = _chain_gradient(chain, g, side=side, input_gradient=depth > 0)
             trace.features.pop()
             if back is not None:
                 g = feature_gradient(back, joined.pop(), offset=0, gate=trace.features[-1])
-        beside.finish()
+        side.join()
 
     def _global_gradient(
         self, trace: _Trace, drawn: Float[Tensor, "b n"], raw_grad: Float[Tensor, "2 2 b n"]
     ) -> Float[Tensor, "2 b h w c"]:
-        """The gradient of what prior and posterior take their Gaussians from; `drawn` is that of the latents."""
+        """The gradient of the coarsest maps of prior and posterior; `drawn` is that of the latents."""
         weight, (weight_grad, bias_grad) = self.weights.other_values[2], self.weights.other_gradients[2:]
         (prior, posterior), log_sigma, (low, high) = raw_grad, trace.raw[:, 1], LOG_SIGMA_RANGE
         by_sigma = drawn * log_sigma[1].clamp(low, high).exp() * trace.noise

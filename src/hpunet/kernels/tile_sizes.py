@@ -1,39 +1,41 @@
-"""How convolutions are cut, by their shape; chosen by measurement on an H200 (docs/lab/speed.md).
+"""Tile sizes of the convolution kernels by shape, measured on an H200 (docs/lab/speed.md).
 
-In float32 there are no tensor cores to fill (TF32 would round) and large tiles take minutes to compile, so tiles are
-small.
+In float32 there are no tensor cores to fill (TF32 would round) and large tiles take minutes to compile, so tiles
+are small.
 """
 
 import torch
 
-from hpunet.kernels.triton_convolution import Correlation, Tiling
+from hpunet.kernels.triton_convolution import ConvTiling, CorrelationTiling
 
 PATCHES = ((2, 4), (2, 2), (1, 2), (1, 1))
-MOST_COLUMNS = 128
+MAX_COLUMNS = 128
 
 
 def _power_of_2(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
-def convolution_tiling(height: int, width: int, channels: int, out: int, *, taps: int, dtype: torch.dtype) -> Tiling:
-    """For `convolve`: the largest patch whose outputs fill no more than 128 columns."""
+def convolution_tiling(
+    height: int, width: int, channels: int, out: int, *, taps: int, dtype: torch.dtype
+) -> ConvTiling:
+    """For `convolve`: the largest patch whose outputs fill at most 128 columns."""
     if dtype == torch.float32:
-        return Tiling(py=1, px=1, patches=32, columns=32, chunk=16, stages=2)
+        return ConvTiling(py=1, px=1, patches=32, columns=32, chunk=16, stages=2)
     pixels = height * width
     py, px = 1, 1
     if taps == 3 and pixels >= 32 * 32:
         py, px = next(
             (y, x)
             for y, x in PATCHES
-            if (y * x * out <= MOST_COLUMNS or y * x == 1)
+            if (y * x * out <= MAX_COLUMNS or y * x == 1)
             and (height % y, width % x) == (0, 0)
             and (y == 1 or pixels >= 64 * 64)
             and (x < 4 or channels == 24 or channels >= 64)
         )
-        if out % 64 == 0 and (channels < 64 or out > MOST_COLUMNS):
+        if out % 64 == 0 and (channels < 64 or out > MAX_COLUMNS):
             py = px = 1
-        elif out > MOST_COLUMNS and channels <= 64 and width % 2 == 0:
+        elif out > MAX_COLUMNS and channels <= 64 and width % 2 == 0:
             px = 2
     run = (px + taps - 1) * channels
     largest = 32 if channels <= 16 else 64
@@ -45,20 +47,20 @@ def convolution_tiling(height: int, width: int, channels: int, out: int, *, taps
         columns = 64
     patches = 32 if pixels <= 16 else 64 if pixels <= 256 or px * out > 256 or channels >= 384 else 128
     stages = (4 if chunk == 64 else 6) if pixels <= 64 else 3 if chunk == 64 else 4
-    return Tiling(py, px, patches, columns, chunk, stages=stages)
+    return ConvTiling(py, px, patches, columns, chunk, stages=stages)
 
 
 def correlation_tiling(
     height: int, width: int, rows: int, columns: int, *, taps: int, relu: bool, dtype: torch.dtype
-) -> Correlation:
-    """For `correlate`; `relu`: whether one of the two goes through a ReLU."""
+) -> CorrelationTiling:
+    """For `correlate`; `relu` says whether one operand passes through a ReLU."""
     if dtype == torch.float32:
-        return Correlation(py=1, px=1, rows=32, columns=32, patches=16, programs=1024, together=False, stages=2)
+        return CorrelationTiling(py=1, px=1, rows=32, columns=32, patches=16, programs=1024, together=False, stages=2)
     pixels = height * width
     if taps == 1:
         bm, bn = 16 if rows <= 16 else 64, max(16, min(_power_of_2(columns), 128 if pixels >= 64 * 64 else 64))
         patches = 256 if bm == 16 else 128 if bn <= 64 and pixels >= 64 * 64 else 64
-        return Correlation(1, 1, bm, bn, patches, programs=528 if bm == 16 else 264)
+        return CorrelationTiling(1, 1, bm, bn, patches, programs=528 if bm == 16 else 264)
     py = px = 1
     if pixels >= 32 * 32:
         px = 2 if width % 2 == 0 and rows < 64 else 1
@@ -67,4 +69,4 @@ def correlation_tiling(
     wide = rows in (32, 64, 128) and pixels >= 16 * 16 and px * columns % 128 == 0
     bn = max(16, min(_power_of_2(px * columns), 128 if wide else 64))
     patches = 32 if (py == 2 and bn == 64) or (wide and relu) else 64
-    return Correlation(py, px, bm, bn, patches, programs=264)
+    return CorrelationTiling(py, px, bm, bn, patches, programs=264)

@@ -1,4 +1,4 @@
-"""Joining a map of twice the size with one at half of it, bilinearly with corners on corners; and back."""
+"""Bilinear upsampling (aligned corners) concatenated with encoder features, and its gradient."""
 
 import torch
 import triton
@@ -9,7 +9,7 @@ from torch import Tensor
 from hpunet.kernels.launch import launch
 
 BLOCK = 1024
-"""Numbers a program writes."""
+"""Elements per program."""
 
 
 @triton.jit
@@ -18,7 +18,7 @@ def _corner(place, there):
 
 
 @triton.jit
-def _join_bilinear(
+def _bilinear_concat(
     features, below, out, COUNT,
     H: tl.constexpr, W: tl.constexpr, C0: tl.constexpr, C1: tl.constexpr, SCALE_Y, SCALE_X, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -40,15 +40,15 @@ def _join_bilinear(
     tl.store(out + i, value.to(out.dtype.element_ty), mask=there)
 
 
-def join_bilinear(
+def upsample_bilinear_concat(
     features: Float[Tensor, "g b h2 w2 c0"], below: Float[Tensor, "g b h w c1"]
 ) -> Float[Tensor, "g b h2 w2 c"]:
-    """[features, below at twice the size]."""
+    """[features, upsampled below]."""
     g, b, h, w, c1 = below.shape
     c0 = features.shape[4]
     out = torch.empty(g, b, 2 * h, 2 * w, c0 + c1, device=below.device, dtype=below.dtype)
     launch(
-        _join_bilinear, (triton.cdiv(out.numel(), BLOCK),),
+        _bilinear_concat, (triton.cdiv(out.numel(), BLOCK),),
         features, below, out, out.numel(),
         H=h, W=w, C0=c0, C1=c1, SCALE_Y=_scale(h), SCALE_X=_scale(w), BLOCK=BLOCK,
     )  # fmt: skip
@@ -56,7 +56,7 @@ def join_bilinear(
 
 
 @triton.jit
-def _below_bilinear(
+def _bilinear_gradient(
     joined, gate, out, COUNT,
     H: tl.constexpr, W: tl.constexpr, C0: tl.constexpr, C1: tl.constexpr, SCALE_Y, SCALE_X, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -66,7 +66,7 @@ def _below_bilinear(
     y, x = pixel // W % H, pixel % W
     start = joined + pixel // (H * W) * (4 * H * W * (C0 + C1)) + C0 + c
     total = tl.zeros((BLOCK,), tl.float32)
-    for dy in tl.static_range(-2, 4):  # pixels of the larger map that lie less than one of the smaller away
+    for dy in tl.static_range(-2, 4):  # pixels of the large map less than one small pixel away
         row = 2 * y + dy
         share_y = 1 - tl.abs(row.to(tl.float32) * SCALE_Y - y.to(tl.float32))
         near = there & (row >= 0) & (row < 2 * H) & (share_y > 0)
@@ -80,14 +80,14 @@ def _below_bilinear(
     tl.store(out + i, tl.where(is_open, total, 0.0).to(out.dtype.element_ty), mask=there)
 
 
-def below_bilinear(
+def upsample_bilinear_gradient(
     joined: Float[Tensor, "g b h2 w2 c"], *, gate: Float[Tensor, "g b h w c1"]
 ) -> Float[Tensor, "g b h w c1"]:
-    """The gradient of what was `below`, from that of the joined map; 0 where the gate, the map itself, is."""
+    """The gradient of `below`, before its ReLU, from that of the concatenated map; `gate` is `below` itself."""
     _, _, h, w, c1 = gate.shape
     out = torch.empty_like(gate)
     launch(
-        _below_bilinear, (triton.cdiv(out.numel(), BLOCK),),
+        _bilinear_gradient, (triton.cdiv(out.numel(), BLOCK),),
         joined, gate, out, out.numel(),
         H=h, W=w, C0=joined.shape[4] - c1, C1=c1, SCALE_Y=_scale(h), SCALE_X=_scale(w), BLOCK=BLOCK,
     )  # fmt: skip
@@ -95,5 +95,5 @@ def below_bilinear(
 
 
 def _scale(size: int) -> float:
-    """From places in a map of twice the size to places in the map."""
+    """From positions in the upsampled map to positions in the map."""
     return (size - 1) / (2 * size - 1)

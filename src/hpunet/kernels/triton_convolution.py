@@ -1,18 +1,18 @@
-"""Convolutions as matrix products in Triton, with what surrounds them in a residual block fused in.
+"""Convolutions as matrix products in Triton, fused with bias, ReLU, gate and residual, and their weight gradients.
 
-Maps are (groups, batch, height, width, channels), dense. In that layout the neighbours of a pixel in a row, with all
-their channels, are one contiguous run of numbers, so a 3×3 convolution is three matrix products (one a row) of such
-runs with weights (3·in, out): no copy is made, and the gradient of the weights has the same form.
+Maps are (groups, batch, height, width, channels), dense. The horizontal neighbours of a pixel, with all their
+channels, are then one contiguous run in memory, so a 3×3 convolution is three matrix products (one per row) of such
+runs with weights (3·in, out). No copy is made, and the weight gradient has the same form.
 
-Narrow layers are bound by how often every number is read: nine times, once a tap. So a row of the matrix stands for a
-*patch* of py × px output pixels (`Tiling`): it reads a run of (px + 2)·in numbers from each of py + 2 rows, and the
-weights hold the 3×3 kernel once for each pixel of the patch, shifted, with zeros between. Tensor cores multiply the
-zeros for nothing; a 2×4 patch reads every number three times instead of nine.
+Narrow layers are bound by memory reads: nine per element, one per tap. So a matrix row stands for a *patch* of py ×
+px output pixels (`ConvTiling`): it reads a run of (px + 2)·in elements from each of py + 2 rows, and the weights
+hold the 3×3 kernel once per pixel of the patch, shifted, with zeros between. Tensor cores multiply the zeros for
+free; a 2×4 patch reads each element three times instead of nine.
 
-Sums of bfloat16 are taken in float32. Those of float32 are taken in float64, chunk by chunk, and what many programs
-add to (`sums`, gradients of weights) is in float64 then.
+bfloat16 is accumulated in float32. float32 is accumulated in float64, chunk by chunk, and buffers that many programs
+add to (`sums`, weight gradients) are float64 then.
 
-Groups are networks of the same shape (prior and posterior) that run side by side, each with its own weights. Widths
+Groups are networks of the same shape (prior and posterior) that run side by side, each with its own weights. Channels
 are multiples of 8, so that loads are 16 bytes wide.
 """
 
@@ -28,43 +28,43 @@ from hpunet.kernels.launch import launch
 
 
 @dataclass(frozen=True)
-class Tiling:
-    """How a convolution is cut: patches of `py` × `px` pixels are the rows of the matrix."""
+class ConvTiling:
+    """Tile sizes of a convolution; matrix rows are patches of `py` × `px` pixels."""
 
     py: int
     px: int
     patches: int
-    """Rows of the matrix a program has."""
+    """Matrix rows per program."""
     columns: int
-    """Columns of the matrix (pixels of a patch × output channels) a program has."""
+    """Matrix columns (pixels of a patch × output channels) per program."""
     chunk: int
-    """Numbers of a run that are multiplied at once."""
+    """Elements of a run multiplied at once."""
     warps: int = 4
     stages: int = 3
 
     def run(self, channels: int, *, taps: int = 3) -> int:
-        """Rows of the weights for one row of the image: a run, with zeros up to a multiple of the chunk."""
+        """Length of a run (the weight rows per image row), zero-padded to a multiple of the chunk."""
         return -(-(self.px + taps - 1) * channels // self.chunk) * self.chunk
 
 
 @dataclass(frozen=True)
-class KernelView:
-    """Where a convolution's weights lie: value (row, tap of the row, input, output) = data[Σ index · stride]."""
+class WeightView:
+    """Strided view of a convolution's weights: (row, tap of the row, input, output) is data[Σ index · stride]."""
 
     data: Tensor
     group: int
-    """From a group's weights to the next one's."""
+    """Stride between groups."""
     row: int
     tap: int
     channel: int
     out: int
     width: int
-    """Outputs (of all pixels of a patch)."""
+    """Outputs of all pixels of a patch."""
 
 
 @triton.jit
 def _patches(B, H: tl.constexpr, W: tl.constexpr, TILE_Y: tl.constexpr, TILE_X: tl.constexpr):
-    """Image, row and column of each patch of this program, on the H × W grid of patches; a tile may hold images."""
+    """Image, row and column of each patch of this program on the H × W grid; a tile may hold several images."""
     pid = tl.program_id(0)
     i = tl.arange(0, TILE_Y * TILE_X)
     if TILE_Y * TILE_X > H * W:
@@ -126,7 +126,7 @@ def _convolve(
     kept = inside[:, None] & (n < N)[None, :]
     corner = (((group * B + b) * H + patch_y * PY) * W + patch_x * PX) * OUT
     place = corner[:, None] + (n // (PX * OUT) * (W * OUT) + n % (PX * OUT))[None, :]
-    if GATE:  # fetched before it is needed
+    if GATE:  # prefetched
         is_open = tl.load(gate + place, mask=kept, other=0.0) > 0
     EXACT: tl.constexpr = PRECISION == "ieee"
     START: tl.constexpr = RESIDUAL and not GATE and not EXACT
@@ -167,8 +167,8 @@ def _convolve(
 def convolve(
     x: Float[Tensor, "g b h w i"],
     *,
-    weight: KernelView,
-    tiling: Tiling,
+    weight: WeightView,
+    tiling: ConvTiling,
     taps: int = 3,
     bias: Float[Tensor, "g o"] | None = None,
     relu_input: bool = False,
@@ -177,9 +177,9 @@ def convolve(
     residual: Float[Tensor, "g b h w o"] | None = None,
     sums: Float[Tensor, "g o"] | None = None,
 ) -> Float[Tensor, "g b h w o"]:
-    """relu?((gate > 0 ? conv(relu?(x)) + bias : 0) + residual), with zeros outside the image.
+    """relu?((gate > 0 ? conv(relu?(x)) + bias : 0) + residual), with zero padding.
 
-    `sums` gets the result added, summed over all pixels.
+    The sum of the result over all pixels is added to `sums`.
     """
     groups, b, h, w, channels = x.shape
     width = weight.width // (tiling.py * tiling.px)
@@ -208,26 +208,26 @@ def convolve(
 
 
 @dataclass(frozen=True)
-class Correlation:
-    """How a weight gradient is cut: patches of 1 × `px` pixels, `py` of them below each other at a time."""
+class CorrelationTiling:
+    """Tile sizes of a weight gradient; patches are 1 × `px` pixels, `py` rows of them at a time."""
 
     py: int
     px: int
     rows: int
     columns: int
     patches: int
-    """Patches (times py) multiplied at once."""
+    """Patches (times `py`) multiplied at once."""
     programs: int
-    """About how many programs share the work; each adds its result to the others' atomically."""
+    """Approximate number of programs; each adds its result atomically."""
     together: bool = True
-    """Whether a program does all three rows of taps: fewer reads, larger sums."""
+    """Whether a program computes all three rows of taps: fewer reads, more accumulators."""
     warps: int = 4
     stages: int = 3
 
 
 @dataclass(frozen=True)
 class GradientView:
-    """Where the gradient of a convolution's weights lies: (tap, row, column) is data[Σ index · stride]."""
+    """Strided view of a weight gradient: (tap, row, column) is data[Σ index · stride]."""
 
     data: Tensor
     group: int
@@ -245,10 +245,10 @@ def _correlate(
     RELU_ROWS: tl.constexpr, RELU_COLUMNS: tl.constexpr,
     PRECISION: tl.constexpr, ROUNDS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BP: tl.constexpr,
 ):  # fmt: skip
-    """See `correlate`. A program takes BM numbers of a run, BN columns of a patch, and some of the patches.
+    """See `correlate`. A program takes BM elements of a run, BN columns of a patch, and some of the patches.
 
-    What is loaded for products goes nowhere else: where it does, Triton (3.6) keeps too few copies of it in shared
-    memory, and loads the next one into what tensor cores still read.
+    Operands of products must not be used anywhere else: Triton (3.6) would keep too few copies of them in shared
+    memory and load the next ones over operands that tensor cores still read.
     """
     PAD: tl.constexpr = TAPS // 2
     RUN: tl.constexpr = (PX + TAPS - 1) * R
@@ -305,7 +305,7 @@ def _correlate(
             if PY == 2:
                 total1 = _add_product(total1, tl.trans(a2), g1, PRECISION)
                 total2 = _add_product(total2, tl.trans(a3), g1, PRECISION)
-    dx = (m // R)[:, None] - (n // C)[None, :]  # a tap where the run and the patch are at most that far apart
+    dx = (m // R)[:, None] - (n // C)[None, :]  # the tap, if within the kernel
     kept = (m < RUN)[:, None] & (n < N)[None, :] & (dx >= 0) & (dx < TAPS)
     place = out + group * OUT_GROUP + (first * TAPS + dx) * OUT_TAP + (m % R * OUT_ROW)[:, None]
     place += (n % C * OUT_COLUMN)[None, :]
@@ -328,16 +328,15 @@ def correlate(
     columns: Float[Tensor, "g b h w c"],
     *,
     out: GradientView,
-    tiling: Correlation,
+    tiling: CorrelationTiling,
     taps: int = 3,
     relu_rows: bool = False,
     relu_columns: bool = False,
 ) -> None:
-    """Add the products of neighbours to `out`: the gradient of a convolution's weights.
+    """Accumulate a weight gradient: out[(dy, dx), r, c] += Σ over pixels p of rows[p + (dy, dx), r] · columns[p, c].
 
-    out[(dy, dx), r, c] += Σ over pixels p of rows[p + (dy, dx), r] · columns[p, c]. With a convolution's input as
-    rows and the gradient of its output as columns this is the gradient of its weights; with the two exchanged it is
-    the same for mirrored taps. Fewer channels in `rows` is faster.
+    `rows` is the convolution's input and `columns` the gradient of its output; exchanged, they give the gradient for
+    mirrored taps. Fewer channels in `rows` is faster.
     """
     groups, b, h, w, r = rows.shape
     c = columns.shape[4]
@@ -354,23 +353,4 @@ def correlate(
         OUT_TAP=out.tap, OUT_ROW=out.row, OUT_COLUMN=out.column,
         RELU_ROWS=relu_rows, RELU_COLUMNS=relu_columns, PRECISION="ieee" if rows.dtype == torch.float32 else "tf32",
         ROUNDS=rounds, BM=t.rows, BN=t.columns, BP=t.patches, num_warps=t.warps, num_stages=t.stages,
-    )  # fmt: skip
-
-
-@triton.jit
-def _move(source, from_index, out, to_index, COUNT, SCATTER: tl.constexpr, BLOCK: tl.constexpr):
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    there = i < COUNT
-    value = tl.load(source + tl.load(from_index + i, mask=there, other=0), mask=there, other=0.0)
-    place = tl.load(to_index + i, mask=there, other=0) if SCATTER else i
-    tl.store(out + place, value.to(out.dtype.element_ty), mask=there)
-
-
-def move(source: Tensor, from_index: Tensor, *, out: Tensor, to_index: Tensor | None = None) -> None:
-    """out[to_index[i]] = source[from_index[i]] in the precision of `out`; without `to_index`, out[i]."""
-    count = len(from_index)
-    launch(
-        _move, (triton.cdiv(count, 1024),),
-        source, from_index, out, from_index if to_index is None else to_index, count,
-        SCATTER=to_index is not None, BLOCK=1024,
     )  # fmt: skip

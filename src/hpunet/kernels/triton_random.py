@@ -1,4 +1,4 @@
-"""Keyed random numbers (`noise.py`), a draw as one kernel instead of some fifty: same key, same number."""
+"""Keyed random numbers (`utils/keyed_random.py`) as one kernel instead of some fifty: same key, same number."""
 
 import torch
 import triton
@@ -9,7 +9,7 @@ from torch import Tensor
 from hpunet.kernels.launch import launch
 
 BLOCK = 1024
-"""Numbers a program draws."""
+"""Numbers per program."""
 
 
 @triton.jit
@@ -22,7 +22,7 @@ def _absorb(state, part):
 
 @triton.jit
 def _uniform(state, counter):
-    """A multiple of 2^-24 in [0, 1), from the key's hash so far and the last part of it."""
+    """A multiple of 2^-24 in [0, 1) from the hash so far and the last part of the key."""
     return (_absorb(state, counter.to(tl.uint64)) >> 40).to(tl.int32).to(tl.float32) * (1 / 16777216)
 
 
@@ -46,7 +46,7 @@ def _draw(start, step, index, out, COUNT, NUMBERS, NORMAL: tl.constexpr, BLOCK: 
 def draw(
     *, start: int, step: Int[Tensor, ""], index: Int[Tensor, " b"], count: int, normal: bool
 ) -> Float32[Tensor, "b count"]:
-    """What `keyed_uniform` and `keyed_normal` give; `start` is the hash of seed and stream, as a signed word."""
+    """The numbers of `keyed_uniform` or `keyed_normal`; `start` is the hash of seed and stream as a signed word."""
     out = torch.empty(len(index), count, device=index.device)
     grid = (triton.cdiv(out.numel(), BLOCK),)
     launch(_draw, grid, start, step, index.contiguous(), out, count, out.numel(), NORMAL=normal, BLOCK=BLOCK)

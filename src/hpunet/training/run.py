@@ -127,8 +127,8 @@ class Training:
         def run() -> tuple[Terms, Tensor]:
             return self.train_step(self.pack.batch(indices), step=step, positions=self.positions)
 
-        if hasattr(self.optimiser, "line_up"):
-            self.optimiser.line_up()
+        if hasattr(self.optimiser, "flatten_moments"):
+            self.optimiser.flatten_moments()
         # Warm-up steps must not count: the state is restored in place after the capture.
         live = [t for group in self.state_tensors().values() for t in group.values()]
         live += [self.train_step.skipped, self.train_step.skipped_in_a_row]

@@ -1,7 +1,7 @@
-"""The few things that several training processes say to each other; alone, each is the identity.
+"""Communication between training processes that torchrun starts; in a single process each function is the identity.
 
-Processes are started by torchrun. Values that steer training (the top-k threshold, GECO's constraint) are taken over
-the whole batch, so that n processes with a share each follow one process with all of it.
+Values that control training (the top-k threshold, GECO's constraint) are computed over the whole batch, so n
+processes with a share each do what one process with the whole batch does.
 """
 
 import os
@@ -14,24 +14,24 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 TIMEOUT = timedelta(hours=1)
-"""How long processes wait for one that is alive but late, say because it packs the data. A dead one is noticed at
-once over Gloo, and by torchrun."""
-LEAVING_SECONDS = 0.2
-"""How long the threads of a group have for their last work after it was left."""
+"""How long to wait for a process that is alive but late, for example because it packs the data. Gloo and torchrun
+notice a dead process at once."""
+SHUTDOWN_SECONDS = 0.2
+"""How long to wait for a destroyed group's threads."""
 
 
 def world_size() -> int:
-    """How many processes train together."""
+    """Number of training processes."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def rank() -> int:
-    """Which of them this is."""
+    """Index of this process."""
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
 def init_process_group(device: torch.device) -> None:
-    """Join the other processes if torchrun started this one: over NCCL between GPUs, over Gloo between CPUs."""
+    """Join the other processes if torchrun started this one: NCCL between GPUs, Gloo between CPUs."""
     if "WORLD_SIZE" in os.environ and not dist.is_initialized():
         on_gpu = device.type == "cuda"
         if on_gpu:
@@ -40,21 +40,21 @@ def init_process_group(device: torch.device) -> None:
 
 
 def destroy_process_group() -> None:
-    """Part from the other processes."""
+    """Leave the group."""
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()
-        # A network that was wrapped for several processes keeps the group's threads alive (torch 2.13). One that has
-        # to let go of a tensor while Python ends would end the process by SIGABRT, so they are given a moment.
-        time.sleep(LEAVING_SECONDS)
+        # A network wrapped in DDP keeps the group's threads alive (torch 2.13). If one of them frees a tensor while
+        # Python shuts down, the process dies by SIGABRT. So give them time to finish.
+        time.sleep(SHUTDOWN_SECONDS)
 
 
 def barrier() -> None:
-    """Return when every process has come here."""
+    """Wait until every process gets here."""
     all_reduce(torch.zeros(()))
 
 
 def all_reduce(value: Shaped[Tensor, "*shape"]) -> Shaped[Tensor, "*shape"]:
-    """The sum of a value over all processes, without gradient."""
+    """The sum over all processes, without gradient."""
     if world_size() == 1:
         return value.detach()
     total = value.detach().clone()
@@ -63,7 +63,7 @@ def all_reduce(value: Shaped[Tensor, "*shape"]) -> Shaped[Tensor, "*shape"]:
 
 
 def all_gather(values: Float[Tensor, " n"]) -> Float[Tensor, " all"]:
-    """The values of all processes, which must be as many in each, in the order of their ranks."""
+    """The values of all processes, ordered by rank; each process must have the same number."""
     if world_size() == 1:
         return values
     parts = [torch.empty_like(values) for _ in range(world_size())]

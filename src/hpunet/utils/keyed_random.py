@@ -1,13 +1,13 @@
-"""Random numbers that depend on their key and on nothing else.
+"""Counter-based random numbers: each depends only on its key.
 
-A generator with a state gives every number to whoever asks first, so the number of workers, the split of a batch
-over processes or a resumed run would change the data. Here each number is a hash of (seed, stream, step, index,
-counter): the same key gives the same number, in any order, on any device.
+A stateful generator makes numbers depend on the order of draws, so the number of workers, the split of a batch over
+processes or a resumed run would change the data. Here each number is a hash of (seed, stream, step, index, counter):
+the same key gives the same number, in any order, on any device.
 
-The hash absorbs one part of the key after the other, each time through the finaliser of SplitMix64 (Steele, Lea
-and Flood 2014; the constants are Stafford's variant 13), which is a bijection of 64-bit words with full avalanche.
-All is done in wrapping int64 arithmetic on tensors; nothing waits for the device, so draws can be captured in a
-CUDA graph when `step` is a tensor on it. That takes some fifty kernels a draw; within `drawing_by` it is one.
+The hash absorbs the parts of the key one by one, each through the finaliser of SplitMix64 (Steele, Lea and Flood
+2014, with the constants of Stafford's variant 13), a bijection of 64-bit words with full avalanche. It is wrapping
+int64 arithmetic on tensors and never waits for the device, so draws can be captured in a CUDA graph if `step` is a
+tensor on the device. A draw takes about fifty kernels, or one within `drawing_by`.
 """
 
 import math
@@ -24,7 +24,7 @@ from hpunet.errors import ConfigError
 
 
 class Stream(IntEnum):
-    """Who draws. Every use of keyed numbers has its own stream, or two of them would share their randomness."""
+    """The purpose of a draw. Each use has its own stream, so that no two share random numbers."""
 
     WARP = 0
     ELASTIC = 1
@@ -37,7 +37,7 @@ class Stream(IntEnum):
 
 
 def _signed(word: int) -> int:
-    """The int64 with the same bits as an unsigned 64-bit word."""
+    """The int64 with the bits of an unsigned 64-bit word."""
     return word - (1 << 64) if word >> 63 else word
 
 
@@ -46,12 +46,12 @@ _MULTIPLIERS = (_signed(0xBF58476D1CE4E5B9), _signed(0x94D049BB133111EB))
 
 
 def _shift_right(x: Tensor, bits: int) -> Tensor:
-    """Logical shift: int64's own shift would drag the sign along."""
+    """Logical shift; `>>` on int64 would extend the sign."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
 def _absorb(state: Tensor, part: Tensor) -> Tensor:
-    """The state after one more part of the key: SplitMix64's output number `part` when started at `state`."""
+    """The hash state after one more part of the key: output `part` of SplitMix64 seeded with `state`."""
     x = state + (part + 1) * _GOLDEN
     x = (x ^ _shift_right(x, 30)) * _MULTIPLIERS[0]
     x = (x ^ _shift_right(x, 27)) * _MULTIPLIERS[1]
@@ -59,21 +59,21 @@ def _absorb(state: Tensor, part: Tensor) -> Tensor:
 
 
 def _host_word(name: str, value: int) -> Int64[Tensor, ""]:
-    """A key part as a scalar on the host, which joins tensors of any device without a copy or a wait."""
+    """A part of the key as a scalar on the host, which combines with tensors of any device without a wait."""
     if not 0 <= value < 1 << 63:
-        raise ConfigError(f"{name}: expected a whole number from 0 to 2^63 - 1, got {value}")
+        raise ConfigError(f"{name}: expected an integer of 0 to 2^63 - 1, got {value}")
     return torch.tensor(value, dtype=torch.int64, device="cpu")
 
 
 def _start(*, seed: int, stream: int) -> Int64[Tensor, ""]:
-    """The hash of what a stream's draws have in common."""
+    """The hash of the first two parts of the key."""
     return _absorb(_host_word("seed", seed), _host_word("stream", stream))
 
 
 def _keyed_words(
     *, seed: int, step: int | Int[Tensor, ""], index: Int[Tensor, " b"], stream: int, count: int
 ) -> Int64[Tensor, "b count"]:
-    """64 random bits for every (index, counter)."""
+    """64 random bits per (index, counter)."""
     state = _absorb(
         _start(seed=seed, stream=stream), _host_word("step", step) if isinstance(step, int) else step.long()
     )
@@ -82,27 +82,27 @@ def _keyed_words(
 
 
 Draw = Callable[..., Float32[Tensor, "b count"]]
-"""A kernel that draws, `draw` of `kernels/keyed.py`: it is given the key, with `start`, the hash of seed and stream
-as a signed word, in the place of those two, and whether the numbers are to be normal."""
+"""`draw` of `kernels/triton_random.py`: takes the key, with `start`, the hash of seed and stream as a signed word,
+for those two, and whether the numbers are normal."""
 
 _kernel: Draw | None = None
 
 
 @contextmanager
 def drawing_by(kernel: Draw | None) -> Iterator[None]:
-    """Within this, numbers whose step is a tensor on their device, as in a CUDA graph, are drawn by a kernel."""
+    """Within this context the kernel draws all numbers whose step is a tensor, as in a CUDA graph."""
     global _kernel
-    before, _kernel = _kernel, kernel
+    outer, _kernel = _kernel, kernel
     try:
         yield
     finally:
-        _kernel = before
+        _kernel = outer
 
 
 def _drawn_by_kernel(
     *, seed: int, step: int | Int[Tensor, ""], index: Int[Tensor, " b"], stream: int, count: int, normal: bool
 ) -> Float32[Tensor, "b count"] | None:
-    """None where tensor operations must do it."""
+    """The numbers, or None if tensor operations must draw them."""
     if _kernel is None or isinstance(step, int):
         return None
     return _kernel(start=int(_start(seed=seed, stream=stream)), step=step, index=index, count=count, normal=normal)
@@ -111,9 +111,9 @@ def _drawn_by_kernel(
 def keyed_uniform(
     *, seed: int, step: int | Int[Tensor, ""], index: Int[Tensor, " b"], stream: int, count: int
 ) -> Float32[Tensor, "b count"]:
-    """Uniform numbers in [0, 1), multiples of 2^-24, on `index`'s device and with the same bits on every device.
+    """Uniform numbers in [0, 1), multiples of 2^-24, with the same bits on every device.
 
-    Row i belongs to `index[i]`, whatever else is in the batch; a larger `count` only adds columns.
+    Row i depends only on `index[i]`, not on the rest of the batch. A larger `count` only adds columns.
     """
     key: dict[str, Any] = {"seed": seed, "step": step, "index": index, "stream": stream, "count": count}
     if (drawn := _drawn_by_kernel(**key, normal=False)) is not None:
@@ -125,10 +125,10 @@ def keyed_uniform(
 def keyed_normal(
     *, seed: int, step: int | Int[Tensor, ""], index: Int[Tensor, " b"], stream: int, count: int
 ) -> Float32[Tensor, "b count"]:
-    """Standard normal numbers (Box–Muller), keyed as in `keyed_uniform`; none lies beyond ±5.8.
+    """Standard normal numbers (Box–Muller), keyed as in `keyed_uniform`, within ±5.8.
 
-    Logarithm and sine are taken in float64 and rounded at the end: devices differ in the last bit of those, which
-    the rounding hides in all but about one of 10^8 numbers.
+    Logarithm and sine are float64, rounded at the end: devices differ in their last bit, and rounding hides this for
+    all but about one in 10^8 numbers.
     """
     key: dict[str, Any] = {"seed": seed, "step": step, "index": index, "stream": stream}
     if (drawn := _drawn_by_kernel(**key, count=count, normal=True)) is not None:

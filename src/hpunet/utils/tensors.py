@@ -1,14 +1,14 @@
-"""The dimension legend of the whole package, and the checks at its doors.
+"""The legend of dimensions, and checks of images and labels at the public API.
 
-Legend, used in every shape annotation:
+Legend, for every shape annotation of the package:
 
     b  images in a batch          k  classes             h w  image height and width
-    r  graders of an image        c  input channels      z    channels of a latent scale
+    r  graders per image          c  input channels      z    channels of a latent scale
     s  samples (hypotheses)       e  extra conditioning channels of the prior
 
-Scale index 0 is the coarsest, as in the paper. Labels are integer maps; one-hot maps exist only inside the
-models. Images are float and scaled to [0, 1] (the first residual branch applies a ReLU to the raw image, so
-negative values would reach the network through the skip connection alone).
+Scale 0 is the coarsest, as in the paper. Labels are integer maps; one-hot maps exist only inside the models. Images
+are float and scaled to [0, 1]: the first residual branch applies a ReLU to the raw image, so negative values would
+only pass through its skip connection.
 """
 
 from math import inf
@@ -21,22 +21,22 @@ from hpunet.errors import DataError
 
 
 def _values_can_be_read(tensor: Tensor) -> bool:
-    """Whether looking at values is possible: not while a graph is being traced or captured."""
+    """False while a graph is traced or captured."""
     if torch.compiler.is_compiling() or tensor.is_meta:
         return False
     return not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 MAX_PIXEL = 100.0
-"""Beyond this an image was surely not scaled."""
+"""A larger pixel shows that the image was not scaled."""
 
 
 def check_image(image: Tensor, *, channels: int, multiple: int = 1, name: str = "image", values: bool = True) -> None:
     """Raise a `DataError` unless `image` is a finite float tensor (b, channels, h, w) of usable size.
 
-    Networks are made for values in [0, 1]. Those that leave it a little are let pass; bytes, 16-bit numbers and
-    Hounsfield units, which nobody scaled, are not. `multiple` is what height and width must be divisible by.
-    `values=False` leaves out the look at the pixels, which on a GPU would wait for the device.
+    Networks expect values in [0, 1]. Small deviations pass; unscaled bytes, 16-bit numbers and Hounsfield units do
+    not. Height and width must be divisible by `multiple`. `values=False` skips the check of the pixels, which on a
+    GPU would wait for the device.
     """
     if image.ndim != 4 or not image.is_floating_point():
         raise DataError(
@@ -65,7 +65,7 @@ def check_image(image: Tensor, *, channels: int, multiple: int = 1, name: str = 
 def check_labels(
     labels: Tensor, *, image: Tensor, num_classes: int, name: str = "labels", values: bool = True
 ) -> None:
-    """Raise a `DataError` unless `labels` is an integer map (b, h, w) of `image`'s size within the classes."""
+    """Raise a `DataError` unless `labels` is an integer map (b, h, w) of the image's size with valid classes."""
     b, _, h, w = image.shape
     if labels.is_floating_point() or labels.is_complex() or tuple(labels.shape) != (b, h, w):
         raise DataError(
@@ -79,6 +79,6 @@ def check_labels(
 
 
 def one_hot(labels: Int[Tensor, "b h w"] | Bool[Tensor, "b h w"], num_classes: int) -> Tensor:
-    """One-hot planes (b, k, h, w) of an integer label map, as bools."""
+    """Boolean one-hot planes (b, k, h, w) of a label map."""
     classes = torch.arange(num_classes, device=labels.device)
     return labels.unsqueeze(1) == classes.view(1, -1, 1, 1)

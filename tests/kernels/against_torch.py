@@ -1,0 +1,280 @@
+"""The kernels against plain torch in float64, on tiny shapes.
+
+Triton chooses its interpreter when it is imported, so `test_kernels.py` runs this file in a process of its own. By
+hand: TRITON_INTERPRET=1 pytest tests/kernels/against_torch.py, or on a GPU without that variable.
+"""
+
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hpunet import sample
+from hpunet.kernels import flat_parameters, layers, triton_random
+from hpunet.kernels.network import FusedNetwork, FusedSampler
+from hpunet.kernels.triton_convolution import (
+    ConvTiling,
+    CorrelationTiling,
+    GradientView,
+    WeightView,
+    convolve,
+    correlate,
+)
+from hpunet.models.hpunet import HPUNet
+from hpunet.models.punet import ProbUNet
+from hpunet.utils import keyed_random
+
+
+def large_tiles(height: int, width: int, _channels: int, out: int, *, taps: int, dtype: torch.dtype) -> ConvTiling:
+    """Few programs and loops, because the interpreter takes milliseconds for each of their lines."""
+    assert dtype == torch.float32
+    if taps == 3 and height % 2 == width % 2 == 0:
+        return ConvTiling(2, 2, patches=32, columns=64 if 4 * out <= 64 else 128, chunk=128)
+    return ConvTiling(1, 1, patches=32, columns=16 if out <= 16 else 64, chunk=32)
+
+
+def large_correlation_tiles(
+    _height: int, width: int, *_channels: int, taps: int, relu: bool, dtype: torch.dtype
+) -> CorrelationTiling:
+    assert dtype == torch.float32
+    px = 2 if taps == 3 and width % 2 == 0 else 1
+    return CorrelationTiling(1, px, rows=256, columns=64, patches=32, programs=1)
+
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+SHAPES = [  # groups, batch, height, width, in, out, taps, tiling
+    (1, 2, 16, 16, 16, 24, 3, ConvTiling(py=2, px=4, patches=16, columns=64, chunk=16)),
+    (2, 3, 4, 4, 24, 16, 3, ConvTiling(py=1, px=2, patches=32, columns=32, chunk=32)),  # several images per tile
+    (2, 5, 1, 1, 40, 16, 3, ConvTiling(py=1, px=1, patches=16, columns=16, chunk=64)),
+    (1, 1, 9, 6, 8, 16, 3, ConvTiling(py=1, px=2, patches=16, columns=16, chunk=16)),  # odd sizes, one image
+    (2, 2, 8, 8, 24, 8, 1, ConvTiling(py=1, px=1, patches=32, columns=16, chunk=32)),
+]
+HPU_NETS: dict[str, tuple[dict[str, Any], tuple[int, int]]] = {  # settings, size of the images
+    "unpadded": ({"channels": (16, 32, 32), "latent_dims": (1,)}, (4, 4)),
+    "padded": ({"channels": (12, 16), "latent_dims": (2,), "cond_channels": 2, "channels_last": False}, (2, 4)),
+    "no-latent-at-scale-0": ({"channels": (8, 8, 16), "latent_dims": (0, 1)}, (4, 4)),
+    "no-latent-at-scale-1": ({"channels": (8, 8, 16), "latent_dims": (1, 0)}, (4, 4)),
+}
+
+
+@pytest.fixture(autouse=True)
+def setup(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(1)
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    if DEVICE.type == "cpu":
+        monkeypatch.setattr(flat_parameters, "convolution_tiling", large_tiles)
+        monkeypatch.setattr(layers, "correlation_tiling", large_correlation_tiles)
+
+
+def distance(one: Tensor, other: Tensor) -> float:
+    one, other = one.detach().double().cpu(), other.detach().double().cpu()
+    return float((one - other).norm() / other.norm())
+
+
+def here(x: Tensor) -> Tensor:
+    return x.float().to(DEVICE)
+
+
+def plain(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """(g, b, h, w, i) and (g, o, i, t, t)."""
+    groups = [
+        F.conv2d(x[g].permute(0, 3, 1, 2), weight[g], None if bias is None else bias[g], padding=weight.shape[4] // 2)
+        for g in range(len(x))
+    ]
+    return torch.stack(groups).permute(0, 1, 3, 4, 2)
+
+
+def patch_weights(weight: Tensor, t: ConvTiling) -> WeightView:
+    """The weights that `convolve` wants, by loops instead of an index."""
+    groups, out, channels, taps, _ = weight.shape
+    patch = torch.zeros(groups, t.py + taps - 1, t.run(channels, taps=taps), t.py, t.px, out)
+    for y, x, dy, dx in product(range(t.py), range(t.px), range(taps), range(taps)):
+        run = slice((x + dx) * channels, (x + dx + 1) * channels)
+        patch[:, y + dy, run, y, x] = weight[:, :, :, dy, dx].transpose(1, 2).float()
+    data = here(patch.flatten(3).contiguous())
+    _, rows, run, columns = data.shape
+    return WeightView(data, rows * run * columns, run * columns, channels * columns, columns, 1, columns)
+
+
+@pytest.mark.parametrize(("groups", "b", "h", "w", "channels", "width", "taps", "tiling"), SHAPES)
+def test_convolve_equals_conv2d(
+    groups: int, b: int, h: int, w: int, channels: int, width: int, taps: int, tiling: ConvTiling
+) -> None:
+    x, weight, bias = (
+        torch.randn(s, dtype=torch.float64)
+        for s in ((groups, b, h, w, channels), (groups, width, channels, taps, taps), (groups, width))
+    )
+    gate, residual = torch.randn(2, groups, b, h, w, width, dtype=torch.float64)
+    how: dict[str, Any] = {"weight": patch_weights(weight, tiling), "tiling": tiling, "taps": taps}
+    got = convolve(here(x), **how, bias=here(bias), relu_input=True, relu_output=True)
+    assert distance(got, plain(x.relu(), weight, bias).relu()) < 1e-6
+    got = convolve(here(x), **how, bias=here(bias), residual=here(residual))
+    assert distance(got, plain(x, weight, bias) + residual) < 1e-6
+    total = torch.zeros(groups, width, device=DEVICE)
+    got = convolve(here(x), **how, gate=here(gate), residual=here(residual), sums=total)
+    expected = plain(x, weight) * (gate > 0) + residual
+    assert distance(got, expected) < 1e-6
+    assert distance(total, expected.sum(dim=(1, 2, 3))) < 1e-5
+
+
+PATCHES = [(1, 1, True), (1, 2, True), (2, 2, True), (1, 1, False)]
+CORRELATIONS = [
+    (*shape, taps, py, px, together)
+    for (*shape, taps, _), (py, px, together) in product(SHAPES, PATCHES)
+    if shape[2] % py == shape[3] % px == 0 and (taps == 3 or py == 1)
+]
+
+
+@pytest.mark.parametrize(("groups", "b", "h", "w", "channels", "width", "taps", "py", "px", "together"), CORRELATIONS)
+def test_correlate_equals_the_weight_gradient(
+    groups: int, b: int, h: int, w: int, channels: int, width: int, taps: int, py: int, px: int, together: bool
+) -> None:
+    x, g = (torch.randn(groups, b, h, w, c, dtype=torch.float64) for c in (channels, width))
+    weight = torch.zeros(groups, width, channels, taps, taps, dtype=torch.float64, requires_grad=True)
+    plain(x.relu(), weight).backward(g)
+    assert weight.grad is not None
+    straight = weight.grad.permute(0, 3, 4, 2, 1).flatten(1, 2)
+    mirrored = weight.grad.flip(3, 4).permute(0, 3, 4, 1, 2).flatten(1, 2)
+    tiling = CorrelationTiling(py, px, rows=64, columns=32, patches=16, programs=8, together=together)
+    size = channels * width
+    out = torch.ones(straight.shape, device=DEVICE)
+    view = GradientView(out, taps * taps * size, size, width, 1)
+    correlate(here(x), here(g), out=view, taps=taps, tiling=tiling, relu_rows=True)
+    assert distance(out - 1, straight) < 1e-5
+    out = torch.zeros(mirrored.shape, device=DEVICE)
+    view = GradientView(out, taps * taps * size, size, channels, 1)
+    correlate(here(g), here(x), out=view, taps=taps, tiling=tiling, relu_columns=True)
+    assert distance(out, mirrored) < 1e-5
+
+
+def check_model(model: HPUNet | ProbUNet, size: tuple[int, int], *, sigma_weight: float = 0.0) -> None:
+    """Compare outputs and all gradients; the loss has the sum of all log σ with `sigma_weight`."""
+    model = model.double().to(DEVICE)
+    inputs = {"image": torch.rand(2, 1, *size), "cond": None}
+    if model.cond_channels:
+        inputs["cond"] = torch.rand(2, model.cond_channels, *size)
+    labels = torch.randint(3, (2, *size), device=DEVICE)
+    noise = [torch.randn(2, *shape) for shape in model.latent_shapes(*size)]
+    own: list[Tensor] = []
+    if isinstance(model, HPUNet):  # also hypotheses from the prior
+        generator = torch.Generator().manual_seed(1)
+        own = [torch.randn(2, 3, *shape, generator=generator) for shape in model.latent_shapes(*size)]
+
+    def gradients(network: Any, *, passes: int = 1) -> tuple[Any, dict[str, Tensor]]:
+        where: dict[str, Any] = {"dtype": next(model.parameters()).dtype, "device": DEVICE}
+        model.zero_grad(set_to_none=True)
+        seen = {name: None if value is None else value.to(**where) for name, value in inputs.items()}
+        for _ in range(passes):
+            drawn = {"prior_noise": [n.to(**where) for n in own]} if own else {}
+            output = network(**seen, labels=labels, noise=[n.to(**where) for n in noise], **drawn)
+            loss = output.logits.square().mean() * 10 + output.kl @ torch.arange(1, 1 + len(noise)).to(**where)
+            if own:
+                loss = loss + output.sample_logits.tanh().mean(dim=(0, 2, 3, 4)) @ torch.arange(1, 4).to(**where)
+            (loss + sigma_weight * sum(g.log_sigma.sum() for g in (*output.prior, *output.posterior))).backward()
+        return output, {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+
+    expected, expected_gradients = gradients(model)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    model.float()
+    fused = FusedNetwork(model, dtype=torch.float32)
+    for passes in (1, 2):  # nothing of the first pass is left in the second; two passes add up
+        found, found_gradients = gradients(fused, passes=passes)
+        assert distance(found.logits, expected.logits) < 1e-6
+        assert distance(found.kl, expected.kl) < 1e-5
+        if own:
+            assert distance(found.sample_logits, expected.sample_logits) < 1e-6
+        for one, other in zip(found.latents, expected.latents, strict=True):
+            assert one.shape == other.shape
+            assert other.numel() == 0 or distance(one, other) < 1e-6
+        for name, gradient in expected_gradients.items():
+            if gradient.norm() > 0:
+                assert distance(found_gradients[name], passes * gradient) < 1e-5, name
+            else:
+                assert float(found_gradients[name].abs().max()) == 0, name
+    for name, p in model.named_parameters():
+        assert torch.equal(p, before[name].float()), name
+    after, _ = gradients(model)
+    assert distance(after.logits, expected.logits) < 1e-6  # the model is unchanged
+
+
+@pytest.mark.parametrize("name", HPU_NETS)
+def test_fused_hpunet_equals_the_model(name: str) -> None:
+    settings, size = HPU_NETS[name]
+    check_model(HPUNet(in_channels=1, num_classes=3, **{"blocks_per_scale": 1, **settings}), size)
+
+
+@pytest.mark.parametrize(("channels", "size"), [((8, 12), (2, 4)), ((16, 8, 8), (4, 4))])
+def test_fused_punet_equals_the_model(channels: tuple[int, ...], size: tuple[int, int]) -> None:
+    model = ProbUNet(in_channels=1, num_classes=3, channels=channels, latent_dim=3)
+    for net, gain in ((model.prior, 40), (model.posterior, -40)):  # Gaussians that differ
+        torch.nn.init.orthogonal_(net.head.conv.weight, gain=gain)
+    check_model(model, size)
+
+
+FEW: dict[str, Any] = {"in_channels": 1, "num_classes": 3, "channels": (8, 8)}
+
+
+@pytest.mark.parametrize("kind", ["hpunet", "punet"])
+def test_log_sigma_out_of_range_gets_the_inward_gradient(kind: str) -> None:
+    """The loss pulls one Gaussian further out and the other one back."""
+    if kind == "hpunet":
+        model: Any = HPUNet(**FEW, latent_dims=(1,), blocks_per_scale=1)
+    else:
+        model = ProbUNet(**FEW, latent_dim=2)
+    with torch.no_grad():
+        for net, log_sigma in ((model.prior, 11.0), (model.posterior, -11.0)):
+            for name, p in net.named_parameters():
+                if "head" in name and name.endswith("bias"):
+                    p[len(p) // 2 :] = log_sigma
+    check_model(model, (2, 4), sigma_weight=3.0 if kind == "hpunet" else -3.0)
+
+
+@pytest.mark.parametrize("latents", ["sample", "mean", "given"])
+def test_fused_sampler_equals_the_model(latents: str) -> None:
+    model = HPUNet(in_channels=1, num_classes=3, channels=(8, 16, 16), latent_dims=(2, 1), blocks_per_scale=1)
+    model = model.to(DEVICE)
+    image, given = torch.rand(2, 1, 8, 8, device=DEVICE), torch.randn(2, 3, 1, 4, 4, device=DEVICE)
+    plain, fused = (
+        sample(
+            network,
+            image=image,
+            num_samples=3,
+            latents=["mean", given] if latents == "given" else latents,  # type: ignore[arg-type]
+            generator=torch.Generator().manual_seed(1),
+            chunk_size=2,
+        )
+        for network in (model, FusedSampler(model, dtype=torch.float32))
+    )
+    assert plain.logits is not None
+    assert fused.logits is not None
+    assert distance(fused.logits, plain.logits) < 1e-5
+    for one, other in zip(fused.latents, plain.latents, strict=True):
+        assert distance(one, other) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("seed", "step", "stream", "count"),
+    [(0, 0, 5, 9), (2**63 - 1, 2**40, 3, 50), (7, 12345, 6, 1500), (3, 1, 0, 1)],
+)
+def test_keyed_draws_equal_the_tensor_operations(seed: int, step: int, stream: int, count: int) -> None:
+    """To the bit; normal numbers but for the last bit of a GPU's logarithm or sine."""
+    index = torch.tensor([0, 1, 7, 2**33, 2**62])
+    key: dict[str, Any] = {"seed": seed, "stream": stream, "count": count}
+    there: dict[str, Any] = {"step": torch.tensor(step, device=DEVICE), "index": index.to(DEVICE)}
+    used: list[bool] = []
+
+    def kernel(*, normal: bool, **others: Any) -> Tensor:
+        used.append(normal)
+        return triton_random.draw(**others, normal=normal)
+
+    with keyed_random.drawing_by(kernel):
+        uniform, normal = (
+            draw(**key, **there).cpu() for draw in (keyed_random.keyed_uniform, keyed_random.keyed_normal)
+        )
+    assert used == [False, True]
+    assert torch.equal(uniform, keyed_random.keyed_uniform(**key, step=step, index=index))
+    expected = keyed_random.keyed_normal(**key, step=step, index=index)
+    torch.testing.assert_close(normal, expected, rtol=2e-7, atol=1e-12)
