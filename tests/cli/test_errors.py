@@ -67,18 +67,18 @@ FAILS = {
     ),
     "packed with other options": (
         ["train", "demo", "--data", "here", "--out", "x", "--set", "data.options.size=16"],
-        "data.options.num_images: 2000 is asked for, but the pack here was made with 2; pack again (hpunet data pack "
-        "WHERE OUT --set num_images=2000 --set size=16), or take what the pack has (--set data.options.num_images=2)",
+        "data.options.num_images: 2000 is requested, but the pack here was made with 2; pack again (hpunet data pack "
+        "WHERE OUT --set num_images=2000 --set size=16), or use the options of the pack (--set data.options.num_im",
     ),
     "evaluate: packed with other options": (
         ["evaluate", "run", "--data", "elsewhere"],
         "seed: the run was trained with 0, but the pack elsewhere was made with 1; pack again (hpunet data pack "
-        "WHERE OUT --set num_images=2 --set size=16), or if the run has not seen these images, take what the pack "
-        "has (--set seed=1)",
+        "WHERE OUT --set num_images=2 --set size=16), or if the run has not seen these images, use the "
+        "options of the pack (--set seed=1)",
     ),
     "data info: packed with other options": (
         ["data", "info", "here", "--set", "size=32"],
-        "size: 32 is asked for, but the pack here was made with 16",
+        "size: 32 is requested, but the pack here was made with 16",
     ),
     "missing data": (["train", "demo", "--data", "nowhere", "--out", "x"], "nowhere: no such file or folder"),
     "wrong data option": (
@@ -87,7 +87,7 @@ FAILS = {
     ),
     "data of another kind": (
         ["train", "demo", "--data", "crops", "--out", "x"],
-        "data.options.num_images: set by the preset or settings, an option of synthetic data; crops is of the kind",
+        "data.options.num_images: set by the preset or settings, an option of synthetic data, but crops is of kind",
     ),
     "init: no place": (
         ["init", "--data", "here", "--out", "here.toml/x.toml"],
@@ -159,7 +159,7 @@ FAILS = {
     "instances: only classes": (["instances", "run", IMAGE, "--out", "x"], "not on instances; use hpunet sample"),
     "bench: unknown part": (["bench", "--only", "dance"], "only: expected some of train, sample, end-to-end"),
     "init: missing data": (["init", "--data", "nowhere", "--out", "x.toml"], "nowhere: no such file or folder"),
-    "init: wrong option": (["init", *LESIONS, "--set", "seize=3"], "seize: synthetic data take no such option"),
+    "init: wrong option": (["init", *LESIONS, "--set", "seize=3"], "seize: unknown option of synthetic data"),
     "init: the file is there": (
         ["init", *LESIONS, "--out", "here.toml"],
         "here.toml: exists already; choose another",

@@ -90,7 +90,7 @@ main()
 def test_data_errors_are_one_line_each(tmp_path: Path) -> None:
     for args, expected in {
         ("info", "nowhere"): "nowhere: no such file or folder",
-        ("info", "synthetic:lesions", "--set", "seize=3"): "seize: synthetic data take no such option",
+        ("info", "synthetic:lesions", "--set", "seize=3"): "seize: unknown option of synthetic data",
         ("info", "synthetic:lesions", "--set", "size"): "expected name=value",
         ("make", "bicycles", "x"): "layout 'bicycles' is unknown",
         ("pack", "synthetic:lesions", "."): "exists already",

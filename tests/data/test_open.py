@@ -100,13 +100,11 @@ def test_synthetic_sets_open_by_name() -> None:
 def test_open_data_says_what_is_wrong(written: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no such file or folder .*synthetic:lesions"):
         detect_kind(str(tmp_path / "nothing"))
-    with pytest.raises(DataError, match="not a layout we know; expected"):
+    with pytest.raises(DataError, match="unknown layout; expected"):
         detect_kind(str(tmp_path))
-    with pytest.raises(
-        DataError, match=rf"not a layout we know \(did you mean {written}/cityscapes or .*\?\); expected"
-    ):
+    with pytest.raises(DataError, match=rf"unknown layout \(did you mean {written}/cityscapes or .*\?\); expected"):
         detect_kind(str(written))
-    with pytest.raises(ConfigError, match="wobble: lidc data take no such option, only size"):
+    with pytest.raises(ConfigError, match="wobble: unknown option of lidc data, expected one of size"):
         open_data(str(written / "lidc"), split="train", options={"wobble": 1})
     with pytest.raises(ConfigError, match="synthetic set 'cats'"):
         open_data("synthetic:cats", split="train")
@@ -181,7 +179,7 @@ def test_options_of_the_wrong_type_are_named(options: dict[str, object], expecte
         ("folder", {"val_every": "ten"}, "expected a whole number, for instance val_every=10; got ten"),
         ("folder", {"window": 3}, "expected two numbers, for instance window=[-1000,400]; got 3"),
         ("folder", {"classes": "cells"}, 'expected a list of names, for instance classes=["background","lesion"]'),
-        ("snemi3d", {"slices": 3}, "for some splits, for instance slices.train=[0,16] slices.val=[16,18]; got 3"),
+        ("snemi3d", {"slices": 3}, "per split, for instance slices.train=[0,16] slices.val=[16,18]; got 3"),
         ("snemi3d", {"allow_remainder": 1}, "expected true or false; got 1"),
     ],
 )
@@ -226,20 +224,20 @@ def test_pack_refuses_options_that_it_was_not_made_with(nuclei: Path, tmp_path: 
     with pytest.raises(ConfigError) as caught:
         check_options_of_settings(str(plain), {"val_every": 10})
     assert str(caught.value) == (
-        f"data.options.val_every: 10 is asked for, but the pack {plain} was made with none; pack again (hpunet data "
-        "pack WHERE OUT --set val_every=10), or take what the pack has (--set data.options.val_every=none)"
+        f"data.options.val_every: 10 is requested, but the pack {plain} was made with none; pack again (hpunet data "
+        "pack WHERE OUT --set val_every=10), or use the options of the pack (--set data.options.val_every=none)"
     )
     with pytest.raises(
-        ConfigError, match=r"^num_random_ids: 5 is asked for, .* was made with 15; .*num_random_ids=15\)"
+        ConfigError, match=r"^num_random_ids: 5 is requested, .* was made with 15; .*num_random_ids=15\)"
     ):
         open_splits(str(every), options={"num_random_ids": 5})
     with pytest.raises(ConfigError) as caught:
         check_options_of_settings(str(every), {"val_every": 5, "num_random_ids": 15, "window": [0.0, 4.0]})
-    assert "val_every: 5 is asked for" in str(caught.value)
-    assert "data.options.window: [0.0,4.0] is asked for" in str(caught.value)
+    assert "val_every: 5 is requested" in str(caught.value)
+    assert "data.options.window: [0.0,4.0] is requested" in str(caught.value)
     assert "WHERE OUT --set num_random_ids=15 --set window=[0.0,4.0] --set val_every=5), or" in str(caught.value)
     assert "(--set data.options.val_every=10 --set data.options.window=none)" in str(caught.value)
-    with pytest.raises(ConfigError, match=r"data.options.patch: set by the preset.* snemi3d data; .*kind folder and"):
+    with pytest.raises(ConfigError, match=r"data.options.patch: set by the preset.* snemi3d data, .*kind folder and"):
         check_options_of_settings(str(every), {"patch": 64})
     with pytest.raises(ConfigError, match="val_every: option of pack data, expected a whole number"):
         check_options_of_settings(str(every), {"val_every": "ten"})
@@ -249,7 +247,7 @@ def test_pack_of_a_pack_remembers_the_options_of_the_first(nuclei: Path, tmp_pat
     pack_data(str(nuclei), tmp_path / "one", options={"val_every": 10})
     pack_data(str(tmp_path / "one"), tmp_path / "two", options={})
     assert pack_origin(tmp_path / "two") == pack_origin(tmp_path / "one")
-    with pytest.raises(ConfigError, match="val_every: 5 is asked for"):
+    with pytest.raises(ConfigError, match="val_every: 5 is requested"):
         open_data(str(tmp_path / "two"), split="val", options={"val_every": 5})
 
 

@@ -111,7 +111,7 @@ def test_open_snemi3d_travels_without_its_voxels(tmp_path: Path) -> None:
         ({"train": (0, 6), "val": (5, 8)}, "overlaps"),
         ({"train": (0, 11)}, "10 slices"),
         ({"train": (4, 2)}, "10 slices"),
-        ({"training": (0, 2)}, "none of"),
+        ({"training": (0, 2)}, "not among"),
     ],
 )
 def test_open_snemi3d_checks_slices(tmp_path: Path, slices: dict[str, tuple[int, int]], message: str) -> None:

@@ -28,19 +28,19 @@ from judge import FaultError, judge, valid_reading
 from plan import FORMATS, NUM_CASES, case
 
 MAX_SECONDS = 2.0
-"""Of processor time, so that a busy machine fails nothing."""
+"""Processor time, so that a busy machine causes no failure."""
 MAX_BYTES = 2**29
 _STUCK_SECONDS = 20.0
-"""After so long without an answer a worker is ended from outside."""
+"""A worker without an answer for this long is killed."""
 _WORKER_LIMIT = 2**32
-"""Address space of a worker, so that no case can take down the machine."""
+"""Address space of a worker."""
 
 
 class Result(NamedTuple):
     number: int
     format: str
     outcome: str
-    """read, refused or counted; for a fault, what is wrong."""
+    """read, refused or counted; for a fault, its message."""
     is_fault: bool
 
 
@@ -120,7 +120,7 @@ def _work(connection: Connection) -> None:
 
 
 class _Worker:
-    """A process that is started anew when a case has ended it."""
+    """A process that is restarted when a case has killed it."""
 
     def __init__(self) -> None:
         self._process = None

@@ -1,4 +1,4 @@
-"""What may come of a changed set: it is read in full, or an error names the file. Everything else is a fault."""
+"""A changed set must be read completely, or an error must name the file; anything else is a fault."""
 
 import functools
 import re
@@ -19,7 +19,7 @@ from hpunet.errors import DataError
 
 
 class FaultError(AssertionError):
-    """A reader did what it must not do."""
+    """A reader broke the rule above."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Reading:
 class Import:
     summary: ImportSummary
     pictures: dict[str, np.ndarray]
-    """By their names below the split, e.g. 'images/P1/z-001_c0.png'."""
+    """By name below the split: 'images/P1/z-001_c0.png'."""
 
 
 def judge(corpus: Corpus, valid: "Reading | Import", change: Change, root: Path) -> str:
@@ -45,7 +45,7 @@ def judge(corpus: Corpus, valid: "Reading | Import", change: Change, root: Path)
 
 
 def read_valid(corpus: Corpus) -> "Reading | Import":
-    """What the unchanged set holds."""
+    """The content of the unchanged set."""
     with tempfile.TemporaryDirectory() as folder:
         write_files(corpus.files, Path(folder) / "in")
         return run_import(Path(folder)) if corpus.open is None else read_set(corpus, Path(folder) / "in")
@@ -55,12 +55,14 @@ def read_set(corpus: Corpus, root: Path) -> Reading:
     assert corpus.open is not None
     sources = corpus.open(root)
     samples = {
-        identity.key: _try(source, index) for source in sources for index, identity in enumerate(source.identities)
+        identity.key: _read_or_error(source, index)
+        for source in sources
+        for index, identity in enumerate(source.identities)
     }
     return Reading(sources[0].info, samples)
 
 
-def _try(source: Source, index: int) -> Sample | DataError:
+def _read_or_error(source: Source, index: int) -> Sample | DataError:
     try:
         return source[index]
     except DataError as error:
@@ -98,7 +100,7 @@ def _judge_reading(corpus: Corpus, valid: Reading, change: Change, root: Path) -
             not np.array_equal(getattr(sample, n), getattr(before, n))
             for n in ("image", "labels", "valid", "graders")
         ):
-            raise FaultError(f"{key} is another one than before, though none of its files was changed")
+            raise FaultError(f"{key} changed, though none of its files did")
     if any(isinstance(sample, DataError) for sample in found.samples.values()):
         return "refused"
     if change.refused or found.info != valid.info:

@@ -446,7 +446,7 @@ def test_graph_steps_skip_what_is_not_finite(pack: Path, tmp_path: Path) -> None
 def test_train_on_a_pack_takes_over_its_options_and_refuses_others(tmp_path: Path) -> None:
     pack = tmp_path / "pack"
     pack_data("synthetic:lesions", pack, options={"num_images": 12, "size": 16, "seed": 3})
-    with pytest.raises(ConfigError, match=r"data.options.num_images: 6 is asked for, .* was made with 12"):
+    with pytest.raises(ConfigError, match=r"data.options.num_images: 6 is requested, .* was made with 12"):
         quietly(tiny_settings("data.options.num_images=6"), pack=pack, run=tmp_path / "no")
     assert not (tmp_path / "no").exists()
     quietly(tiny_settings("optimiser.iterations=1"), pack=pack, run=tmp_path / "run")

@@ -138,10 +138,10 @@ def make(
 
 def _options_to_read(layout: str, size: int | None) -> str:
     """Options with which the reader of a layout keeps images of this height unchanged."""
-    from hpunet.data.options import as_set
+    from hpunet.data.options import set_arguments
 
     if layout == "cityscapes" and size not in (None, 512):
-        return " " + as_set("size", [size, 2 * size])
+        return " " + set_arguments("size", [size, 2 * size])
     if layout == "snemi3d" and size is not None and size % 256:
-        return " " + as_set("patch", size)
+        return " " + set_arguments("patch", size)
     return ""

@@ -155,7 +155,7 @@ def _summarise(errors: Mapping[str, float], *, out: Path, quiet: bool) -> None:
 def _open(where: str, *, split: str, options: list[str], trained: "TrainedModel") -> "Source":
     """The data, with the options of training if they are of the same kind; refused if they do not fit the model."""
     from hpunet.data.open import open_split, options_of_run
-    from hpunet.data.options import in_toml
+    from hpunet.data.options import to_toml
     from hpunet.data.types import refuse_other_data
 
     changes = parse_assignments(options)
@@ -165,5 +165,5 @@ def _open(where: str, *, split: str, options: list[str], trained: "TrainedModel"
     for name, what in (("image_bits", "bits a pixel"), ("intensity_window", "as window of stored values")):
         mine, theirs = getattr(source.info, name), getattr(trained.info, name)
         if mine != theirs:
-            raise ConfigError(f"{where}: {in_toml(mine)} {what}, the model was trained with {in_toml(theirs)}")
+            raise ConfigError(f"{where}: {to_toml(mine)} {what}, the model was trained with {to_toml(theirs)}")
     return source

@@ -1,1 +1,1 @@
-"""Sources of images and labels, augmentation, and packs."""
+"""Images and labels: sources, packs, batches and augmentation. Start reading at types.py, then open.py."""

@@ -1,21 +1,20 @@
-"""Random warps of whole batches: image, labels and validity together, in one pass, on the batch's own device.
+"""Random warps of whole batches: image, labels and validity in one pass, on the batch's device.
 
 Geometry (App. C: elastic deformation, rotation, mirroring, shearing, scaling and a randomly translated crop). A
-warp tells for every pixel q of the crop which position p of the source it shows, both in pixels as (y, x), pixel
-centres at whole numbers:
+warp maps each pixel q of the crop to a position p in the source, both in pixels as (y, x), pixel centres at whole
+numbers:
 
     p(q) = corner + centre + shift + 1/scale · R(angle) · Shear · Mirror · (q − centre) + elastic(q)
 
-with `corner` the place of the crop in the source before anything else happens and `centre` the crop's middle.
+with `corner` the position of the unwarped crop in the source and `centre` the middle of the crop.
 
-* Labels and validity come from the nearest source pixel, floor(p + 1/2). A crop pixel is valid exactly when this
-  source pixel exists and is valid; elsewhere its labels are 0.
-* The image is interpolated bilinearly. Positions up to half a pixel beyond the outermost pixel centres, whose
-  nearest pixel still exists, are clamped to them; further out the image is 0. Source pixels that exist but are
-  invalid keep their content: an ignored object is still to be seen. (So at the edge of a smaller image that was
-  padded to fit its batch, the outermost half pixel mixes with the padding.)
+* Labels and validity come from the nearest source pixel, floor(p + 1/2). A crop pixel is valid if this source pixel
+  exists and is valid; elsewhere its labels are 0.
+* The image is interpolated bilinearly. Positions up to half a pixel beyond the outermost pixel centres are clamped to
+  them; further out the image is 0. Invalid source pixels keep their content. (At the edge of an image padded to fit
+  its batch, the outermost half pixel mixes with the padding.)
 
-A few numbers an image are drawn and combined in float64; positions, one for each pixel, are float32.
+The few random numbers per image are float64, the positions per pixel float32.
 """
 
 import math
@@ -32,7 +31,7 @@ from hpunet.errors import DataError
 from hpunet.utils.keyed_random import Stream, keyed_normal, keyed_uniform
 
 CONTROL_POINTS = 5
-"""Elastic deformation: control points along each axis, the outermost at the crop's outermost pixel centres."""
+"""Elastic deformation: control points per axis, the outermost at the crop's outermost pixel centres."""
 
 
 NO_AUGMENTATION = AugmentationSettings(
@@ -44,17 +43,16 @@ NO_AUGMENTATION = AugmentationSettings(
     scale=(1.0, 1.0),
     random_crop=False,
 )
-"""Nothing but the centre crop, as in evaluation."""
+"""The centre crop alone, as in evaluation."""
 
 
 @dataclass(frozen=True)
 class Warp:
-    """What happens to each image of a batch.
+    """One warp per image of a batch.
 
-    `affine` takes (y, x, 1) of the crop to (y, x) of the source, in pixels. `displacement` is what elastic
-    deformation adds to that at the control points, (y, x) first, in source pixels; between them it is the natural
-    cubic spline through these values, along y and x. `gamma` is the image's exponent. The last two are None when
-    the settings do not ask for them.
+    `affine` maps (y, x, 1) of the crop to (y, x) of the source, in pixels. Elastic deformation adds `displacement` in
+    source pixels, (y, x) first, at the control points; natural cubic splines interpolate between them. `gamma` is the
+    exponent of the image. The last two are None when switched off.
     """
 
     affine: Float64[Tensor, "b 2 3"]
@@ -74,8 +72,7 @@ def draw_warp(
 ) -> Warp:
     """The warps of the images `index` at training step `step`, from sources to crops of (height, width).
 
-    Each depends on its (seed, step, index) alone: neither on the batch around it nor on who draws it. A source
-    smaller than the crop lands at any position inside it.
+    Each depends only on its (seed, step, index). A source smaller than the crop lands at any position inside it.
     """
     index = index.to(device)
     uniform = keyed_uniform(seed=seed, step=step, index=index, stream=Stream.WARP, count=10).double()
@@ -111,14 +108,14 @@ def draw_warp(
 
 @torch.no_grad()
 def apply_warp(batch: Batch, warp: Warp, *, crop_size: tuple[int, int]) -> Batch:
-    """The batch as the warp shows it, with crops of (height, width). Without a change, every bit stays the same."""
+    """Warp a batch into crops of (height, width). The identity leaves every bit unchanged."""
     b, _, source_h, source_w = batch.image.shape
     if warp.affine.shape[0] != b:
         raise DataError(f"warp: made for {warp.affine.shape[0]} images, the batch has {b}")
     for name, planes in (("labels", batch.labels), ("valid", batch.valid)):
         if planes.shape[0] != b or planes.shape[-2:] != batch.image.shape[-2:]:
             raise DataError(
-                f"batch: {name} of shape {tuple(planes.shape)} do not go with the image of {tuple(batch.image.shape)}"
+                f"batch: {name} of shape {tuple(planes.shape)} do not fit the image of {tuple(batch.image.shape)}"
             )
     y, x = _source_positions(warp, crop_size=crop_size)
     image = _bilinear(batch.image, y=y, x=x)
@@ -143,7 +140,7 @@ def augment(
     step: int | Int[Tensor, ""],
     index: Int[Tensor, " b"],
 ) -> Batch:
-    """A random warp of every image of the batch; `index` are the images' numbers in their set (`draw_warp`)."""
+    """A random warp of each image of the batch; `index` are the numbers of the images in their set (`draw_warp`)."""
     h, w = batch.image.shape[2:]
     warp = draw_warp(
         settings,
@@ -158,7 +155,7 @@ def augment(
 
 
 def _strength(settings: AugmentationSettings, step: int | Int[Tensor, ""]) -> float | Float64[Tensor, ""]:
-    """What is left at a step of the operations that fade: 1 at first, 0 in the end."""
+    """The remaining strength of the operations that fade: 1 at first, 0 in the end."""
     if settings.fade is None:
         return 1.0
     start, end = settings.fade
@@ -169,7 +166,7 @@ def _strength(settings: AugmentationSettings, step: int | Int[Tensor, ""]) -> fl
 def _log_uniform(
     bounds: tuple[float, float], uniform: Float64[Tensor, " b"], *, strength: float | Float64[Tensor, ""]
 ) -> Float64[Tensor, " b"]:
-    """From `bounds[0]` to `bounds[1]`, so that a factor is as likely as its inverse; nearer to 1 the less strong."""
+    """Log-uniform in `bounds`, contracted towards 1 by `strength`."""
     low, high = map(math.log, bounds)
     return (strength * low + strength * (high - low) * uniform).exp()
 
@@ -192,7 +189,7 @@ def _draw_displacement(
 @lru_cache(maxsize=32)
 def _axis_basis(side: int, device: torch.device) -> Float64[Tensor, "side 7"]:
     """Along one axis, at every pixel: the control points' splines, then the pixel's position, then 1."""
-    from scipy.interpolate import CubicSpline  # late: a second of importing that sampling need not wait for
+    from scipy.interpolate import CubicSpline  # imported late: it takes a second, and sampling does not need it
 
     position = torch.arange(side, dtype=torch.float64)
     knots = range(CONTROL_POINTS)
@@ -204,11 +201,11 @@ def _axis_basis(side: int, device: torch.device) -> Float64[Tensor, "side 7"]:
 def _source_positions(
     warp: Warp, *, crop_size: tuple[int, int]
 ) -> tuple[Float32[Tensor, "b h w"], Float32[Tensor, "b h w"]]:
-    """The source position (y, x) of every crop pixel.
+    """The source position (y, x) of each crop pixel.
 
     Affine map and splines are one bilinear form, rows-basis · coefficients · columns-basis: two matrix products,
-    several times faster than upsampling the control grid and adding. In float64, because neither autocast nor
-    TF32 touches that, and because then a whole-pixel map stays exact.
+    several times faster than upsampling the control grid. In float64, which autocast and TF32 leave alone, and in
+    which a whole-pixel map stays exact.
     """
     affine, n = warp.affine.transpose(0, 1), CONTROL_POINTS  # axis first, so that y and x are contiguous
     coefficients = affine.new_zeros(*affine.shape[:2], n + 2, n + 2)
@@ -225,14 +222,13 @@ def _source_positions(
 def _gather(
     planes: Shaped[Tensor, "b n h w"], pixel: Int64[Tensor, "b y x"], *, offset: int = 0
 ) -> Shaped[Tensor, "b n y x"]:
-    """From every plane the pixels with these numbers plus `offset`."""
+    """The pixels with these flat indices, plus `offset`, of each plane."""
     flat = planes.flatten(2)[:, :, offset:]
     numbers = pixel.flatten(1).unsqueeze(1).expand(-1, flat.shape[1], -1)
     if flat.is_cuda:
         out = flat.gather(2, numbers)
     else:
-        # Image by image, from a copy: read in a rotated order straight from memory, each cache line would be waited
-        # for; copying reads ahead, and the copy stays in the cache. This halves the time for four label maps.
+        # Image by image from a copy, which stays in the cache: twice as fast as gathering from memory.
         out = flat.new_empty(numbers.shape)
         for source, picked, target in zip(flat, numbers, out, strict=True):
             torch.gather(source.clone(), 1, picked, out=target)
@@ -244,13 +240,12 @@ def _bilinear(
 ) -> Float[Tensor, "b c y x"]:
     """The image at positions (y, x), clamped to its outermost pixel centres; at least float32.
 
-    `torch.nn.functional.grid_sample` would be faster here but its normalised coordinates miss whole pixels by a
-    little, so that an image would not survive a map that changes nothing.
+    `torch.nn.functional.grid_sample` is faster, but its normalised coordinates miss whole pixels by a little, so the
+    identity would change the image.
     """
     h, w = image.shape[2:]
     y, x = y.clamp(0, h - 1), x.clamp(0, w - 1)
-    # The upper left of the four taps. On the last row (column) it is the one before, at weight 1: lerp is exact
-    # at both ends.
+    # The upper left of the four taps; on the last row (column) the one before, at weight 1, where lerp is exact.
     top, left = y.floor().clamp_(max=max(h - 2, 0)), x.floor().clamp_(max=max(w - 2, 0))
     work = torch.promote_types(image.dtype, torch.float32)
     down, right = y.sub_(top).unsqueeze(1).to(work), x.sub_(left).unsqueeze(1).to(work)
@@ -266,6 +261,6 @@ def _bilinear(
 
 
 def _power(image: Float[Tensor, "b c h w"], gamma: Float32[Tensor, " b"]) -> Float[Tensor, "b c h w"]:
-    """Image values to the power of gamma; where that is 1, the very same values."""
+    """Image values to the power of gamma; a gamma of 1 changes no bit."""
     exponent = gamma.view(-1, 1, 1, 1).to(image.dtype)
     return torch.where(exponent == 1, image, image.pow(exponent))

@@ -1,4 +1,4 @@
-"""The tensors of a batch, as packs yield them and augmentation warps them."""
+"""The tensors of a batch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,10 +10,9 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Batch:
-    """What data yields and augmentation warps.
+    """Images, the label maps of every grader, validity, and which graders exist per image.
 
-    `labels` holds every grader's map; `graders` says which of them exist for an image (a missing grader is not
-    an empty map). Pixels where `valid` is false are padding or ignored: their labels are 0 and never count.
+    A missing grader is not an empty map. Pixels with `valid` false are padding or ignored; their labels are 0.
     """
 
     image: Float[Tensor, "b c h w"]

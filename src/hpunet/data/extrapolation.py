@@ -1,4 +1,4 @@
-"""The extrapolation task (Section 3.3): a part of the image is hidden, and the model has to go on with it."""
+"""The extrapolation task (Section 3.3): a part of the image is hidden, and the model has to continue it."""
 
 from typing import NamedTuple
 
@@ -10,13 +10,13 @@ from hpunet.errors import DataError
 from hpunet.utils.tensors import one_hot
 
 NUM_UNIFORMS = 5
-"""Numbers in [0, 1) that one image takes: its side, its shape, then extent, depth and place of what is hidden."""
+"""Random numbers per image: side, shape, then extent, depth and position of the hidden part."""
 MIN_SIDE = 4
-"""Below this, no whole number of pixels need lie between a quarter and half of the image."""
+"""In smaller images there may be no whole number of pixels between a quarter and half."""
 
 
 class Hidden(NamedTuple):
-    """An image with a part hidden, and what the prior is told beside it."""
+    """An image with a part hidden, and the conditioning of the prior."""
 
     image: Float[Tensor, "b c h w"]
     """0 where hidden."""
@@ -33,11 +33,11 @@ def _draw(uniform: Tensor, low: Tensor, high: Tensor) -> Tensor:
 def visibility(uniform: Float[Tensor, "b 5"], *, height: int, width: int) -> Bool[Tensor, "b h w"]:
     """False on a quarter to half of each image, along one of its four sides drawn at random.
 
-    Half of the images lose a strip as long as the side (a half-plane), the others a rectangle on it that is at
-    least half as long. The paper is silent on the shape; these are our choices.
+    Half of the images lose a strip along the whole side (a half-plane), the others a rectangle at least half as long.
+    The paper does not give the shape; these are our choices.
     """
     if min(height, width) < MIN_SIDE:
-        raise DataError(f"image: {height}x{width} is too small to hide a part of, expected {MIN_SIDE} pixels a side")
+        raise DataError(f"image: {height}x{width} is too small to hide a part, expected {MIN_SIDE} pixels per side")
     side = (uniform[:, 0] * 4).long().clamp(max=3)  # top, bottom, left, right
     horizontal = side < 2
     length = torch.where(horizontal, width, height)
@@ -57,18 +57,14 @@ def visibility(uniform: Float[Tensor, "b 5"], *, height: int, width: int) -> Boo
 
 
 def hide(
-    *,
-    image: Float[Tensor, "b c h w"],
-    labels: Int[Tensor, "b h w"],
-    uniform: Float[Tensor, "b 5"],
-    num_classes: int,
+    *, image: Float[Tensor, "b c h w"], labels: Int[Tensor, "b h w"], uniform: Float[Tensor, "b 5"], num_classes: int
 ) -> Hidden:
-    """Hide a part of each image; `uniform` holds `NUM_UNIFORMS` numbers in [0, 1) an image, so keys decide.
+    """Hide a part of each image, chosen by `uniform`: `NUM_UNIFORMS` numbers in [0, 1) per image.
 
-    The posterior is given the masked image and the full labels; the prior the masked image and `cond`.
+    The posterior sees the masked image and the full labels; the prior the masked image and `cond`.
     """
     visible = visibility(uniform, height=image.shape[2], width=image.shape[3])
     shown = visible.unsqueeze(1)
     cond = torch.cat([shown, one_hot(labels, num_classes) & shown], dim=1).to(image.dtype)
-    # Not a product: what is hidden is 0 even where it was not a number.
+    # Not a product, in which a hidden NaN would stay NaN.
     return Hidden(image=torch.where(shown, image, 0), visible=visible, cond=cond)

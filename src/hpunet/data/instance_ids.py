@@ -1,8 +1,7 @@
 """Random ids: instances shown to the network as stochastic classes (App. C).
 
-Every instance of an image draws one of the ids, uniformly and with replacement, anew at every training step.
-A table holds the draws of a batch, one row an image; `assign_ids` paints them. Evaluation paints with one fixed
-table an image, `evaluation_table`.
+At each training step every instance of an image draws an id, uniformly and with replacement. A table holds the draws
+of a batch, one row per image; `assign_ids` applies it. Evaluation uses a fixed row per image, `evaluation_table`.
 """
 
 import hashlib
@@ -16,21 +15,16 @@ from torch import Tensor
 
 def draw_id_table(uniform: Float[Tensor, "b n"], num_random_ids: int) -> Int[Tensor, "b n"]:
     """Ids 0...num_random_ids-1 from numbers in [0, 1), one for each instance of each image."""
-    # Rounding may take a number just below 1 to num_random_ids itself.
+    # Rounding may map a number just below 1 to num_random_ids itself.
     return (uniform * num_random_ids).long().clamp(max=num_random_ids - 1)
 
 
 def assign_ids(
-    labels: Int[Tensor, "b r h w"],
-    *,
-    num_fixed_classes: int,
-    num_random_ids: int,
-    table: Int[Tensor, "b n"],
+    labels: Int[Tensor, "b r h w"], *, num_fixed_classes: int, num_random_ids: int, table: Int[Tensor, "b n"]
 ) -> Int[Tensor, "b r h w"]:
-    """Labels with instances replaced by classes: instance i of image b becomes num_fixed_classes + table[b, i].
+    """Replace instances by classes: instance i of image b becomes num_fixed_classes + table[b, i].
 
-    An image with more than n instances goes round the table (instances i and i + n share an id); entries count
-    modulo `num_random_ids`, so no label leaves the classes of the model. Graders share the image's row.
+    Instances i and i + n share an id; entries are taken modulo `num_random_ids`. All graders use the same row.
     """
     instance = (labels - num_fixed_classes).long()
     index = instance.clamp(min=0) % table.shape[1]
@@ -41,9 +35,9 @@ def assign_ids(
 def evaluation_table(
     keys: Sequence[str], *, seed: int, num_random_ids: int, num_instances: int
 ) -> Int[Tensor, "b n"]:
-    """The one mapping that evaluation uses for each image, from the seed and the image's key alone.
+    """The ids that evaluation uses, one row per image; each depends only on the seed and the image's key.
 
-    It depends neither on the batch an image is in nor on the device, and a longer table starts with the shorter.
+    A longer table starts with the shorter one.
     """
     digests = [hashlib.shake_256(f"{seed}\0{key}".encode()).digest(4 * num_instances) for key in keys]
     numbers = np.frombuffer(b"".join(digests), dtype="<u4").reshape(len(keys), num_instances)

@@ -1,7 +1,6 @@
-"""Which images training sees at which step, and batches of them: a pure function of (seed, step).
+"""The images of each training step, and their batches: a pure function of (seed, step).
 
-So a resumed run goes on with the same data, and neither the number of workers nor the number of processes that
-share a batch changes it.
+A resumed run sees the same data, whatever the number of workers and of processes that share a batch.
 """
 
 from collections.abc import Iterator
@@ -24,16 +23,16 @@ def _permutation(seed: int, epoch: int, num_images: int) -> np.ndarray:
 
 
 def images_at(*, seed: int, step: int, batch_size: int, num_images: int) -> Int[Tensor, " b"]:
-    """The images of a training step. Every image is seen once before any is seen again, in an order drawn anew."""
+    """The images of a training step: each image once per epoch, in a new random order."""
     positions = range(step * batch_size, (step + 1) * batch_size)
     chosen = [_permutation(seed, p // num_images, num_images)[p % num_images] for p in positions]
     return torch.from_numpy(np.array(chosen, dtype=np.int64))
 
 
 class TrainingSteps(Dataset[Batch]):
-    """The raw batches of a run by step: `steps[7]` is what training step 7 sees, before augmentation.
+    """The batches of a run by step: `steps[7]` is the batch of training step 7, before augmentation.
 
-    With several processes each takes `batch_size / world_size` consecutive images of the whole batch.
+    Each process takes `batch_size / world_size` consecutive images of the whole batch.
     """
 
     def __init__(self, pack: Pack, *, batch_size: int, seed: int, rank: int = 0, world_size: int = 1) -> None:
@@ -52,9 +51,9 @@ class TrainingSteps(Dataset[Batch]):
         return self.pack.batch(self.images(step))
 
     def iterate(self, first: int, end: int, *, num_workers: int = 0) -> Iterator[Batch]:
-        """Steps `first` to `end`, the end not included, read ahead by so many worker processes.
+        """Steps `first` to `end` (exclusive), read ahead by `num_workers` processes.
 
-        A pack on a GPU is assembled there at once; workers would only be in the way.
+        Batches of a pack on a GPU are assembled there, without workers.
         """
         if num_workers == 0 or self.pack.device.type != "cpu":
             yield from (self[step] for step in range(first, end))
@@ -64,6 +63,6 @@ class TrainingSteps(Dataset[Batch]):
             sampler=range(first, end),
             batch_size=None,
             num_workers=num_workers,
-            generator=torch.Generator(),  # it asks for a seed whenever it starts; not from the global generator
+            generator=torch.Generator(),  # keeps the global generator unchanged
             multiprocessing_context="fork" if not torch.cuda.is_initialized() else "spawn",
         )

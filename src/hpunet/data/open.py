@@ -1,4 +1,4 @@
-"""One way to open any data: a pack, a data set in its published layout, your own folder, or a synthetic set."""
+"""Open any data: a pack, a data set in its published layout, your own folder, or a synthetic set."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -12,7 +12,7 @@ from hpunet.data.cityscapes.scenes import open_cityscapes
 from hpunet.data.folder.source import open_folder
 from hpunet.data.io.archives import is_archive
 from hpunet.data.lidc.crops import open_lidc_crops
-from hpunet.data.options import as_set, in_toml, what_it_takes
+from hpunet.data.options import describe_option, set_arguments, to_toml
 from hpunet.data.packs import Progress, is_pack, open_pack, pack_origin, write_pack
 from hpunet.data.snemi3d import open_snemi3d
 from hpunet.data.synthetic.source import INFO as SYNTHETIC
@@ -29,24 +29,24 @@ _OPENERS: dict[str, Callable[..., Source]] = {
     "synthetic": open_synthetic,
 }
 SYNTHETIC_PREFIX = "synthetic:"
-_MAX_LOOKED_AT = 1000
-"""Entries of a folder that are tried when it is not of a known layout itself."""
+_MAX_ENTRIES = 1000
+"""Entries of a folder of unknown layout that are searched for a hint."""
 
 
 def detect_kind(where: str) -> str:
-    """What kind of data lies at `where`, by its layout; 'synthetic:lesions' and the like name generated sets."""
+    """The kind of data at `where`, by layout; 'synthetic:<name>' is a generated set."""
     if where.startswith(SYNTHETIC_PREFIX):
         return "synthetic"
     path = Path(where)
     if not path.exists():
         names = ", ".join(SYNTHETIC_PREFIX + name for name in SYNTHETIC)
-        raise DataError(f"{where}: no such file or folder (generated sets are called {names})")
+        raise DataError(f"{where}: no such file or folder (generated sets: {names})")
     found = _layout(path)
     if found is not None:
         return found
-    inside = [entry for entry in sorted(path.iterdir())[:_MAX_LOOKED_AT] if _layout(entry)] if path.is_dir() else []
+    inside = [entry for entry in sorted(path.iterdir())[:_MAX_ENTRIES] if _layout(entry)] if path.is_dir() else []
     raise DataError(
-        f"{where}: not a layout we know"
+        f"{where}: unknown layout"
         + (f" (did you mean {' or '.join(map(str, inside[:3]))}?)" if inside else "")
         + "; expected a pack, lidc_crops (<split>/images or <split>.tar.gz), SNEMI3D (train-input.*), Cityscapes "
         "(leftImg8bit/) or your own folder (images/ with masks/, graders/ or instances/)"
@@ -68,7 +68,7 @@ def _layout(path: Path) -> str | None:
 def open_data(where: str, *, split: str, options: Mapping[str, Any] | None = None) -> Source:
     """One split of the data at `where`; `options` are the keyword arguments of that kind's opener.
 
-    A pack takes the options of the data that it was made of as well, if they are those it was made with.
+    A pack also accepts the options that it was made with.
     """
     kind = detect_kind(where)
     arguments = _as_arguments(options or {})
@@ -82,14 +82,9 @@ def open_data(where: str, *, split: str, options: Mapping[str, Any] | None = Non
 
 
 def pack_data(
-    where: str,
-    out: Path,
-    *,
-    options: Mapping[str, Any],
-    processes: int = 1,
-    progress: Progress | None = None,
+    where: str, out: Path, *, options: Mapping[str, Any], processes: int = 1, progress: Progress | None = None
 ) -> dict[str, Source]:
-    """Write all splits of the data at `where` as a pack that remembers how they were opened; returns them."""
+    """Write all splits of the data at `where` as a pack that records their options; returns the splits."""
     sources = open_splits(where, options=options)
     if detect_kind(where) == "pack":
         made_with = pack_origin(Path(where))[1]
@@ -100,16 +95,16 @@ def pack_data(
 
 
 def open_split(where: str, *, split: str, options: Mapping[str, Any] | None = None) -> Source:
-    """The split that a user chose with --split; the error for one that is not there names those that are."""
+    """The split chosen with --split; the error for a missing one names those that exist."""
     if split in SPLITS:
         with suppress(NoSuchSplitError):
             return open_data(where, split=split, options=options)
-    there = ", ".join(open_splits(where, options=options))
-    raise NoSuchSplitError(f"{where}: has no split {split!r}, only {there}; choose one with --split")
+    existing = ", ".join(open_splits(where, options=options))
+    raise NoSuchSplitError(f"{where}: has no split {split!r}, only {existing}; choose one with --split")
 
 
 def known_options(where: str) -> dict[str, Any]:
-    """The options that data of this kind take, with their types; a pack's are also those of what was packed."""
+    """The options of this kind of data and their types; a pack also has those of the packed data."""
     kinds = [detect_kind(where)]
     if kinds == ["pack"]:
         kind, made_with = _packed(where)
@@ -120,10 +115,10 @@ def known_options(where: str) -> dict[str, Any]:
 def options_of_run(
     where: str, *, kind: str, options: Mapping[str, Any], changes: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """The options to open data with that a run was trained with, `changes` put over them.
+    """The run's options that fit the data at `where`, updated by `changes`.
 
-    They are those that data of this kind have. A pack of the run's kind must have been made with the run's options,
-    unless `changes` say otherwise: with another split, images of its training would be scored.
+    A pack of the run's kind must have been made with the run's options or `changes`: with another split, training
+    images would be scored.
     """
     changes = changes or {}
     known = known_options(where)
@@ -139,7 +134,7 @@ def options_of_run(
 
 
 def settled_options(where: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """`options`, and for a pack those it was made with besides: all that says how the data were read."""
+    """`options`, and for a pack also those it was made with."""
     if detect_kind(where) != "pack":
         return dict(options)
     kind, made_with = _packed(where)
@@ -151,9 +146,7 @@ def settled_options(where: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_options_of_settings(where: str, options: Mapping[str, Any]) -> None:
-    """Refuse settings whose data.options were made for other data than those at `where`: of another kind, or packed
-    with other options.
-    """
+    """Refuse `data.options` that do not fit the data at `where`: of another kind, or packed with other options."""
     kind = detect_kind(where)
     if kind == "pack":
         kind, made_with = _packed(where)
@@ -165,8 +158,8 @@ def check_options_of_settings(where: str, options: Mapping[str, Any]) -> None:
             kinds = [other for other in _OPENERS if name in _options(other)]
             made_for = f", an option of {' and '.join(kinds)} data" if kinds else ""
             raise ConfigError(
-                f"data.options.{name}: set by the preset or settings{made_for}; {where} is of the kind "
-                f"{kind} and takes none such; make settings that fit: hpunet init --data {where}"
+                f"data.options.{name}: set by the preset or settings{made_for}, but {where} is of kind {kind} and "
+                f"has no such option; write settings for these data: hpunet init --data {where}"
             )
     arguments = _as_arguments(options)
     _check_options(where, arguments)
@@ -178,18 +171,18 @@ def _check_options(where: str, arguments: Mapping[str, Any]) -> None:
     kind, known = detect_kind(where), known_options(where)
     for name, value in arguments.items():
         if name not in known:
-            raise ConfigError(f"{name}: {kind} data take no such option, only {', '.join(known)}")
+            raise ConfigError(f"{name}: unknown option of {kind} data, expected one of {', '.join(known)}")
         try:
             TypeAdapter(known[name]).validate_python(value, strict=True)
         except ValidationError:
-            wanted, got = what_it_takes(name, known[name]), value if isinstance(value, str) else in_toml(value)
+            wanted, got = describe_option(name, known[name]), value if isinstance(value, str) else to_toml(value)
             raise ConfigError(f"{name}: option of {kind} data, expected {wanted}; got {got}") from None
 
 
 def _check_same_as_packed(
     where: str, arguments: Mapping[str, Any], *, prefix: str = "", by_run: bool = False
 ) -> None:
-    """Refuse options that a pack was not made with: its splits and ids would not be those asked for, or a run's."""
+    """Refuse options that differ from those of the pack: its splits and ids would be different ones."""
     kind, made_with = _packed(where)
     if made_with is None:
         return
@@ -198,25 +191,25 @@ def _check_same_as_packed(
     different = {name: value for name, value in arguments.items() if name in there and there[name] != value}
     if not different:
         return
-    words = "the run was trained with {}" if by_run else "{} is asked for"
+    words = "the run was trained with {}" if by_run else "{} is requested"
     what = [
-        f"{prefix}{name}: {words.format(in_toml(value))}, but the pack {where} was made with {in_toml(there[name])}"
+        f"{prefix}{name}: {words.format(to_toml(value))}, but the pack {where} was made with {to_toml(there[name])}"
         for name, value in different.items()
     ]
     wanted = {**there, **different}
-    to_pack = [as_set(name, wanted[name]) for name in usual if wanted[name] != usual[name]]
-    to_take = [as_set(prefix + name, there[name]) for name in different]
+    to_pack = [set_arguments(name, wanted[name]) for name in usual if wanted[name] != usual[name]]
+    to_take = [set_arguments(prefix + name, there[name]) for name in different]
     unseen = "if the run has not seen these images, " if by_run else ""
     raise ConfigError(
-        f"{'; '.join(what)}; pack again ({' '.join(['hpunet data pack WHERE OUT', *to_pack])}), or {unseen}take what "
-        f"the pack has ({' '.join(to_take)})"
+        f"{'; '.join(what)}; pack again ({' '.join(['hpunet data pack WHERE OUT', *to_pack])}), or {unseen}use the "
+        f"options of the pack ({' '.join(to_take)})"
     )
 
 
 def _packed(where: str) -> tuple[str, dict[str, Any] | None]:
-    """What was packed: the kind of the data, and their options if they are known."""
+    """The kind of the packed data, and their options if recorded."""
     name, made_with = pack_origin(Path(where))
-    kind = name.partition("-")[0]  # synthetic-lesions and the like are one kind
+    kind = name.partition("-")[0]  # synthetic-lesions is of kind synthetic
     return kind, made_with if kind in _OPENERS else None
 
 
@@ -230,7 +223,7 @@ def _defaults(kind: str) -> dict[str, Any]:
 
 
 def open_splits(where: str, *, options: Mapping[str, Any] | None = None) -> dict[str, Source]:
-    """All splits that the data have; at least one."""
+    """All splits of the data; at least one."""
     found: dict[str, Source] = {}
     for split in SPLITS:
         with suppress(NoSuchSplitError):
@@ -242,7 +235,7 @@ def open_splits(where: str, *, options: Mapping[str, Any] | None = None) -> dict
 
 
 def _as_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
-    """TOML knows lists, our arguments are tuples; it has no word for nothing, which is "none" here."""
+    """TOML values as arguments: lists become tuples, "none" becomes None."""
 
     def tuples(value: Any) -> Any:
         if isinstance(value, list):

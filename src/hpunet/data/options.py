@@ -1,4 +1,4 @@
-"""Options of data in words: what an option takes, and how it is written after `--set`."""
+"""Data options in words: what an option accepts, and how it is written after `--set`."""
 
 import json
 import shlex
@@ -13,32 +13,32 @@ _EXAMPLES: dict[Any, tuple[str, Any]] = {
     tuple[int, int]: ("two whole numbers", (64, 128)),
     tuple[float, float]: ("two numbers", (-1000, 400)),
     Sequence[str]: ("a list of names", ("background", "lesion")),
-    Mapping[str, tuple[int, int]]: ("a first and an end for some splits", {"train": (0, 16), "val": (16, 18)}),
+    Mapping[str, tuple[int, int]]: ("first and end per split", {"train": (0, 16), "val": (16, 18)}),
 }
 
 
-def what_it_takes(name: str, annotation: Any) -> str:
-    """What an option of this type takes, with an example: "two whole numbers, for instance size=[64,128]"."""
-    is_choice = get_origin(annotation) in (Union, types.UnionType)
-    kinds = [kind for kind in (get_args(annotation) if is_choice else (annotation,)) if kind is not type(None)]
+def describe_option(name: str, annotation: Any) -> str:
+    """What an option of this type accepts: "two whole numbers, for instance size=[64,128]"."""
+    is_union = get_origin(annotation) in (Union, types.UnionType)
+    kinds = [kind for kind in (get_args(annotation) if is_union else (annotation,)) if kind is not type(None)]
     found = [_EXAMPLES.get(kind, ("a value", None)) for kind in kinds]
     wanted = " or ".join(words for words, _ in found)
     example = found[-1][1]
-    return wanted if example is None else f"{wanted}, for instance {' '.join(assignments(name, example))}"
+    return wanted if example is None else f"{wanted}, for instance {' '.join(_assignments(name, example))}"
 
 
-def in_toml(value: Any) -> str:
-    """A value as it is written after --set; nothing is "none"."""
+def to_toml(value: Any) -> str:
+    """A value as it is written after --set; None is "none"."""
     return "none" if value is None else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
-def assignments(name: str, value: Any) -> list[str]:
-    """`name=value`, or one assignment for each entry of a group."""
-    parts = {f"{name}.{key}": part for key, part in value.items()} if isinstance(value, Mapping) else {name: value}
-    return [f"{key}={in_toml(part)}" for key, part in parts.items()]
-
-
-def as_set(name: str, value: Any) -> str:
-    """The words of a command line that set an option."""
-    words = [shlex.quote(text) if set(text) & _NEED_QUOTES else text for text in assignments(name, value)]
+def set_arguments(name: str, value: Any) -> str:
+    """The `--set` arguments of a command line that set an option."""
+    words = [shlex.quote(text) if set(text) & _NEED_QUOTES else text for text in _assignments(name, value)]
     return " ".join(f"--set {text}" for text in words)
+
+
+def _assignments(name: str, value: Any) -> list[str]:
+    """`name=value`, or one assignment per entry of a mapping."""
+    parts = {f"{name}.{key}": part for key, part in value.items()} if isinstance(value, Mapping) else {name: value}
+    return [f"{key}={to_toml(part)}" for key, part in parts.items()]

@@ -1,14 +1,13 @@
-"""Packs: a data set as a few flat files that training maps into memory, or puts on the GPU whole.
+"""Packs: a data set as a few flat files that training maps into memory or copies to the GPU.
 
-    <pack>/pack.json              format, set description, splits, options it was made with, size and SHA-256 of files
-    <pack>/<split>/images.bin     8 or 16 bit or float32 pixels, (c, h, w) an image, one after the other
-    <pack>/<split>/labels.bin     a map a grader: bits if there are two classes, 8 bit for more, 16 for instances
-    <pack>/<split>/valid.bin      one bit a pixel; not there when every pixel is valid
-    <pack>/<split>/graders.bin    one byte a grader
-    <pack>/<split>/index.json     patient, key, height and width of every image
+    <pack>/pack.json              format, set description, splits, options, size and SHA-256 of files
+    <pack>/<split>/images.bin     8 or 16 bit or float32 pixels, (c, h, w) per image
+    <pack>/<split>/labels.bin     one map per grader: bits for two classes, 8 bit for more, 16 for instances
+    <pack>/<split>/valid.bin      one bit per pixel; absent when all pixels are valid
+    <pack>/<split>/graders.bin    one byte per grader
+    <pack>/<split>/index.json     patient, key, height and width of each image
 
-Bits are in the order of `numpy.packbits`, each map starting a new byte. A pack is written beside its place and
-renamed when whole.
+Bits are in the order of `numpy.packbits`; each map starts a new byte.
 """
 
 import hashlib
@@ -34,7 +33,7 @@ MANIFEST = "pack.json"
 _PIXELS: dict[int, np.dtype[Any]] = {8: np.dtype("u1"), 16: np.dtype("<u2"), 32: np.dtype("<f4")}
 
 Progress = Callable[[Iterable[Sample], int, str], Iterable[Sample]]
-"""Wraps an iterable of so many samples, with a title, to show how far it is."""
+"""Wraps an iterable of samples, given their number and a title, to show progress."""
 
 
 def is_pack(path: Path) -> bool:
@@ -50,9 +49,9 @@ def write_pack(
     progress: Progress | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write the splits `sources` as one pack, reading with so many processes; `out` must not exist yet.
+    """Write the splits `sources` as one pack, read by `processes`; `out` must not exist yet.
 
-    `options` are those that the sources were opened with, all of them, where the pack is to remember them.
+    `options` are all options that the sources were opened with; the pack records them.
     """
     if not sources:
         raise ConfigError("a pack needs at least one split")
@@ -82,7 +81,7 @@ def write_pack(
 
 
 def open_pack(path: Path, *, split: str, verify: bool = True) -> "Pack":
-    """A split of a pack; `verify` compares the sums of its files first (about a second a gigabyte)."""
+    """A split of a pack; `verify` first checks the SHA-256 of its files (about a second per gigabyte)."""
     manifest = _read_manifest(path)
     if split not in manifest["splits"]:
         raise NoSuchSplitError(f"{path}: has no split {split!r}, only {', '.join(manifest['splits'])}")
@@ -103,17 +102,16 @@ def open_pack(path: Path, *, split: str, verify: bool = True) -> "Pack":
 
 
 def pack_origin(path: Path) -> tuple[str, dict[str, Any] | None]:
-    """The kind of data that a pack was made of, and with which options; None where an older version wrote it."""
+    """The kind of the packed data, and their options; None if not recorded."""
     manifest = _read_manifest(path)
     options = dict(manifest["options"]) if "options" in manifest else None
     return str(SetInfo.from_json(manifest["info"], where=str(path)).kind), options
 
 
 class Pack:
-    """A split of a pack: a `Source`, and whole batches of it at once on any device.
+    """A split of a pack: a `Source` that also yields whole batches on any device.
 
-    Pixels, labels and validity stay as they are stored, mapped from disk until `to(device)` copies them, and are
-    unpacked batch by batch.
+    Files stay as stored, mapped from disk until `to(device)` copies them; each batch is converted once.
     """
 
     def __init__(self, path: Path, *, split: str, info: SetInfo, fingerprint: str) -> None:
@@ -136,7 +134,7 @@ class Pack:
         return len(self.identities)
 
     def __getstate__(self) -> dict[str, Any]:
-        """As its place on disk: another process maps the files itself."""
+        """Pickled by its path: another process maps the files itself."""
         return {"path": self.path, "split": self.split, "info": self.info, "fingerprint": self.fingerprint}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -144,17 +142,17 @@ class Pack:
 
     @property
     def nbytes(self) -> int:
-        """Memory it takes on a device."""
+        """Memory used on a device."""
         parts = (self._images, self._labels, self._valid, self._graders)
         return sum(part.data.nbytes for part in parts if part is not None)
 
     @property
     def device(self) -> torch.device:
-        """Where batches are assembled."""
+        """The device on which batches are assembled."""
         return self._images.data.device
 
     def to(self, device: torch.device) -> "Pack":
-        """Copy everything to a device, so that batches are assembled there."""
+        """Copy all files to a device and assemble batches there."""
         for part in (self._images, self._labels, self._valid, self._graders):
             if part is not None:
                 part.data = part.data.to(device, copy=True)
@@ -174,10 +172,9 @@ class Pack:
         )
 
     def batch(self, indices: Int[Tensor, " b"]) -> Batch:
-        """The images `indices` with all their graders, on the pack's device.
+        """The images `indices` with all graders, on the pack's device.
 
-        Images of different sizes are put in the middle of the largest height and width of the batch; the padding
-        around them is invalid.
+        Images of different sizes are centred in the largest height and width of the batch; padding is invalid.
         """
         sizes = self._all_sizes if len(self._all_sizes) == 1 else {self.sizes[i] for i in indices.tolist()}
         if len(sizes) == 1:
@@ -213,7 +210,7 @@ class Pack:
 
 
 class _Rows:
-    """Rows of possibly different lengths in one flat tensor."""
+    """Rows of different lengths in one flat tensor."""
 
     def __init__(self, data: Tensor, lengths: np.ndarray) -> None:
         self.data = data
@@ -221,17 +218,17 @@ class _Rows:
         self.starts = [0, *np.cumsum(lengths).tolist()]
 
     def rows(self, indices: Int[Tensor, " b"]) -> Tensor:
-        """These rows, which must be of one length."""
+        """These rows, which must have the same length."""
         if self.uniform is not None:
             return self.data.view(-1, self.uniform)[indices]
         return torch.stack([self.data[self.starts[i] : self.starts[i + 1]] for i in indices.tolist()])
 
 
 def _map_file(path: Path, dtype: np.dtype[Any], lengths: np.ndarray) -> _Rows:
-    """A file mapped into memory; copy on write, since torch wants arrays that it could write to."""
+    """A file mapped into memory; copy on write, since torch needs writable arrays."""
     expected = int(lengths.sum()) * dtype.itemsize
     if not path.is_file() or path.stat().st_size != expected:
-        raise DataError(f"{path}: is missing or not {expected} bytes long, as the index has it; make the pack again")
+        raise DataError(f"{path}: is missing or not {expected} bytes long; make the pack again")
     return _Rows(torch.from_numpy(np.memmap(path, dtype=dtype, mode="c")), lengths)
 
 
@@ -304,7 +301,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
             raise DataError(f"{file}: not a pack of format {FORMAT} {VERSION}; make the pack again")
         for name, entry in manifest["files"].items():
             if ".." in Path(name).parts or Path(name).is_absolute():
-                raise DataError(f"{file}: names a file outside of the pack, {name!r}")
+                raise DataError(f"{file}: names a file outside the pack, {name!r}")
             int(entry["bytes"]), str(entry["sha256"])
         dict(manifest["splits"]), dict(manifest["info"]), dict(manifest.get("options", {}))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -315,7 +312,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
 
 
 def _fingerprint(manifest: Mapping[str, Any]) -> str:
-    """One name for the content of the whole pack; how it came about is no part of that."""
+    """A hash of the pack's content, without its options."""
     content = {name: value for name, value in manifest.items() if name != "options"}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 

@@ -1,8 +1,7 @@
-"""SNEMI3D (App. C), and any other stack of slices with an instance map: patches of one slice each.
+"""SNEMI3D (App. C), and any other stack of slices with an instance map: patches of single slices.
 
-`train-input` holds the 8 bit slices, `train-labels` one number a cell and 0 elsewhere, both as .tif or .h5.
-The paper splits by slice, not by animal (there is one volume), so here the `patient` of a sample is its slice:
-bootstraps over patients then draw whole slices, whose patches share neighbours and cells.
+`train-input` holds 8 bit slices, `train-labels` one number per cell and 0 elsewhere, both as .tif or .h5.
+The paper splits the one volume by slice, so the `patient` of a sample is its slice: bootstraps draw whole slices.
 """
 
 import math
@@ -16,7 +15,7 @@ import numpy as np
 from hpunet.data.io.label_maps import check_num_random_ids, number_instances
 from hpunet.data.io.limits import check_unpacked
 from hpunet.data.io.volumes import read_stack, stack_header
-from hpunet.data.types import SPLITS, Identity, NoSuchSplitError, Sample, SetInfo, make_sample
+from hpunet.data.types import SPLITS, Identity, NoSuchSplitError, Sample, SetInfo, check_split, make_sample
 from hpunet.errors import ConfigError, DataError
 
 _ENDINGS = (".tif", ".tiff", ".h5", ".hdf5")
@@ -34,14 +33,12 @@ def open_snemi3d(
 ) -> "StackSource":
     """The non-overlapping patches of a split's slices, from a folder with `train-input` and `train-labels`.
 
-    `slices` gives (first, end) slices of each split, the end not included; without it see `default_slices`. Slices
-    that are no multiple of `patch` in size are an error unless `allow_remainder` gives up their right and bottom
-    rest. `patch` counts pixels as they are stored; with `reduce` r each r×r of them become one, the mean of the
-    image and the label of the one in the middle (below and right of it for even r). The voxels are read at the first
-    sample, and again in each worker process.
+    `slices` gives (first, end) per split, the end exclusive; by default `default_slices`. Slices whose size is not a
+    multiple of `patch` are an error, unless `allow_remainder` drops their right and bottom rest. `patch` counts
+    stored pixels; `reduce` r downscales them by r: the mean of each r×r block, and the label of its middle (below and
+    right of it for even r). Voxels are read at the first sample, in each process.
     """
-    if split not in SPLITS:
-        raise ConfigError(f"split: {split!r} is none of {SPLITS}")
+    check_split(split)
     if patch < 1:
         raise ConfigError(f"patch: expected 1 or more pixels, got {patch}")
     if reduce < 1 or patch % reduce:
@@ -60,7 +57,7 @@ def open_snemi3d(
     if (height % patch or width % patch) and not (allow_remainder and min(height, width) >= patch):
         raise DataError(
             f"{input_path}: slices of {height}x{width} do not divide into patches of {patch}x{patch}; "
-            "choose another patch, or allow_remainder to give up the rest"
+            "choose another patch, or set allow_remainder to drop the rest"
         )
     ranges = default_slices(depth) if slices is None else slices
     _check_slices(ranges, depth=depth, where=str(input_path))
@@ -85,10 +82,7 @@ def open_snemi3d(
 
 
 def default_slices(depth: int) -> dict[str, tuple[int, int]]:
-    """The paper's split for 100 slices, 0–79 / 80–89 / 90–99; for other depths the same shares.
-
-    Both boundaries, 0.8 and 0.9 of the depth, are rounded, halves up: 18 slices give 0–13 / 14–15 / 16–17.
-    """
+    """The paper's split of 100 slices, 0–79 / 80–89 / 90–99; the same shares of other depths, rounded half up."""
     first, second = (8 * depth + 5) // 10, (9 * depth + 5) // 10
     return {"train": (0, first), "val": (first, second), "test": (second, depth)}
 
@@ -96,11 +90,11 @@ def default_slices(depth: int) -> dict[str, tuple[int, int]]:
 def _check_slices(ranges: Mapping[str, tuple[int, int]], *, depth: int, where: str) -> None:
     unknown = set(ranges) - set(SPLITS)
     if unknown:
-        raise ConfigError(f"slices: {sorted(unknown)} are none of {SPLITS}")
+        raise ConfigError(f"slices: {sorted(unknown)} are not among {SPLITS}")
     last = 0
     for split, (first, end) in sorted(ranges.items(), key=lambda item: item[1]):
         if not 0 <= first <= end <= depth:
-            raise ConfigError(f"slices: {split} = ({first}, {end}) does not lie in the {depth} slices of {where}")
+            raise ConfigError(f"slices: {split} = ({first}, {end}) is outside the {depth} slices of {where}")
         if first < last:
             raise ConfigError(f"slices: {split} = ({first}, {end}) overlaps another split")
         last = max(last, end)
@@ -115,7 +109,7 @@ def _find(folder: Path, stem: str) -> Path:
 
 
 class StackSource:
-    """Patches of a stack of slices, see `open_snemi3d`."""
+    """Patches of a stack of slices; see `open_snemi3d`."""
 
     def __init__(
         self,
@@ -140,24 +134,21 @@ class StackSource:
         self.identities = [
             Identity(patient=f"z-{z:03d}", key=f"z-{z:03d}/y-{y:04d}_x-{x:04d}") for z, y, x in corners
         ]
-        self._paths = (input_path, labels_path)
-        self._corners = corners
-        self._patch = patch
-        self._reduce = reduce
+        self._paths, self._corners, self._patch, self._reduce = (input_path, labels_path), corners, patch, reduce
 
     @cached_property
     def _stacks(self) -> tuple[np.ndarray, np.ndarray]:
         return read_stack(self._paths[0]), read_stack(self._paths[1])
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the voxels: another process reads or maps them itself."""
+        """Without the voxels: another process reads them itself."""
         return {name: value for name, value in self.__dict__.items() if name != "_stacks"}
 
     def __len__(self) -> int:
         return len(self._corners)
 
     def __getitem__(self, index: int) -> Sample:
-        """One patch; its cells are numbered anew, in the order of their numbers in the volume."""
+        """One patch; its cells are renumbered in the order of their numbers in the volume."""
         z, y, x = self._corners[index]
         image, labels = (stack[z, y : y + self._patch, x : x + self._patch] for stack in self._stacks)
         if (r := self._reduce) > 1:

@@ -1,4 +1,4 @@
-"""What is in a data set: counts, sizes, graders, class shares, and a sheet of examples to look at."""
+"""Statistics of a data set (counts, sizes, graders, class shares), and a sheet of examples."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -14,27 +14,27 @@ from hpunet.utils.pictures import grey_or_colour, sheet, spread, stretched
 
 @dataclass(frozen=True)
 class Summary:
-    """Of one split. Shares are of valid pixels, or of images, as said."""
+    """Statistics of one split. Class shares are of valid pixels."""
 
     num_images: int
     num_patients: int
     sizes: dict[tuple[int, int], int]
-    """How many images have which (height, width)."""
+    """Number of images by (height, width)."""
     grader_present: list[float]
-    """For each grader: share of images graded."""
+    """Share of images graded, by grader."""
     grader_marked: list[float]
-    """For each grader: share of the images graded in which something else than background is marked."""
+    """Share of graded images with a mark other than background, by grader."""
     num_marked_by_all: int
-    """Images that every grader marked, of those that there are: subset B of LIDC."""
+    """Images that every existing grader marked: subset B of LIDC."""
     class_shares: dict[str, float]
-    """Mean over existing graders; all instances together are one class."""
+    """Mean over graders; all instances together are one class."""
     instances_per_image: tuple[float, int]
-    """Mean and most; 0 without instances."""
+    """Mean and maximum; 0 without instances."""
     invalid_share: float
 
 
 def summarise(source: Source, samples: Iterable[Sample]) -> Summary:
-    """Look at every sample once; `samples` are the source's, perhaps wrapped to show progress."""
+    """The statistics of a split; `samples` are those of `source`, possibly wrapped to show progress."""
     info = source.info
     sizes: Counter[tuple[int, int]] = Counter()
     present, marked = np.zeros(info.num_graders, dtype=np.int64), np.zeros(info.num_graders, dtype=np.int64)

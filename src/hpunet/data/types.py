@@ -1,11 +1,10 @@
-"""The contract of every data source: what a sample is, what a set knows of itself, and splits by patient.
+"""The contract of data sources: samples, the description of a set, and splits by patient.
 
-A source is a plain sequence of `Sample`s for one split. Its labels are one of two kinds, told by `SetInfo`:
+A source is a sequence of `Sample`s of one split. Its labels are of one of two kinds (`SetInfo`):
 
-* classes: every value is a class index (LIDC: 0 background, 1 lesion);
-* instances: values below `num_fixed_classes` are classes, every other value is one instance. Which of the
-  `num_random_ids` stochastic classes an instance shows up as is drawn anew at every training step
-  (`instance_ids.py`), never stored.
+* classes: each value is a class index (LIDC: 0 background, 1 lesion);
+* instances: values below `num_fixed_classes` are classes, each other value is an instance. Training maps instances
+  to `num_random_ids` stochastic classes, drawn at each step (`instance_ids.py`).
 """
 
 import hashlib
@@ -24,24 +23,24 @@ SPLITS = ("train", "val", "test")
 
 
 class NoSuchSplitError(DataError):
-    """The data are there and in order, but have no such split."""
+    """The data are in order, but lack this split."""
 
 
 class Identity(NamedTuple):
-    """Where a sample comes from. Samples of one patient never lie in two splits."""
+    """Origin of a sample. A patient is in one split only."""
 
     patient: str
     """The patient, animal, volume or scene: the unit of splits and of bootstraps."""
     key: str
-    """Unique in the set, and readable: 'LIDC-IDRI-0001/z-57_c0'."""
+    """Unique in the set: 'LIDC-IDRI-0001/z-57_c0'."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One image with everything its graders said.
+    """One image with the label maps of its graders.
 
-    `graders` says which of the label maps exist: a grader who is missing is not an empty map. The labels of a
-    missing grader, and all labels where `valid` is false, are 0 and never count.
+    `graders` says which label maps exist: a missing grader is not an empty map. Labels of missing graders and where
+    `valid` is false are 0 and ignored.
     """
 
     pixels: Shaped[np.ndarray, "c h w"]
@@ -59,54 +58,54 @@ class Sample:
 
 @dataclass(frozen=True)
 class SetInfo:
-    """What a set knows of itself."""
+    """Description of a data set."""
 
     kind: str
     in_channels: int
     num_graders: int
     fixed_classes: tuple[str, ...]
-    """Names of the classes that are what they are; the first is the background."""
+    """Names of the fixed classes; the first is the background."""
     num_random_ids: int = 0
-    """0 when labels are classes; else how many stochastic classes the instances are mapped to."""
+    """Number of stochastic classes that instances are mapped to; 0 when labels are classes."""
     stochastic_classes: tuple[int, ...] = ()
-    """The classes that metrics look at: the lesion, the random ids."""
+    """The classes that metrics score: the lesion, the random ids."""
     image_bits: int = 8
-    """Precision of the source's images, 8 or 16 bits or 32 for float; packs keep it."""
+    """Precision of the images: 8, 16, or 32 for float; packs keep it."""
     intensity_window: tuple[float, float] | None = None
-    """The stored pixel values that became 0 and 1, where one window was chosen for the whole set."""
+    """The stored pixel values mapped to 0 and 1, if one window was chosen for the whole set."""
 
     @property
     def num_fixed_classes(self) -> int:
-        """Label values from here on are instances."""
+        """Labels from this value on are instances."""
         return len(self.fixed_classes)
 
     @property
     def num_classes(self) -> int:
-        """Classes that a model has to predict."""
+        """Classes that a model predicts."""
         return self.num_fixed_classes + self.num_random_ids
 
     @property
     def has_instances(self) -> bool:
-        """Whether labels hold instances, to be mapped to random ids."""
+        """Whether labels hold instances."""
         return self.num_random_ids > 0
 
     def as_json(self) -> dict[str, Any]:
-        """As packs and checkpoints keep it."""
+        """Plain data for packs and checkpoints."""
         return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
 
     @classmethod
     def from_json(cls, stored: Any, *, where: str) -> "SetInfo":
-        """Back from `as_json`; `where` it was read is for the error."""
+        """The inverse of `as_json`; `where` names the file in errors."""
         try:
             values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in stored.items()}
             return cls(**values)
         except (AttributeError, TypeError) as error:
-            raise DataError(f"{where}: its description of the data does not fit this version ({error})") from None
+            raise DataError(f"{where}: its description of the data is of another version ({error})") from None
 
 
 @runtime_checkable
 class Source(Protocol):
-    """A split of a data set. Reading a sample may fail with a `DataError` that names the file."""
+    """A split of a data set. Reading a sample may raise a `DataError` that names the file."""
 
     info: SetInfo
     split: str
@@ -116,7 +115,7 @@ class Source(Protocol):
         """Number of samples."""
 
     def __getitem__(self, index: int) -> Sample:
-        """One sample, read when asked for."""
+        """Read one sample."""
 
 
 def make_sample(
@@ -129,10 +128,9 @@ def make_sample(
     valid: np.ndarray | None = None,
     graders: np.ndarray | None = None,
 ) -> Sample:
-    """A checked `Sample` from what a reader found; `where` names the file in errors.
+    """A checked `Sample`; `where` names the file in errors.
 
-    Integer images are scaled by their type's maximum, floating ones must lie in [0, 1] already. Labels and validity
-    are brought in line with the contract (0 where nothing counts), never their shapes.
+    Images are uint8, uint16 or floats in [0, 1]. Labels that are ignored become 0.
     """
     if image.ndim != 3 or image.shape[0] != info.in_channels or 0 in image.shape:
         raise DataError(f"{where}: expected an image of {info.in_channels} channels, got shape {image.shape}")
@@ -149,7 +147,7 @@ def make_sample(
     valid = np.ones((h, w), dtype=np.bool_) if valid is None else valid.astype(np.bool_)
     graders = np.ones(info.num_graders, dtype=np.bool_) if graders is None else graders.astype(np.bool_)
     if valid.shape != (h, w) or graders.shape != (info.num_graders,):
-        raise DataError(f"{where}: validity {valid.shape} or graders {graders.shape} do not go with image {(h, w)}")
+        raise DataError(f"{where}: validity {valid.shape} or graders {graders.shape} do not fit image {(h, w)}")
     if not graders.any():
         raise DataError(f"{where}: no grader at all")
     labels = np.where(valid & graders[:, None, None], labels, 0).astype(np.int32)
@@ -166,7 +164,7 @@ def make_sample(
 
 
 def split_by_patient(patients: Iterable[str], *, fractions: Mapping[str, float], seed: int) -> dict[str, list[str]]:
-    """Assign whole patients to splits, by a seeded shuffle that does not depend on the order of `patients`."""
+    """Assign patients to splits by a seeded shuffle that does not depend on the order of `patients`."""
     if any(f < 0 for f in fractions.values()) or abs(sum(fractions.values()) - 1) > 1e-6:
         raise ConfigError(f"split fractions must be positive and add up to 1, got {dict(fractions)}")
     unique = sorted(set(patients))
@@ -181,23 +179,33 @@ def split_by_patient(patients: Iterable[str], *, fractions: Mapping[str, float],
     return splits
 
 
-def refuse_shared_patients(sources: Sequence[Source]) -> None:
-    """Raise a `DataError` if a patient has samples in two of the sources: scores would be too good."""
-    seen: dict[str, str] = {}
-    for source in sources:
-        for patient in sorted({identity.patient for identity in source.identities}):
-            if patient in seen:
+def check_split(split: str) -> None:
+    """Refuse a split of another name than train, val or test."""
+    if split not in SPLITS:
+        raise ConfigError(f"split: expected one of {', '.join(SPLITS)}, got {split!r}")
+
+
+def check_disjoint(patients: Mapping[str, Iterable[str]], *, where: str) -> None:
+    """Raise a `DataError` if a patient is in two splits; `patients` are by split."""
+    split_of: dict[str, str] = {}
+    for split, members in patients.items():
+        for patient in sorted(set(members)):
+            if split_of.setdefault(patient, split) != split:
                 raise DataError(
-                    f"{source.info.kind}: patient {patient} is in both {seen[patient]} and {source.split}; "
-                    "split by patient"
+                    f"{where}: patient {patient} is in both {split_of[patient]} and {split}; split by patient"
                 )
-            seen[patient] = source.split
+
+
+def refuse_shared_patients(sources: Sequence[Source]) -> None:
+    """Raise a `DataError` if a patient has samples in two of the sources."""
+    patients = {source.split: {identity.patient for identity in source.identities} for source in sources}
+    check_disjoint(patients, where=sources[0].info.kind if sources else "")
 
 
 def refuse_other_data(source: Source, *, info: SetInfo, same_ids: bool = True) -> None:
-    """Raise a `DataError` unless data are such as a model was trained on (`info`): channels, classes, random ids.
+    """Raise a `DataError` unless data fit a model trained on `info`: channels, classes, random ids.
 
-    Without `same_ids` their number may differ: where instances are compared as such, no matter which ids they have.
+    Without `same_ids` the number of ids may differ: for comparisons of instances as such.
     """
     ours, theirs = (
         {

@@ -232,7 +232,7 @@ def test_open_folder_table_must_fit(tmp_path: Path) -> None:
         with pytest.raises(DataError, match=r"data\.csv"):
             open_folder(tmp_path, split="train")
     put(tmp_path / "data.csv", text="file,patient,split\ncase00,p,train\ncase01,p,val\n")
-    with pytest.raises(DataError, match="patient p is in two splits"):
+    with pytest.raises(DataError, match="patient p is in both"):
         open_folder(tmp_path, split="train")
     put(tmp_path / "data.csv", text="file,split\ncase00,train\ncase01,val\n")
     with pytest.raises(DataError, match="none of 2 images is in the split 'test'"):
@@ -244,7 +244,7 @@ def test_open_folder_table_must_fit(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "array", "message"),
     [
-        ("masks/case00.png", MASK * 7, r"masks/case00\.png: value 7 is no class"),
+        ("masks/case00.png", MASK * 7, r"masks/case00\.png: value 7 is not a class"),
         ("masks/case00.png", MASK[:2], r"masks/case00\.png: 2x6 pixels, but its image images/case00\.png has 4x6"),
         ("masks/case00.png", np.stack([MASK] * 3, -1), r"masks/case00\.png: shape"),
         ("images/case00.png", GREY.astype(np.uint16), r"images/case00\.png: 1 channels of 16 bits"),

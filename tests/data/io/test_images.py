@@ -396,7 +396,7 @@ def test_file_tree_is_the_same_for_folder_and_archive(tmp_path: Path) -> None:
 def test_read_stack_refuses_what_was_never_written(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "part.h5", "w") as file:
         file.create_dataset("voxels", STACK.shape, STACK.dtype, chunks=(1, 8, 10))[:2] = STACK[:2]
-    with pytest.raises(DataError, match=r"part\.h5: dataset /voxels is not whole"):
+    with pytest.raises(DataError, match=r"part\.h5: dataset /voxels is incomplete"):
         read_stack(tmp_path / "part.h5")
 
 

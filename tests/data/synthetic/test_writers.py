@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from hpunet.data.cityscapes.classes import car_labels
 from hpunet.data.synthetic.source import open_synthetic
-from hpunet.data.synthetic.streets import labels_from_ids
 from hpunet.data.synthetic.writers import write_cityscapes_scenes, write_lidc_crops, write_snemi3d_stack
 from hpunet.data.types import SPLITS
 from hpunet.errors import ConfigError, DataError
@@ -47,7 +47,7 @@ def test_write_cityscapes_scenes_keeps_official_ids(tmp_path):
         assert label_ids.dtype == np.uint8
         np.testing.assert_array_equal(label_ids, np.where(ids >= 1000, ids // 1000, ids))
         assert (ids // 1000 == 26).any()
-        labels, valid = labels_from_ids(ids)
+        labels, valid = car_labels(ids, name="ids")
         np.testing.assert_array_equal(labels, sample.labels[0])
         np.testing.assert_array_equal(valid, sample.valid)
     assert len(list((tmp_path / "leftImg8bit").glob("*/*/*_leftImg8bit.png"))) == 6

@@ -1,1 +1,1 @@
-"""TODO"""
+"""Cityscapes with car instances. Start reading at scenes.py."""

@@ -1,7 +1,7 @@
-"""Cityscapes annotations from their polygons, drawn the way the official maps are.
+"""Cityscapes annotations from polygons, drawn as the official maps are.
 
-Objects are drawn in the order they are listed, later ones over earlier ones, by the rasteriser that the official
-scripts use (Pillow's). Deleted objects and licence plates are not drawn, and a deleted object takes no number.
+Later objects are drawn over earlier ones, with Pillow's rasteriser like in the official scripts. Deleted objects and
+licence plates are not drawn; a deleted object takes no instance number.
 """
 
 import json
@@ -11,50 +11,14 @@ import numpy as np
 from jaxtyping import Int32
 from PIL import Image, ImageDraw
 
+from hpunet.data.cityscapes.classes import LABEL_IDS, LABEL_NAMES
 from hpunet.data.io.limits import ImageSize
 from hpunet.errors import DataError
 
 MAX_COORDINATE = 2**15
-"""Vertices may lie outside of the image, but not without bounds."""
-LABEL_NAMES = (
-    "unlabeled",
-    "ego vehicle",
-    "rectification border",
-    "out of roi",
-    "static",
-    "dynamic",
-    "ground",
-    "road",
-    "sidewalk",
-    "parking",
-    "rail track",
-    "building",
-    "wall",
-    "fence",
-    "guard rail",
-    "bridge",
-    "tunnel",
-    "pole",
-    "polegroup",
-    "traffic light",
-    "traffic sign",
-    "vegetation",
-    "terrain",
-    "sky",
-    "person",
-    "rider",
-    "car",
-    "truck",
-    "bus",
-    "caravan",
-    "trailer",
-    "train",
-    "motorcycle",
-    "bicycle",
-)
-"""The official classes; the place in the list is the label id."""
-FIRST_WITH_INSTANCES = LABEL_NAMES.index("person")
-"""From here on, single objects are told apart."""
+"""Vertices may lie outside the image, within this bound."""
+FIRST_WITH_INSTANCES = LABEL_IDS["person"]
+"""Objects of this and later classes have instances."""
 _NOT_DRAWN = "license plate"
 
 
@@ -67,7 +31,7 @@ class Polygon(NamedTuple):
 
 
 class Annotation(NamedTuple):
-    """Everything drawn on one image, in drawing order."""
+    """The polygons of one image in drawing order."""
 
     height: int
     width: int
@@ -75,11 +39,11 @@ class Annotation(NamedTuple):
 
 
 def read_polygons(content: bytes, *, size: ImageSize, name: str) -> Annotation:
-    """A checked `*_gtFine_polygons.json` of an image of this `size`, without what is not drawn."""
+    """The drawn polygons of a `*_gtFine_polygons.json`; `size` is that of its image."""
     try:
         tree = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{name}: not readable as JSON ({error})") from None
+        raise DataError(f"{name}: not valid JSON ({error})") from None
     if not isinstance(tree, dict) or not isinstance(tree.get("objects"), list):
         raise DataError(f"{name}: expected imgHeight, imgWidth and a list of objects")
     height, width = tree.get("imgHeight"), tree.get("imgWidth")
@@ -95,15 +59,15 @@ def _polygon(item: Any, *, name: str) -> Polygon | None:
     label: str = item["label"]
     if item.get("deleted") or label == _NOT_DRAWN:
         return None
-    # "polegroup" is a class of its own; every other "...group" is several objects of the class it names.
-    is_group = label not in LABEL_NAMES and label.endswith("group")
+    # "polegroup" is a class; any other "...group" is several objects of one class.
+    is_group = label not in LABEL_IDS and label.endswith("group")
     label = label.removesuffix("group") if is_group else label
-    if label not in LABEL_NAMES:
-        raise DataError(f"{name}: label {item['label']!r} is no Cityscapes class")
+    if label not in LABEL_IDS:
+        raise DataError(f"{name}: label {item['label']!r} is not a Cityscapes class")
     outline = item.get("polygon")
     if not isinstance(outline, list) or len(outline) < 2 or not all(_is_vertex(vertex) for vertex in outline):
         raise DataError(f"{name}: expected a polygon of two or more [x, y] within ±{MAX_COORDINATE}")
-    return Polygon(LABEL_NAMES.index(label), is_group, [(x, y) for x, y in outline])
+    return Polygon(LABEL_IDS[label], is_group, [(x, y) for x, y in outline])
 
 
 def _is_vertex(vertex: Any) -> bool:

@@ -1,53 +1,28 @@
-"""Cityscapes with car instances (App. C): 18 classes that are what they are, and every car one instance.
+"""Cityscapes with car instances (App. C): 18 fixed classes, and each car is an instance.
 
 Layout: `leftImg8bit/<folder>/<city>/<name>_leftImg8bit.png` and, in `gtFine/<folder>/<city>/`, either
-`<name>_gtFine_instanceIds.png` or `<name>_gtFine_polygons.json`. An instance id is 1000 · class + number, or the
-class alone where there are no single instances, so that it says all that `labelIds` says, which is not read.
+`<name>_gtFine_instanceIds.png` or `<name>_gtFine_polygons.json`. `labelIds` files add nothing and are not read.
 """
 
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Bool, Int32, Shaped, UInt8
+from jaxtyping import Shaped, UInt8
 from PIL import Image
 
+from hpunet.data.cityscapes.classes import FIXED_CLASSES, car_labels
 from hpunet.data.cityscapes.polygons import read_polygons, render_instance_ids
 from hpunet.data.io.images import decode_png
-from hpunet.data.io.label_maps import as_integers, check_num_random_ids, number_instances
+from hpunet.data.io.label_maps import check_num_random_ids
 from hpunet.data.io.limits import ImageSize
-from hpunet.data.types import SPLITS, Identity, NoSuchSplitError, Sample, SetInfo, make_sample
+from hpunet.data.types import Identity, NoSuchSplitError, Sample, SetInfo, check_split, make_sample
 from hpunet.errors import ConfigError, DataError
 from hpunet.utils.files import read_file
 
 VAL_CITIES = ("darmstadt", "monchengladbach", "ulm")
-"""The cities of the official training set that the paper validates on."""
-CAR = 26
-EVALUATED = {
-    7: "road",
-    8: "sidewalk",
-    11: "building",
-    12: "wall",
-    13: "fence",
-    17: "pole",
-    19: "traffic light",
-    20: "traffic sign",
-    21: "vegetation",
-    22: "terrain",
-    23: "sky",
-    24: "person",
-    25: "rider",
-    26: "car",
-    27: "truck",
-    28: "bus",
-    31: "train",
-    32: "motorcycle",
-    33: "bicycle",
-}
-"""The 19 classes by their official label id, in the order of the official train ids. The other ids are ignored."""
-_NUM_LABEL_IDS = 34
+"""Cities of the official training set that the paper uses for validation."""
 MAX_JSON_BYTES = 2**22
 """Largest polygon file (4 MiB; the official ones have less than 1)."""
-_IGNORED = -1
 _IMAGE_ENDING = "_leftImg8bit.png"
 _ANNOTATION_ENDINGS = ("_gtFine_instanceIds.png", "_gtFine_polygons.json")
 
@@ -57,22 +32,20 @@ def open_cityscapes(
 ) -> "CityscapesSource":
     """The paper's splits: "train" and "val" by city from the official train folder, "test" the official val folder.
 
-    `size` is the (height, width) that images are averaged and labels picked to. Ignored pixels and groups of cars
-    are invalid. The `patient` of a scene is its city, since cities are what the splits are made of.
+    Images are downscaled to `size` (height, width) by area averaging, labels by nearest pixel. Ignored pixels and
+    car groups are invalid. The `patient` of a scene is its city, the unit of the splits.
     """
-    if split not in SPLITS:
-        raise ConfigError(f"split: {split!r} is none of {SPLITS}")
+    check_split(split)
     if min(size) < 1:
         raise ConfigError(f"size: expected 1 or more pixels, got {size[0]}x{size[1]}")
-    check_num_random_ids(num_random_ids, num_fixed_classes=len(EVALUATED) - 1)
+    check_num_random_ids(num_random_ids, num_fixed_classes=len(FIXED_CLASSES))
     folder = "val" if split == "test" else "train"
     images = _find(path / "leftImg8bit" / folder, endings=(_IMAGE_ENDING,))
     annotations = _find(path / "gtFine" / folder, endings=_ANNOTATION_ENDINGS)
+    wanted = sorted(images.keys() | annotations.keys())
     if split != "test":
-        wanted = [name for name in images.keys() | annotations.keys() if (name[0] in VAL_CITIES) == (split == "val")]
-    else:
-        wanted = list(images.keys() | annotations.keys())
-    for name in sorted(wanted):
+        wanted = [name for name in wanted if (name[0] in VAL_CITIES) == (split == "val")]
+    for name in wanted:
         if name not in images:
             raise DataError(f"{annotations[name]}: has no image *{_IMAGE_ENDING}")
         if name not in annotations:
@@ -81,12 +54,12 @@ def open_cityscapes(
         raise NoSuchSplitError(
             f"{path / 'leftImg8bit' / folder}: no images for {split!r}, expected <city>/*{_IMAGE_ENDING}"
         )
-    files = {name: (images[name], annotations[name]) for name in sorted(wanted)}
+    files = {name: (images[name], annotations[name]) for name in wanted}
     return CityscapesSource(files, split=split, size=size, num_random_ids=num_random_ids)
 
 
 def _find(folder: Path, *, endings: tuple[str, ...]) -> dict[tuple[str, str], Path]:
-    """Files by city and name; of several endings the first that is there."""
+    """Files by city and name; the first of several endings wins."""
     if not folder.is_dir():
         raise NoSuchSplitError(f"{folder}: no such folder")
     return {
@@ -97,7 +70,7 @@ def _find(folder: Path, *, endings: tuple[str, ...]) -> dict[tuple[str, str], Pa
 
 
 class CityscapesSource:
-    """Street scenes with car instances, see `open_cityscapes`."""
+    """Street scenes with car instances; see `open_cityscapes`."""
 
     def __init__(
         self,
@@ -107,14 +80,13 @@ class CityscapesSource:
         size: tuple[int, int],
         num_random_ids: int,
     ) -> None:
-        fixed = tuple(name for label_id, name in EVALUATED.items() if label_id != CAR)
         self.info = SetInfo(
             kind="cityscapes",
             in_channels=3,
             num_graders=1,
-            fixed_classes=fixed,
+            fixed_classes=FIXED_CLASSES,
             num_random_ids=num_random_ids,
-            stochastic_classes=tuple(range(len(fixed), len(fixed) + num_random_ids)),
+            stochastic_classes=tuple(range(len(FIXED_CLASSES), len(FIXED_CLASSES) + num_random_ids)),
         )
         self.split = split
         self.identities = [Identity(patient=city, key=f"{city}/{name}") for city, name in files]
@@ -125,7 +97,7 @@ class CityscapesSource:
         return len(self._files)
 
     def __getitem__(self, index: int) -> Sample:
-        """One scene at the size asked for."""
+        """One scene."""
         image_path, annotation_path = self._files[index]
         image = decode_png(read_file(image_path, error=DataError), name=str(image_path))
         if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
@@ -154,28 +126,8 @@ def _read_instance_ids(path: Path, *, size: ImageSize) -> np.ndarray:
     return instance_ids
 
 
-def car_labels(
-    instance_ids: Shaped[np.ndarray, "h w"], *, name: str
-) -> tuple[Int32[np.ndarray, "h w"], Bool[np.ndarray, "h w"]]:
-    """Labels and validity: the 18 other classes as 0...17, car i as 18 + i; ignored ids and car groups invalid."""
-    instance_ids = as_integers(instance_ids, name=name).astype(np.int64)
-    label_ids = np.where(instance_ids >= 1000, instance_ids // 1000, instance_ids)
-    if label_ids.max() >= _NUM_LABEL_IDS:
-        wrong = int(instance_ids[label_ids >= _NUM_LABEL_IDS][0])
-        raise DataError(f"{name}: value {wrong} is no Cityscapes instance id")
-    classes = np.full(_NUM_LABEL_IDS, _IGNORED, dtype=np.int32)
-    others = [label_id for label_id in EVALUATED if label_id != CAR]
-    classes[others] = np.arange(len(others))
-    labels = classes[label_ids]
-    cars = np.where((label_ids == CAR) & (instance_ids >= 1000), instance_ids, 0)
-    numbered = number_instances(cars, num_fixed_classes=len(others), name=name)
-    labels = np.where(cars > 0, numbered, labels)
-    valid = labels != _IGNORED
-    return np.where(valid, labels, 0), valid
-
-
 def pick_nearest(labels: Shaped[np.ndarray, "h w"], *, size: tuple[int, int]) -> Shaped[np.ndarray, "h2 w2"]:
-    """The value under the centre of each new pixel; labels are never mixed."""
+    """Downscale to `size`: the value at the centre of each new pixel."""
     rows, columns = (
         ((2 * np.arange(new) + 1) * old) // (2 * new) for new, old in zip(size, labels.shape, strict=True)
     )
@@ -184,6 +136,6 @@ def pick_nearest(labels: Shaped[np.ndarray, "h w"], *, size: tuple[int, int]) ->
 
 
 def average_area(image: UInt8[np.ndarray, "h w 3"], *, size: tuple[int, int]) -> UInt8[np.ndarray, "h2 w2 3"]:
-    """The mean over the area of each new pixel."""
+    """Downscale to `size`: the mean over the area of each new pixel."""
     height, width = size
     return np.asarray(Image.fromarray(image).resize((width, height), Image.Resampling.BOX))

@@ -1,18 +1,18 @@
-"""Your own images: a folder (or a tar archive of it) with `images/` and what was marked on them.
+"""Your own images: a folder, or a tar archive of it, with `images/` and their label maps.
 
     images/<name>.png            PNG, JPEG, TIFF (grey or RGB; 8 or 16 bits or float) or NIfTI volumes
-    graders/<grader>/<name>.png  one folder of class maps a grader, or
+    graders/<grader>/<name>.png  one folder of class maps per grader, or
     masks/<name>.png             class maps of a single grader, or
     instances/<name>.png         instance maps: 0 is background, every other value one instance
-    data.csv                     optional: columns file, patient, split (`folder_table.py`)
+    data.csv                     optional: columns file, patient, split (`table.py`)
 
-Files belong together by their names without ending. A grader without a file for an image is missing for that image;
-anything else that has no counterpart is an error. A NIfTI volume gives one sample for each slice along its last
-axis, and is one patient unless the table says otherwise.
+Files are matched by name without ending. A grader without a file for an image is missing for that image; any other
+file without a counterpart is an error. A NIfTI volume gives one sample per slice along its last axis, and is one
+patient unless the table says otherwise.
 
-Pixels: 8 and 16 bit images are scaled by their type's maximum. Float images, other integers and NIfTI volumes are
-scaled by the least and greatest value of their file (a volume's are taken over all of it). A `window` of stored
-values, given by the caller, replaces both for all files: it becomes [0, 1], and what lies outside is clipped.
+Pixels: 8 and 16 bit images are scaled by the maximum of their type. Float images, other integers and NIfTI volumes
+are scaled by the minimum and maximum of their file. A `window` of stored values replaces both for all files: it
+becomes [0, 1], and values outside are clipped.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ from hpunet.data.io.intensity import to_planes
 from hpunet.data.io.label_maps import MAX_CLASSES, check_num_random_ids, class_map, number_instances
 from hpunet.data.io.limits import ImageSize
 from hpunet.data.io.volumes import NIFTI_ENDINGS, NIFTI_HEAD_BYTES, decode_nifti, nifti_depth
-from hpunet.data.types import SPLITS, Identity, NoSuchSplitError, Sample, SetInfo, make_sample
+from hpunet.data.types import Identity, NoSuchSplitError, Sample, SetInfo, check_split, make_sample
 from hpunet.errors import ConfigError, DataError
 
 _TABLE = "data.csv"
@@ -48,7 +48,7 @@ class _Item:
 
 @dataclass(frozen=True)
 class _Content:
-    """What the files of an item hold, slice by slice; a picture is one slice."""
+    """The content of the files of an item by slice; an image is one slice."""
 
     images: np.ndarray  # (z, c, h, w)
     masks: list[np.ndarray | None]  # each (z, h, w)
@@ -66,12 +66,11 @@ def open_folder(
 ) -> "FolderSource":
     """Your own images with class maps of any number of graders, or with instance maps.
 
-    `classes` names the values of class maps; `num_random_ids` counts the stochastic classes of instance maps.
-    Where the table names no splits, every `val_every`-th patient in sorted order, the first included, is validation
-    and the rest training; without `val_every` a shuffle by `seed` gives 0.8 / 0.1 / 0.1 of the patients.
+    `classes` names the values of class maps; `num_random_ids` is the number of stochastic classes of instance maps.
+    If the table has no splits, every `val_every`-th patient in sorted order, from the first on, is for validation and
+    the rest for training; without `val_every`, a shuffle by `seed` splits patients 0.8 / 0.1 / 0.1.
     """
-    if split not in SPLITS:
-        raise ConfigError(f"split: {split!r} is none of {SPLITS}")
+    check_split(split)
     if window is not None and not window[0] < window[1]:
         raise ConfigError(f"window: expected (low, high) with low < high, got {window}")
     if not 2 <= len(classes) <= MAX_CLASSES:
@@ -109,7 +108,7 @@ def open_folder(
 
 
 class FolderSource:
-    """Images of a folder, see `open_folder`. The files of the last item stay in memory, for its other slices."""
+    """Images of a folder; see `open_folder`. The last item stays in memory for its other slices."""
 
     def __init__(
         self,
@@ -132,13 +131,11 @@ class FolderSource:
                 key = item.stem if depth is None else f"{item.stem}/z-{z:03d}"
                 self.identities.append(Identity(patient=entries[item.stem].patient, key=key))
                 self._slices.append((item, z))
-        self._tree = tree
-        self._first = first
-        self._window = window
+        self._tree, self._first, self._window = tree, first, window
         self._last: tuple[_Item, _Content] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the item in memory: another process reads its own."""
+        """Without the item in memory."""
         return self.__dict__ | {"_last": None}
 
     def __len__(self) -> int:
@@ -174,7 +171,7 @@ class FolderSource:
         if images.shape[1] != self.info.in_channels or 8 * images.itemsize != self.info.image_bits:
             raise DataError(
                 f"{where}: {images.shape[1]} channels of {8 * images.itemsize} bits, the first image of the set, "
-                f"{self._first}, has {self.info.in_channels} of {self.info.image_bits}; save all images alike"
+                f"{self._first}, has {self.info.in_channels} of {self.info.image_bits}; save all in one format"
             )
         size = ImageSize(images.shape[0], images.shape[2], images.shape[3], item.image)
         masks = [name if name is None else self._load_mask(name, size, affine) for name in item.masks]
@@ -186,19 +183,19 @@ class FolderSource:
         if mask.shape != size[:3]:
             raise DataError(f"{where}: shape {mask.shape}, its image {size.name} has {size[:3]}")
         if affine is not None and mask_affine is not None and not np.allclose(mask_affine, affine, atol=1e-3):
-            raise DataError(f"{where}: lies elsewhere, or orient, than its image (their affines differ)")
+            raise DataError(f"{where}: has another position or orientation than its image (their affines differ)")
         if self.info.has_instances:
             return mask
         return class_map(mask, num_classes=self.info.num_classes, name=where)
 
 
 def _ending(name: str) -> str:
-    """The ending of a file that can be read, else an empty string; '.nii.gz' is one ending."""
+    """The ending of a supported file, else an empty string; '.nii.gz' is one ending."""
     return next((ending for ending in reversed(_ENDINGS) if name.lower().endswith(ending)), "")
 
 
 def _mask_folders(tree: FileTree) -> list[str]:
-    """The folders of the graders in their order, or the one of masks or instances."""
+    """The folders of the graders in order, or the one of masks or instances."""
     graders = sorted({name.rsplit("/", 1)[0] for name in tree.names if name.startswith("graders/")})
     found = [graders] if graders else []
     found += [[top] for top in ("masks", "instances") if any(name.startswith(f"{top}/") for name in tree.names)]
@@ -239,19 +236,19 @@ def _pair(tree: FileTree, mask_folders: list[str]) -> list[_Item]:
 
 
 def _entries(tree: FileTree, items: list[_Item], table: dict[str, Entry] | None) -> dict[str, Entry]:
-    """Patient and split of every item, by stem; without a table every file is a patient."""
+    """Patient and split of each item, by stem; without a table every file is a patient."""
     if table is None:
         return {item.stem: Entry(patient=item.stem, split=None) for item in items}
     named = {file.removesuffix(_ending(file)) if _ending(file) else file: entry for file, entry in table.items()}
     stems = {item.stem for item in items}
     if named.keys() != stems or len(named) != len(table):
         odd = sorted(named.keys() ^ stems) or "some twice"
-        raise DataError(f"{tree.where(_TABLE)}: must name every image once, and no others; see {odd}")
+        raise DataError(f"{tree.where(_TABLE)}: must name every image exactly once; see {odd}")
     return named
 
 
 def _depth(tree: FileTree, name: str) -> int | None:
-    """Number of slices of a volume; None for a picture."""
+    """Number of slices of a volume; None for an image."""
     if _ending(name) not in NIFTI_ENDINGS:
         return None
     return nifti_depth(tree.head(name, NIFTI_HEAD_BYTES), packed=tree.size(name), name=tree.where(name))
@@ -260,7 +257,7 @@ def _depth(tree: FileTree, name: str) -> int | None:
 def _read(
     tree: FileTree, name: str, *, labels: bool, size: ImageSize | None = None
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """A file as slices (z, h, w) or (z, h, w, c), and a volume's affine; `size` is what a label map must have."""
+    """A file as slices (z, h, w) or (z, h, w, c), and a volume's affine; `size` is required of a label map."""
     where = tree.where(name)
     if _ending(name) in NIFTI_ENDINGS:
         return decode_nifti(tree.read(name), name=where, size=size)
@@ -270,7 +267,7 @@ def _read(
 def _load_images(
     tree: FileTree, name: str, window: tuple[float, float] | None
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """The pictures of a file as (z, c, h, w), uint8, uint16 or float32 in [0, 1], and a volume's affine."""
+    """The images of a file as (z, c, h, w), uint8, uint16 or float32 in [0, 1], and a volume's affine."""
     where = tree.where(name)
     values, affine = _read(tree, name, labels=False)
     return to_planes(values, by_range=affine is not None, window=window, name=where), affine

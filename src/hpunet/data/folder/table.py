@@ -1,28 +1,28 @@
-"""Patients and splits of a folder of images: from its `data.csv`, or by a seeded split."""
+"""Patients and splits of a folder of images, from its `data.csv` or by a seeded split."""
 
 import csv
 import io
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from hpunet.data.types import SPLITS, split_by_patient
+from hpunet.data.types import SPLITS, check_disjoint, split_by_patient
 from hpunet.errors import ConfigError, DataError
 
 MAX_TABLE_BYTES = 2**23
 """Largest table that is read (8 MiB)."""
 FRACTIONS = {"train": 0.8, "val": 0.1, "test": 0.1}
-"""Shares of the patients where nothing else is said."""
+"""Default shares of the patients."""
 
 
 class Entry(NamedTuple):
-    """What is known of a file; the split is None where it is still to be drawn."""
+    """Patient and split of a file; the split is None until it is drawn."""
 
     patient: str
     split: str | None
 
 
 def read_table(content: bytes, *, name: str) -> dict[str, Entry]:
-    """A CSV file with a header: file, and patient or split or both. A file without patient is one of its own."""
+    """A CSV file with columns file and optionally patient, split. A file without patient is its own patient."""
     try:
         rows = list(csv.reader(io.StringIO(content.decode("utf-8-sig"), newline=""), strict=True))
     except (UnicodeDecodeError, csv.Error) as error:
@@ -39,18 +39,17 @@ def read_table(content: bytes, *, name: str) -> dict[str, Entry]:
         if len(cells) != len(header) or not all(row.values()):
             raise DataError(f"{name}, line {number}: expected a value for each of {header}, got {cells}")
         if row["file"] in entries:
-            raise DataError(f"{name}, line {number}: {row['file']} is there twice")
+            raise DataError(f"{name}, line {number}: {row['file']} is listed twice")
         if row.get("split", SPLITS[0]) not in SPLITS:
-            raise DataError(f"{name}, line {number}: split {row['split']!r} is none of {SPLITS}")
+            raise DataError(f"{name}, line {number}: split {row['split']!r} is not one of {SPLITS}")
         entries[row["file"]] = Entry(row.get("patient", row["file"]), row.get("split"))
     return entries
 
 
 def assign_splits(entries: Mapping[str, Entry], *, val_every: int | None, seed: int, name: str) -> dict[str, str]:
-    """The split of every file: as the table says, else drawn for whole patients; `name` is for errors.
+    """The split of every file, from the table or drawn for whole patients; `name` is for errors.
 
-    Two patients or more always leave one for validation, taken from the test or else the training patients where
-    rounding gave it none.
+    With two or more patients, at least one is for validation, taken from test or else from training if necessary.
     """
     if val_every is not None and val_every < 2:
         raise ConfigError(f"val_every: expected 2 or more, got {val_every}")
@@ -58,7 +57,8 @@ def assign_splits(entries: Mapping[str, Entry], *, val_every: int | None, seed: 
     if any(entry.split for entry in entries.values()):
         if val_every is not None:
             raise ConfigError(f"val_every: {name} names splits already")
-        _refuse_shared_patients(entries, name=name)
+        patients_of = {s: [entry.patient for entry in entries.values() if entry.split == s] for s in SPLITS}
+        check_disjoint(patients_of, where=name)
         return {file: str(entry.split) for file, entry in entries.items()}
     if val_every is not None:
         chosen = {"val": patients[::val_every]}
@@ -68,12 +68,3 @@ def assign_splits(entries: Mapping[str, Entry], *, val_every: int | None, seed: 
             chosen["val"] = [(chosen["test"] or chosen["train"]).pop()]
     split_of = {patient: split for split, members in chosen.items() for patient in members}
     return {file: split_of.get(entry.patient, "train") for file, entry in entries.items()}
-
-
-def _refuse_shared_patients(entries: Mapping[str, Entry], *, name: str) -> None:
-    split_of: dict[str, str | None] = {}
-    for entry in entries.values():
-        if split_of.setdefault(entry.patient, entry.split) != entry.split:
-            raise DataError(
-                f"{name}: patient {entry.patient} is in two splits, {split_of[entry.patient]} and {entry.split}"
-            )

@@ -1,7 +1,7 @@
-"""The one door through which image files come in: bounded in size, and every failure a `DataError` with a name.
+"""PNG, JPEG and TIFF images, bounded in size; every failure is a `DataError` that names the file.
 
-Nothing is read silently in another way than it was written: what would lose precision, turn the image or guess at
-its colours is an error that says so. Stacks and volumes have their own file, `volumes.py`.
+Reading that would lose precision, rotate the image or guess its colours is an error. For stacks and volumes see
+`volumes.py`.
 """
 
 import io
@@ -21,12 +21,12 @@ from hpunet.utils.files import read_file
 
 _EXIF_ORIENTATION = 0x0112
 _WITH_TRANSPARENCY = {"P": "RGBA", "L": "LA", "RGB": "RGBA"}
-_TIFF_COLOURS_TAKEN = ("MINISBLACK", "RGB")
+_TIFF_COLOURS = ("MINISBLACK", "RGB")
 
 
 @contextmanager
 def _named_errors(kind: str, *, name: str) -> Iterator[None]:
-    """Whatever a decoder raises is a `DataError` with the file's name; its warnings are not for users."""
+    """Turn whatever a decoder raises into a `DataError` with the name of the file; hide its warnings."""
     try:
         with warnings.catch_warnings(action="ignore"):
             yield
@@ -39,8 +39,8 @@ def _named_errors(kind: str, *, name: str) -> Iterator[None]:
 def decode_png(content: bytes, *, name: str, labels: bool = False, size: ImageSize | None = None) -> np.ndarray:
     """A PNG as (h, w) or (h, w, channels), uint8 or uint16 or, for 32 bit modes, int32.
 
-    With `labels` the stored numbers come back: palette images give their indices, and grey ones of less than 8 bits
-    are not stretched to 0...255 as they are for display. `size` is what it must have.
+    With `labels` the values are as stored: palette images give indices, and grey ones of less than 8 bits are not
+    stretched to 0...255. `size` is the required size.
     """
     header = read_png_header(content, name=name)
     num_bytes = num_pixel_bytes(header)
@@ -60,29 +60,29 @@ def decode_png(content: bytes, *, name: str, labels: bool = False, size: ImageSi
 
 
 def _colours(image: Image.Image) -> Image.Image:
-    """The image with its palette applied, and with an alpha channel when it marks a colour as transparent."""
+    """The image with its palette applied, and with an alpha channel if a colour is transparent."""
     if "transparency" in image.info and image.mode in _WITH_TRANSPARENCY:
         return image.convert(_WITH_TRANSPARENCY[image.mode])
     return image.convert("RGB") if image.mode == "P" else image
 
 
 def decode_jpeg(content: bytes, *, name: str) -> np.ndarray:
-    """A JPEG as (h, w) or (h, w, 3), uint8. One that asks to be orient for display is an error."""
+    """A JPEG as (h, w) or (h, w, 3), uint8. One with an EXIF rotation is an error."""
     with _named_errors("JPEG", name=name), Image.open(io.BytesIO(content), formats=["JPEG"]) as image:
         num_bytes = image.height * image.width * len(image.getbands())
         check_picture(image.height, image.width, num_bytes=num_bytes, packed=len(content), size=None, name=name)
         if image.mode not in ("L", "RGB"):
             raise DataError(f"{name}: expected a grey or RGB JPEG, got {image.mode}")
         if image.getexif().get(_EXIF_ORIENTATION, 1) != 1:
-            raise DataError(f"{name}: is stored orient (EXIF orientation); save it upright, as its masks are")
+            raise DataError(f"{name}: is stored rotated (EXIF orientation); save it upright, as its masks are")
         return np.asarray(image)
 
 
 def decode_tiff(content: bytes, *, name: str, labels: bool = False, size: ImageSize | None = None) -> np.ndarray:
-    """A TIFF of a single image as (h, w) or (h, w, channels), in the type it is stored in.
+    """A TIFF of a single image as (h, w) or (h, w, channels), in its stored type.
 
-    With `labels` palette images give their indices; otherwise they, and those where 0 is white, are errors. `size`
-    is what it must have.
+    With `labels` palette images give indices; otherwise they are errors, as are images where 0 is white. `size` is
+    the required size.
     """
     with _named_errors("TIFF", name=name), open_tiff(io.BytesIO(content), name=name) as tiff:
         if len(tiff.series) != 1:
@@ -94,9 +94,9 @@ def decode_tiff(content: bytes, *, name: str, labels: bool = False, size: ImageS
         if series.size > 4 * MAX_PIXELS:
             raise DataError(f"{name}: shape {series.shape} is more than {MAX_PIXELS} pixels of four channels")
         check_tiff_series(series, name=name, size=size)
-        if not labels and series.keyframe.photometric.name not in _TIFF_COLOURS_TAKEN:
+        if not labels and series.keyframe.photometric.name not in _TIFF_COLOURS:
             found = series.keyframe.photometric.name
-            raise DataError(f"{name}: expected colours {_TIFF_COLOURS_TAKEN}, got {found}")
+            raise DataError(f"{name}: expected colours {_TIFF_COLOURS}, got {found}")
         array = np.asarray(series.asarray())
     array = np.moveaxis(array, 0, -1) if series.axes == "SYX" else array
     if array.dtype == np.bool_:
@@ -105,10 +105,10 @@ def decode_tiff(content: bytes, *, name: str, labels: bool = False, size: ImageS
 
 
 def decode_image(content: bytes, *, name: str, labels: bool = False, size: ImageSize | None = None) -> np.ndarray:
-    """A PNG, JPEG or TIFF, told apart by the ending of `name`, as (h, w) or (h, w, channels).
+    """A PNG, JPEG or TIFF, by the ending of `name`, as (h, w) or (h, w, channels).
 
-    `labels` reads a label map: the stored numbers, and never a JPEG, whose compression changes them. `size` is its
-    image's, which a label map must have.
+    `labels` reads a label map: values as stored, and no JPEG, whose compression changes them. `size` is that of its
+    image, which a label map must have.
     """
     suffix = Path(name).suffix.lower()
     if suffix == ".png":
@@ -123,5 +123,5 @@ def decode_image(content: bytes, *, name: str, labels: bool = False, size: Image
 
 
 def read_image(path: Path, *, labels: bool = False) -> np.ndarray:
-    """The image in a file, see `decode_image`."""
+    """The image in a file; see `decode_image`."""
     return decode_image(read_file(path, error=DataError), name=str(path), labels=labels)

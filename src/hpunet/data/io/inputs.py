@@ -1,4 +1,4 @@
-"""Images to segment, without labels: a picture or the slices of a volume, scaled as the training images were."""
+"""Images to segment, without labels: an image or the slices of a volume, scaled like the training images."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,13 +24,13 @@ class Input:
 
     name: str
     images: Float32[np.ndarray, "z c h w"]
-    """Pixels in [0, 1]; a picture is a single slice."""
+    """Pixels in [0, 1]; an image is a single slice."""
     header: Any | None
-    """A NIfTI volume's header, which says where its voxels lie."""
+    """Header of a NIfTI volume, which holds its geometry."""
 
 
 def input_name(path: Path) -> str:
-    """A file's name without its ending; '.nii.gz' is one ending."""
+    """The name of a file without its ending; '.nii.gz' is one ending."""
     ending = next((ending for ending in ENDINGS[::-1] if path.name.lower().endswith(ending)), path.suffix)
     return path.name[: len(path.name) - len(ending)]
 
@@ -38,11 +38,9 @@ def input_name(path: Path) -> str:
 def read_input(path: Path, *, name: str, info: SetInfo, window: tuple[float, float] | None = None) -> Input:
     """A PNG, JPEG, TIFF, .npy array (h, w) or (h, w, c), or NIfTI volume, for a model trained on data like `info`.
 
-    `name` is what its results are called.
-
-    Pixels are scaled as they were in training (`folder.py`): by the window of the training set, or by their type's
-    maximum, or, float images, by the range of the file. Where a file is stored in another precision than the
-    training images, what its values mean is not known, and `window` (the stored values that become 0 and 1) must say.
+    `name` names the results. Pixels are scaled as in training (`folder/source.py`): by the window of the training
+    set, by the maximum of their type, or, for floats, by the range of the file. A file of another precision than the
+    training images needs a `window`: the stored values that become 0 and 1.
     """
     header = None
     if not path.name.lower().endswith(ENDINGS):
@@ -59,24 +57,19 @@ def read_input(path: Path, *, name: str, info: SetInfo, window: tuple[float, flo
     by_range = header is not None and info.image_bits == 32
     planes = to_planes(values, by_range=by_range, window=window, name=str(path))
     if planes.shape[1] != info.in_channels:
-        modes = {1: "L", 3: "RGB"}
-        how = (
-            f"Image.open(FILE).convert({modes[info.in_channels]!r}).save(OTHER)" if info.in_channels in modes else ""
-        )
-        raise DataError(
-            f"{path}: {planes.shape[1]} channel(s), the model was trained on {info.in_channels}"
-            + (f"; convert it, for instance with Pillow: {how}" if how else "")
-        )
+        mode = {1: "L", 3: "RGB"}.get(info.in_channels)
+        how = f"; convert it, for instance by Pillow: Image.open(FILE).convert({mode!r}).save(OTHER)" if mode else ""
+        raise DataError(f"{path}: {planes.shape[1]} channel(s), the model was trained on {info.in_channels}{how}")
     if window is None and 8 * planes.itemsize != info.image_bits:
         raise DataError(
-            f"{path}: {values.dtype} pixels, the model was trained on images of {info.image_bits} bits; say with "
-            "--window LOW HIGH which stored values are 0 and 1 in training"
+            f"{path}: {values.dtype} pixels, the model was trained on images of {info.image_bits} bits; give the "
+            "stored values that are 0 and 1 in training with --window LOW HIGH"
         )
     return Input(name, unit_floats(planes), header)
 
 
 def _read_npy(path: Path) -> np.ndarray:
-    """An array, never a pickle; mapped first, so that no header can ask for more than the file holds."""
+    """An array, never a pickle; mapped first, so that no header can claim more than the file holds."""
     try:
         check_file(path, error=DataError)
         mapped = np.load(path, mmap_mode="r", allow_pickle=False)

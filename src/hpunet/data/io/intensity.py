@@ -1,4 +1,4 @@
-"""From stored pixel values to planes of channels in one of three precisions, as training and sampling see them."""
+"""From stored pixel values to channel planes in one of three precisions, for training and sampling."""
 
 import numpy as np
 from jaxtyping import Float32, Shaped
@@ -9,10 +9,10 @@ from hpunet.errors import DataError
 def to_planes(
     values: Shaped[np.ndarray, "z h w *c"], *, by_range: bool, window: tuple[float, float] | None, name: str
 ) -> Shaped[np.ndarray, "z c h w"]:
-    """Pictures or slices as uint8 or uint16, by their type's maximum, or as float32 in [0, 1].
+    """Images or slices as uint8, uint16, or float32 in [0, 1].
 
-    A `window` of stored values becomes [0, 1]. Without one, values of 8 and 16 bits stay as they are, unless
-    `by_range`; that, and all other types, are scaled by the least and greatest value there is.
+    A `window` of stored values becomes [0, 1]. Without one, 8 and 16 bit values stay as stored, unless `by_range`;
+    then, and for all other types, the minimum and maximum of the file become 0 and 1.
     """
     planes = np.moveaxis(_without_alpha(values, name=name), -1, 1)
     if window is None and not by_range and planes.dtype in (np.uint8, np.uint16):
@@ -21,14 +21,14 @@ def to_planes(
 
 
 def unit_floats(planes: Shaped[np.ndarray, "*shape"]) -> Float32[np.ndarray, "*shape"]:
-    """Planes in [0, 1]; those of 8 and 16 bits are divided by their type's maximum."""
+    """Planes in [0, 1]; 8 and 16 bit ones are divided by the maximum of their type."""
     if planes.dtype in (np.uint8, np.uint16):
         return planes.astype(np.float32) / np.float32(np.iinfo(planes.dtype).max)
     return planes.astype(np.float32, copy=False)
 
 
 def _without_alpha(picture: np.ndarray, *, name: str) -> np.ndarray:
-    """Grey or RGB as (z, h, w, c); an alpha channel may go only where it hides nothing."""
+    """Grey or RGB as (z, h, w, c); an alpha channel is dropped if it is opaque everywhere."""
     if picture.ndim == 3:
         return picture[..., None]
     channels = picture.shape[-1]
@@ -42,7 +42,7 @@ def _without_alpha(picture: np.ndarray, *, name: str) -> np.ndarray:
 
 
 def _scaled(values: np.ndarray, *, window: tuple[float, float] | None, name: str) -> np.ndarray:
-    """Values of the window, or of the file's own range, brought to [0, 1]; a constant file becomes 0."""
+    """Values of the window, or of the file's range, scaled to [0, 1]; a constant file becomes 0."""
     if values.dtype.kind not in "iuf":
         raise DataError(f"{name}: expected numbers as pixels, got {values.dtype}")
     if not np.isfinite(values).all():
@@ -51,6 +51,6 @@ def _scaled(values: np.ndarray, *, window: tuple[float, float] | None, name: str
     if not np.isfinite(high - low):
         raise DataError(f"{name}: pixels from {low:g} to {high:g} cannot be scaled")
     scaled = np.empty(values.shape, dtype=np.float32)
-    for z, stored in enumerate(values):  # one by one: in double precision a volume takes much memory
+    for z, stored in enumerate(values):  # slice by slice: float64 takes much memory
         scaled[z] = np.clip((stored.astype(np.float64) - low) / ((high - low) or 1.0), 0, 1)
     return scaled

@@ -1,4 +1,4 @@
-"""Checks and numberings of label maps as they come out of files."""
+"""Checks and renumbering of label maps from files."""
 
 import numpy as np
 from jaxtyping import Int32, Integer, Shaped
@@ -10,7 +10,7 @@ MAX_CLASSES = 256
 
 
 def check_num_random_ids(num_random_ids: int, *, num_fixed_classes: int) -> None:
-    """Two ids tell some instances apart, one none; all classes together must fit a label map."""
+    """At least two ids, or no instances can be told apart; all classes must fit a label map."""
     most = MAX_CLASSES - num_fixed_classes
     if not 2 <= num_random_ids <= most:
         raise ConfigError(
@@ -20,7 +20,7 @@ def check_num_random_ids(num_random_ids: int, *, num_fixed_classes: int) -> None
 
 
 def as_integers(values: Shaped[np.ndarray, "*shape"], *, name: str) -> Integer[np.ndarray, "*shape"]:
-    """Label values as integers from 0 on; floats are taken when all of them are whole, as NIfTI files have them."""
+    """Label values as integers from 0; floats, which NIfTI files hold, must all be whole."""
     if values.dtype.kind == "f":
         if not (np.isfinite(values) & (values == np.rint(values)) & (np.abs(values) < 2**31)).all():
             raise DataError(f"{name}: expected labels, got fractions or non-finite values")
@@ -33,7 +33,7 @@ def as_integers(values: Shaped[np.ndarray, "*shape"], *, name: str) -> Integer[n
 
 
 def class_map(values: Shaped[np.ndarray, "*shape"], *, num_classes: int, name: str) -> Int32[np.ndarray, "*shape"]:
-    """Classes 0...k-1; two classes may also be written as 0 and 255. Any other value is an error."""
+    """Classes 0...k-1; two classes may also be stored as 0 and 255."""
     values = as_integers(values, name=name)
     found = np.unique(values)
     if num_classes == 2 and np.isin(found, (0, 255)).all():
@@ -41,7 +41,7 @@ def class_map(values: Shaped[np.ndarray, "*shape"], *, num_classes: int, name: s
     unknown = found[found >= num_classes]
     if unknown.size:
         or_255 = " or 0 and 255" if num_classes == 2 else ""
-        raise DataError(f"{name}: value {int(unknown[0])} is no class, expected 0...{num_classes - 1}{or_255}")
+        raise DataError(f"{name}: value {int(unknown[0])} is not a class, expected 0...{num_classes - 1}{or_255}")
     return values.astype(np.int32)
 
 

@@ -1,7 +1,7 @@
-"""What a file may cost: bounds that its header is held against before anything is unpacked.
+"""Limits that the header of a file is checked against before its content is unpacked.
 
-A few bytes can claim to be gigabytes, truly (a packed run of zeros) or not. Label maps, which pack that well in
-earnest, are not judged by their size on disk but must have the size of their image, which is.
+A few bytes can claim to be gigabytes. Label maps do compress that well, so they are not limited by their size on
+disk; they must have the size of their image.
 """
 
 import importlib
@@ -12,13 +12,13 @@ from hpunet.errors import DataError
 MAX_PIXELS = 2**26
 """Largest image that is opened, in pixels (64 megapixels)."""
 MAX_EXPANSION = 100
-"""So many times its size on disk may the content of a file have; images and scans hardly reach a tenth of it."""
-_ALWAYS_TAKEN = 2**25
-"""Bytes that any file may unpack to, however small it is."""
+"""Largest ratio of unpacked size to size on disk; images and scans hardly reach a tenth of it."""
+_ALWAYS_ALLOWED = 2**25
+"""Bytes that any file may unpack to."""
 
 
 class ImageSize(NamedTuple):
-    """The size that a label map must have, and the name of the image that has it; a picture is of depth 1."""
+    """The required size of a label map, and the name of its image; a 2D image has depth 1."""
 
     depth: int
     height: int
@@ -27,7 +27,7 @@ class ImageSize(NamedTuple):
 
 
 def need(module: str) -> Any:
-    """An optional module, or a `DataError` that says how to get it."""
+    """An optional module, or a `DataError` that says how to install it."""
     try:
         return importlib.import_module(module)
     except ImportError:
@@ -35,21 +35,21 @@ def need(module: str) -> Any:
 
 
 def max_unpacked_bytes(packed: int) -> int:
-    """So much may a file of `packed` bytes hold."""
-    return max(_ALWAYS_TAKEN, MAX_EXPANSION * packed)
+    """Largest unpacked size of a file of `packed` bytes."""
+    return max(_ALWAYS_ALLOWED, MAX_EXPANSION * packed)
 
 
 def check_unpacked(num_bytes: int, *, packed: int, name: str) -> None:
-    """Refuse content that is out of all proportion to its file."""
+    """Refuse content out of proportion to its file."""
     if num_bytes > max_unpacked_bytes(packed):
         raise DataError(
             f"{name}: {packed} bytes that claim to hold {num_bytes}, more than {MAX_EXPANSION} times as many; "
-            "damaged, or made to fill the memory"
+            "damaged or malicious"
         )
 
 
 def check_picture(height: int, width: int, *, num_bytes: int, packed: int, size: ImageSize | None, name: str) -> None:
-    """Refuse a picture that is too large, unpacked or for its file, or not of the `size` that it must have."""
+    """Refuse an image that is too large, out of proportion to its file, or not of the required `size`."""
     if size is not None:
         if (height, width) != (size.height, size.width):
             raise DataError(

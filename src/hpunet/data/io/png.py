@@ -1,6 +1,6 @@
-"""Whether a PNG file is whole.
+"""Check that a PNG file is complete.
 
-Pillow shows what is missing as black, leaves out what is too much, and does not look at the checksums of pixels.
+Pillow shows missing pixels as black, ignores surplus ones, and does not verify their checksums.
 """
 
 import struct
@@ -13,14 +13,14 @@ from hpunet.errors import DataError
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _MAX_CHUNKS = 2**16
 _PIECE = 2**14
-"""Bytes that are unpacked at once: at most some 16 MiB come out of them."""
+"""Bytes unpacked at once, to at most 16 MiB or so."""
 _CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
 _PASSES = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
-"""First column, first row and their steps of each pass of an interlaced image."""
+"""First column, first row and their steps, for each pass of an interlaced image."""
 
 
 class PngHeader(NamedTuple):
-    """What the first chunk says."""
+    """The content of the first chunk."""
 
     width: int
     height: int
@@ -30,7 +30,7 @@ class PngHeader(NamedTuple):
 
 
 def read_png_header(content: bytes, *, name: str) -> PngHeader:
-    """The header, whose checksum is verified with all others in `check_png_pixels`."""
+    """The header; `check_png_pixels` verifies its checksum."""
     if content[:8] != _SIGNATURE or content[8:16] != b"\0\0\0\x0dIHDR" or len(content) < 33:
         raise DataError(f"{name}: not a readable PNG (no header)")
     width, height, bits, colour_type, _, _, interlace = struct.unpack(">IIBBBBB", content[16:29])
@@ -40,7 +40,7 @@ def read_png_header(content: bytes, *, name: str) -> PngHeader:
 
 
 def check_png_pixels(content: bytes, header: PngHeader, *, name: str) -> None:
-    """Refuse wrong checksums, a missing end, and fewer or more pixels than the header says."""
+    """Refuse wrong checksums, a missing end, and a number of pixels other than in the header."""
     unpacker = zlib.decompressobj()
     expected, found = num_pixel_bytes(header), 0
     try:
@@ -74,7 +74,7 @@ def _pixel_chunks(content: bytes, *, name: str) -> Iterator[memoryview]:
 
 
 def num_pixel_bytes(header: PngHeader) -> int:
-    """Bytes of all rows, each with the byte that tells its filter."""
+    """Bytes of all rows, each with its filter byte."""
     bits = header.bits * _CHANNELS[header.colour_type]
 
     def of(width: int, height: int) -> int:

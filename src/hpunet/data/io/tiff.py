@@ -1,7 +1,7 @@
-"""TIFF files: opened so that damage is an error, and held against their claims before they are decoded.
+"""TIFF files, opened so that damage is an error, and checked against their headers before they are decoded.
 
-tifffile by itself logs damage and goes on, fills missing parts with zeros, unpacks parts without bounds, and for some
-formats opens other files that this one names.
+By itself, tifffile only logs damage, fills missing parts with zeros, unpacks without limits, and opens other files
+that some formats name.
 """
 
 import io
@@ -17,13 +17,13 @@ from hpunet.data.io.limits import ImageSize, check_picture, need
 from hpunet.errors import DataError
 
 _DECODERS = {"NONE": "", "LZW": "lzw", "ADOBE_DEFLATE": "zlib", "DEFLATE": "zlib", "PACKBITS": "packbits"}
-"""The compressions that are read, by the functions of imagecodecs that know when to stop."""
+"""The supported compressions, by the functions of imagecodecs that unpack with a limit."""
 _OF_SEVERAL_FILES = {"is_ome": False, "is_mmstack": False, "is_ndtiff": False}
 
 
 @contextmanager
 def open_tiff(file: Path | io.BytesIO, *, name: str) -> Iterator[Any]:
-    """An open `tifffile.TiffFile`. What it would only log is an error here."""
+    """An open `tifffile.TiffFile` whose warnings are errors."""
     thread = threading.get_ident()
     complaints: list[str] = []
 
@@ -44,9 +44,9 @@ def open_tiff(file: Path | io.BytesIO, *, name: str) -> Iterator[Any]:
 
 
 def check_tiff_series(series: Any, *, name: str, size: ImageSize | None = None) -> None:
-    """Refuse what is too large, has holes, ends too early or unpacks to something else than it should.
+    """Refuse a series that is too large, has holes, ends too early or unpacks to a wrong size.
 
-    `size` is what label maps must have; without it the size of the file on disk sets a bound.
+    `size` is required of label maps; without it the size of the file on disk sets a limit.
     """
     tiff, first = series.parent, series.keyframe
     packed = tiff.filehandle.size
@@ -56,7 +56,9 @@ def check_tiff_series(series: Any, *, name: str, size: ImageSize | None = None) 
         tile = first.tilelength * first.tilewidth * first.samplesperpixel * first.dtype.itemsize
         check_picture(first.tilelength, first.tilewidth, num_bytes=tile, packed=packed, size=None, name=name)
     if first.compression.name not in _DECODERS:
-        raise DataError(f"{name}: is packed by {first.compression.name}; save it with LZW, deflate or unpacked")
+        raise DataError(
+            f"{name}: is compressed by {first.compression.name}; save it with LZW, deflate or uncompressed"
+        )
     in_one_piece = series.dataoffset is not None
     if in_one_piece and series.dataoffset + series.nbytes > packed:
         raise DataError(f"{name}: truncated, {packed} bytes of {series.dataoffset + series.nbytes}")
@@ -68,7 +70,7 @@ def check_tiff_series(series: Any, *, name: str, size: ImageSize | None = None) 
 
 
 def _check_segments(page: Any, *, name: str) -> None:
-    """Unpacks every strip or tile of an image once, into as much memory as it may take."""
+    """Unpack every strip or tile of an image once, into bounded memory."""
     first, file = page.keyframe, page.parent.filehandle
     decoder = _DECODERS[first.compression.name]
     planes = first.samplesperpixel if first.planarconfig == 2 else 1
@@ -81,7 +83,7 @@ def _check_segments(page: Any, *, name: str) -> None:
         raise DataError(f"{name}: {len(page.dataoffsets)} parts, expected {rows * columns * planes}")
     for number, (offset, length) in enumerate(zip(page.dataoffsets, page.databytecounts, strict=True)):
         if not offset or not length or offset + length > file.size:
-            raise DataError(f"{name}: part {number} is missing or lies outside of the file")
+            raise DataError(f"{name}: part {number} is missing or lies outside the file")
         is_last = number // columns % rows == rows - 1
         present = first.imagelength - (rows - 1) * height if is_last and not first.is_tiled else height
         found = length

@@ -1,7 +1,6 @@
-"""Stacks and volumes: TIFF and HDF5 stacks (z, h, w) from disk, NIfTI volumes from bytes and to bytes.
+"""Stacks and volumes: TIFF and HDF5 stacks (z, h, w) from disk, NIfTI volumes from and to bytes.
 
-Bounded and named in errors like everything in `files.py`; a header is read without the voxels, so that opening a
-set is quick.
+Bounded in size. Headers are read without the voxels, so opening a set is quick.
 """
 
 import gzip
@@ -25,7 +24,7 @@ from hpunet.errors import DataError
 MAX_VOLUME_BYTES = 2**32
 """Largest stack or volume that is read, unpacked (4 GiB)."""
 NIFTI_HEAD_BYTES = 4096
-"""So many bytes from the start of a NIfTI file, packed or not, hold its header."""
+"""The first bytes of a NIfTI file, gzipped or not, that hold its header."""
 NIFTI_ENDINGS = (".nii", ".nii.gz")
 MAX_SLICES = 2**15
 """Largest number of slices of a NIfTI volume."""
@@ -35,14 +34,14 @@ _SILENT = logging.Logger("hpunet.nifti", level=logging.CRITICAL + 1)
 
 
 class StackHeader(NamedTuple):
-    """What a stack says of itself before its voxels are read."""
+    """Shape and type of a stack."""
 
     shape: tuple[int, int, int]
     dtype: np.dtype[Any]
 
 
 def _checked(shape: tuple[int, ...], dtype: np.dtype[Any], *, name: str) -> StackHeader:
-    """The header of a stack; a single slice is a stack of depth 1."""
+    """The header of a stack; a 2D image is a stack of depth 1."""
     if len(shape) == 2:
         shape = (1, *shape)
     if len(shape) != 3 or 0 in shape:
@@ -54,7 +53,7 @@ def _checked(shape: tuple[int, ...], dtype: np.dtype[Any], *, name: str) -> Stac
 
 @contextmanager
 def _open_stack(path: Path) -> Iterator[tuple[StackHeader, Any]]:
-    """The header, and what the voxels can be read from: a TIFF series or an HDF5 dataset."""
+    """The header, and the TIFF series or HDF5 dataset that holds the voxels."""
     suffix = path.suffix.lower()
     try:
         if suffix in (".tif", ".tiff"):
@@ -77,7 +76,7 @@ def _open_stack(path: Path) -> Iterator[tuple[StackHeader, Any]]:
 
 
 def _only_stack(file: Any, *, name: str) -> Any:
-    """The one three-dimensional dataset of an HDF5 file. Links and storage in other files are not followed."""
+    """The only three-dimensional dataset of an HDF5 file; links and storage in other files are not followed."""
     found: list[Any] = []
     file.visititems(lambda _, node: found.append(node) if getattr(node, "ndim", 0) == 3 else None)
     if len(found) != 1:
@@ -95,7 +94,7 @@ def stack_header(path: Path) -> StackHeader:
 
 
 def read_stack(path: Path) -> Shaped[np.ndarray, "z h w"]:
-    """A TIFF or HDF5 stack as it is stored; mapped from disk rather than read where a TIFF is not compressed."""
+    """A TIFF or HDF5 stack as stored; an uncompressed TIFF is mapped from disk."""
     with _open_stack(path) as (header, voxels):
         if not hasattr(voxels, "asarray"):
             _check_stored(voxels, name=str(path))
@@ -112,7 +111,7 @@ def read_stack(path: Path) -> Shaped[np.ndarray, "z h w"]:
 
 
 def _check_stored(dataset: Any, *, name: str) -> None:
-    """HDF5 gives zeros for what was never written, and unpacks chunks as large as they claim to be."""
+    """HDF5 reads zeros where nothing was written, and unpacks chunks of any claimed size."""
     if dataset.chunks is None:
         whole = dataset.id.get_storage_size() >= dataset.nbytes
     else:
@@ -121,7 +120,7 @@ def _check_stored(dataset: Any, *, name: str) -> None:
         if math.prod(dataset.chunks) > 2 * dataset.size:
             raise DataError(f"{name}: chunks {dataset.chunks} are larger than dataset {dataset.name} itself")
     if not whole:
-        raise DataError(f"{name}: dataset {dataset.name} is not whole, some of its voxels are missing")
+        raise DataError(f"{name}: dataset {dataset.name} is incomplete, some of its voxels are missing")
 
 
 def _unpacked_head(head: bytes) -> bytes:
@@ -130,7 +129,7 @@ def _unpacked_head(head: bytes) -> bytes:
 
 
 def _nifti_header(head: bytes, *, packed: int, name: str, size: ImageSize | None = None) -> Any:
-    """The checked header of a file that has `packed` bytes on disk; with `size` its volume must have that."""
+    """The checked header of a file of `packed` bytes; `size` is the required size of its volume."""
     nibabel = need("nibabel")
     sizes = {int.from_bytes(head[:4], "little"), int.from_bytes(head[:4], "big")}
     if _NIFTI1_HEADER in sizes and len(head) >= _NIFTI1_HEADER:
@@ -141,9 +140,9 @@ def _nifti_header(head: bytes, *, packed: int, name: str, size: ImageSize | None
         raise DataError(f"{name}: not a readable NIfTI (no header)")
     try:
         with warnings.catch_warnings(action="ignore"):
-            # Without the extensions that may follow, which can be longer than `head`.
+            # Without extensions, which can be longer than `head`.
             header = header_class.from_fileobj(io.BytesIO(head[:length]), check=False)
-        header.check_fix(logger=_SILENT)  # by itself nibabel prints what it puts right
+        header.check_fix(logger=_SILENT)  # by itself nibabel prints its fixes
         shape, end = _nifti_shape(header, name=name), _nifti_end(header)
     except DataError:
         raise
@@ -171,13 +170,13 @@ def _nifti_shape(header: Any, *, name: str) -> tuple[int, int, int]:
 
 
 def _nifti_end(header: Any) -> int:
-    """The bytes that the file must have, unpacked."""
+    """The unpacked size that the file must have."""
     voxels = math.prod(int(side) for side in header.get_data_shape())
     return int(header.get_data_offset()) + voxels * int(header.get_data_dtype().itemsize)
 
 
 def nifti_header(head: bytes, *, packed: int, name: str) -> Any:
-    """The checked header, as nibabel has it, from the first `NIFTI_HEAD_BYTES` of a file that has `packed` bytes."""
+    """The checked nibabel header, from the first `NIFTI_HEAD_BYTES` of a file of `packed` bytes."""
     try:
         head = _unpacked_head(head)
     except zlib.error as error:
@@ -186,21 +185,21 @@ def nifti_header(head: bytes, *, packed: int, name: str) -> Any:
 
 
 def nifti_depth(head: bytes, *, packed: int, name: str) -> int:
-    """Slices along the last axis, from the first `NIFTI_HEAD_BYTES` of a file that has `packed` bytes."""
+    """Slices along the last axis; arguments as in `nifti_header`."""
     return _nifti_shape(nifti_header(head, packed=packed, name=name), name=name)[2]
 
 
 class Volume(NamedTuple):
-    """A NIfTI volume: its slices along the last axis as stored, and where the voxels lie in the scanner."""
+    """A NIfTI volume: its slices along the last axis as stored, and the affine to scanner coordinates."""
 
     slices: Shaped[np.ndarray, "z h w"]
     affine: Float64[np.ndarray, "4 4"]
 
 
 def decode_nifti(content: bytes, *, name: str, size: ImageSize | None = None) -> Volume:
-    """A .nii or .nii.gz volume, with its own scaling applied; slice z is the stored array's [:, :, z].
+    """A .nii or .nii.gz volume, with its scaling applied; slice z is [:, :, z] of the stored array.
 
-    `size` is its image's, which a label volume must have.
+    `size` is that of its image, which a label volume must have.
     """
     try:
         head = _unpacked_head(content[:NIFTI_HEAD_BYTES])
@@ -212,7 +211,7 @@ def decode_nifti(content: bytes, *, name: str, size: ImageSize | None = None) ->
                 unpacked.read(1)  # at the end, where the checksum is
         if len(content) < end:
             raise DataError(f"{name}: truncated, {len(content)} bytes of {end}")
-        with np.errstate(all="ignore"):  # a scaling may lead to infinity; who takes the voxels looks at them
+        with np.errstate(all="ignore"):  # a scaling may lead to infinity; callers check the voxels
             array = np.asarray(header.data_from_fileobj(io.BytesIO(content)))
         array = array.reshape(_nifti_shape(header, name=name))
         affine = np.asarray(header.get_best_affine(), dtype=np.float64)
@@ -225,10 +224,10 @@ def decode_nifti(content: bytes, *, name: str, size: ImageSize | None = None) ->
 
 
 def encode_nifti(slices: Shaped[np.ndarray, "z h w"], *, header: Any | None) -> bytes:
-    """A .nii.gz volume of these slices, and of no scaling; the same bytes every time.
+    """A .nii.gz volume of these slices without scaling; the same bytes every time.
 
-    With the `header` of another volume of this size, it lies where that lies: affines, voxel sizes, units and their
-    codes are kept bit by bit. Extensions, where scanners put what they know of the patient, are not.
+    With the `header` of another volume of this size, affines, voxel sizes, units and their codes are copied.
+    Extensions, which may hold patient data, are not.
     """
     nibabel = need("nibabel")
     voxels = np.moveaxis(slices, 0, 2)
@@ -237,7 +236,7 @@ def encode_nifti(slices: Shaped[np.ndarray, "z h w"], *, header: Any | None) -> 
     else:
         header = header.copy()
         header.set_data_dtype(slices.dtype)
-        header["cal_min"] = header["cal_max"] = 0  # the greys of the other volume
+        header["cal_min"] = header["cal_max"] = 0  # the grey range of the other volume
         is_second_version = isinstance(header, nibabel.Nifti2Header)
         image_class = nibabel.Nifti2Image if is_second_version else nibabel.Nifti1Image
         image = image_class(voxels.reshape(header.get_data_shape()), header.get_best_affine(), header)

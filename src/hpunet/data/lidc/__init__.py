@@ -1,1 +1,1 @@
-"""TODO"""
+"""LIDC-IDRI: published crops (crops.py), and their import from the original DICOM and XML files (importer.py)."""

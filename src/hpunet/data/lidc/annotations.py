@@ -1,15 +1,13 @@
-"""What the LIDC readers drew: the XML of one scan, and outlines turned into masks.
+"""The outlines of the LIDC readers: the XML of one scan, and outlines rasterised to masks.
 
-The rule of rasterisation. A contour is the polygon through its vertices, which are pixel positions (x, y) counted
-from 0 at the centre of the upper left pixel, in the order of the file, closed from the last to the first. LIDC's
-readers traced the first pixels *outside* the nodule (Armato et al. 2011), so a pixel belongs to the region of a
-contour if and only if its centre is strictly inside the polygon by the even-odd rule; a centre on an edge or at a
-vertex is not. Everything is integer arithmetic: there is nothing to round.
+Rasterisation. A contour is the closed polygon through its vertices, pixel positions (x, y) counted from 0 at the
+centre of the upper left pixel. LIDC's readers traced the first pixels *outside* the nodule (Armato et al. 2011), so a
+pixel belongs to the region of a contour if and only if its centre is strictly inside the polygon by the even-odd
+rule; a centre on an edge or at a vertex is not. All arithmetic is in integers.
 
-A contour with `inclusion` FALSE cuts its region out. Its own line follows the same rule, it lies just outside the
-region it describes: what is cut out is the strict inside, and pixels under the line stay part of the nodule. (The
-files bear this out: most of their exclusions are drawn around a few pixels, often as four vertices around one, and
-hardly any has an empty inside. pylidc also removes the line.) Hence
+A contour with `inclusion` FALSE removes its region by the same rule: the strict inside, while pixels under the line
+stay part of the nodule. (In the files most exclusions are drawn around a few pixels, and hardly any has an empty
+inside. pylidc also removes the line.) Hence
 
     mask of a nodule in a slice = union of the inclusions' regions − union of the exclusions' regions.
 """
@@ -22,13 +20,14 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Int64
 
+from hpunet.data.io.limits import need
 from hpunet.errors import DataError
 from hpunet.utils.files import read_file
 
 MAX_XML_BYTES = 2**23
 """Largest annotation file that is read (8 MiB)."""
 MAX_SIDE = 4096
-"""Largest height or width of a scan that is taken, in pixels."""
+"""Largest height or width of a scan, in pixels."""
 _DECIMAL = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,2})?", flags=re.ASCII)
 
 
@@ -39,7 +38,7 @@ class Contour:
     z: float
     """Position of the slice, mm."""
     sop_uid: str
-    """The slice's own identifier; empty where the file has none."""
+    """SOP UID of the slice; empty if the file has none."""
     inclusion: bool
     vertices: Int64[np.ndarray, "n 2"]
     """Pixel positions (x, y)."""
@@ -47,7 +46,7 @@ class Contour:
 
 @dataclass(frozen=True)
 class Nodule:
-    """One nodule as one reader outlined it."""
+    """One nodule, as outlined by one reader."""
 
     name: str
     contours: tuple[Contour, ...]
@@ -60,11 +59,11 @@ class Reading:
     nodules: tuple[Nodule, ...]
     """Those with at least one outline."""
     num_point_nodules: int
-    """Nodules marked by single points only (below 3 mm): no outline, not used."""
+    """Nodules marked by single points only (below 3 mm), not used."""
     num_point_contours: int
     """Single points among the outlines of a nodule, not used."""
     num_non_nodules: int
-    """Markers of what is no nodule, not used."""
+    """Markers of non-nodules, not used."""
 
 
 @dataclass(frozen=True)
@@ -76,22 +75,18 @@ class Annotations:
 
 
 def read_annotations(path: Path) -> Annotations | None:
-    """The second readings in an LIDC XML file; None if it is XML of another kind (radiographs have their own).
+    """The second readings in an LIDC XML file; None for XML of another kind (radiographs have their own).
 
-    Only `unblindedReadNodule`s are nodules; element names count without their namespace, which differs between
+    Only `unblindedReadNodule`s are nodules. Element names are compared without namespace, which differs between
     releases. DTDs and entities are refused.
     """
-    try:
-        from defusedxml.common import DefusedXmlException
-        from defusedxml.ElementTree import ParseError, fromstring
-    except ImportError:
-        raise DataError(f"{path}: reading XML needs defusedxml; pip install hpunet[data]") from None
+    refused, etree = need("defusedxml.common").DefusedXmlException, need("defusedxml.ElementTree")
     content = read_file(path, max_bytes=MAX_XML_BYTES, error=DataError)
     try:
-        root = fromstring(content, forbid_dtd=True, forbid_entities=True, forbid_external=True)
-    except DefusedXmlException as error:
+        root = etree.fromstring(content, forbid_dtd=True, forbid_entities=True, forbid_external=True)
+    except refused as error:
         raise DataError(f"{path}: DTDs and entities are refused ({type(error).__name__})") from None
-    except (ParseError, ValueError, LookupError) as error:
+    except (etree.ParseError, ValueError, LookupError) as error:
         raise DataError(f"{path}: not well-formed XML ({error})") from None
     if _name(root) != "LidcReadMessage":
         return None
@@ -155,7 +150,7 @@ def parse_decimal(text: str, *, limit: float, where: str) -> float:
 
 
 def _name(element: Any) -> str:
-    """The element's name without its namespace; comments and processing instructions have none."""
+    """The name without namespace; comments and processing instructions have none."""
     return element.tag.rsplit("}", 1)[-1] if isinstance(element.tag, str) else ""
 
 
@@ -179,10 +174,9 @@ def _child_text(element: Any, name: str, *, path: Path) -> str:
 
 
 def rasterise(vertices: Int64[np.ndarray, "n 2"], *, shape: tuple[int, int]) -> Bool[np.ndarray, "h w"]:
-    """The region of one contour, by the rule above.
+    """The region of one contour by the rule above, in an image of `shape` (h, w).
 
-    `vertices` are pixel positions (x, y) within an image of `shape` (h, w); one outside it is a `DataError`. Two
-    neighbouring vertices need not be neighbouring pixels: what joins them is the straight line.
+    Straight lines join the vertices (x, y), which need not be neighbouring pixels.
     """
     height, width = shape
     low, high = vertices.min(axis=0), vertices.max(axis=0)
@@ -199,9 +193,9 @@ def rasterise(vertices: Int64[np.ndarray, "n 2"], *, shape: tuple[int, int]) -> 
             x1, y1, x2, y2 = x2, y2, x1, y1
         rows = slice(y1 - low[1], y2 - low[1] + 1)
         y = np.arange(y1, y2 + 1)[:, None]
-        # Twice the signed area of (first, second, pixel): 0 on the line, positive to its left in the image, where
-        # a ray towards larger x meets it. The row of the upper end counts, that of the lower one does not, so that
-        # a ray through a vertex meets one of its two edges if the polygon goes on in the same direction.
+        # Twice the signed area of (first, second, pixel): 0 on the line, positive to its left in the image, where a
+        # ray towards larger x crosses it. The row of the upper end counts, that of the lower one does not, so a ray
+        # through a vertex crosses one of its two edges where the polygon continues in the same direction.
         side = (x2 - x1) * (y - y1) - (x - x1) * (y2 - y1)
         inside[rows][:-1] ^= side[:-1] > 0
         on_line[rows] |= (side == 0) & (x >= min(x1, x2)) & (x <= max(x1, x2))
@@ -211,7 +205,7 @@ def rasterise(vertices: Int64[np.ndarray, "n 2"], *, shape: tuple[int, int]) -> 
 
 
 def rasterise_nodule(contours: list[Contour], *, shape: tuple[int, int]) -> Bool[np.ndarray, "h w"]:
-    """The mask of a nodule in one slice: its inclusions' regions less its exclusions'."""
+    """The mask of a nodule in one slice: the regions of its inclusions without those of its exclusions."""
     included, excluded = np.zeros(shape, dtype=np.bool_), np.zeros(shape, dtype=np.bool_)
     for contour in contours:
         region = rasterise(contour.vertices, shape=shape)

@@ -1,12 +1,11 @@
-"""LIDC crops as the authors publish them (App. C): one image, up to four gradings of a lesion.
+"""LIDC crops as published by the authors (App. C): an image and up to four gradings of a lesion.
 
-Layout, in a folder or in one `<split>.tar.gz` a split:
+Layout, in a folder or in one `<split>.tar.gz` per split:
 
     <split>/images/<patient>/z-<z>_c<crop>.png           8 bit grey, square
     <split>/gt/<patient>/z-<z>_c<crop>_l<grader>.png     0 and one other value, 1 or 255
 
-Graders are numbered 0–3 or 1–4. A grader without a file is missing; an all-zero file is a grading that says
-"nothing here", and counts.
+Graders are numbered 0–3 or 1–4. A grader without a file is missing; an all-zero file is a grading without lesion.
 """
 
 import re
@@ -19,7 +18,16 @@ import numpy as np
 from hpunet.data.io.archives import FileTree
 from hpunet.data.io.images import decode_png
 from hpunet.data.io.limits import ImageSize
-from hpunet.data.types import SPLITS, Identity, NoSuchSplitError, Sample, SetInfo, make_sample
+from hpunet.data.types import (
+    SPLITS,
+    Identity,
+    NoSuchSplitError,
+    Sample,
+    SetInfo,
+    check_disjoint,
+    check_split,
+    make_sample,
+)
 from hpunet.errors import ConfigError, DataError
 
 NUM_GRADERS = 4
@@ -55,12 +63,12 @@ class LidcCrops:
 
     def __getitem__(self, index: int) -> Sample:
         name = self._images[index]
-        image = self._picture(name)
+        image = self._read(name)
         labels = np.zeros((NUM_GRADERS, *image.shape), dtype=np.int32)
         graders = np.zeros(NUM_GRADERS, dtype=np.bool_)
         size = ImageSize(1, image.shape[0], image.shape[1], name)
         for slot, grading_name in self._gradings[index].items():
-            grading = self._picture(grading_name, size=size)
+            grading = self._read(grading_name, size=size)
             values = np.flatnonzero(np.bincount(grading.ravel())).tolist()
             if values not in ([0], [1], [255], [0, 1], [0, 255]):
                 raise DataError(
@@ -78,13 +86,11 @@ class LidcCrops:
             graders=graders,
         )
 
-    def _picture(self, name: str, *, size: ImageSize | None = None) -> np.ndarray:
+    def _read(self, name: str, *, size: ImageSize | None = None) -> np.ndarray:
         where = self._tree.where(name)
         array = decode_png(self._tree.read(name), name=where, size=size)
         if array.ndim != 2 or array.dtype != np.uint8 or array.shape[0] != array.shape[1]:
-            raise DataError(
-                f"{where}: expected a square 8 bit grey picture, got {array.dtype} of shape {array.shape}"
-            )
+            raise DataError(f"{where}: expected a square 8 bit grey image, got {array.dtype} of shape {array.shape}")
         return array
 
     def _centre(self, shape: tuple[int, ...], *, name: str) -> tuple[slice, slice]:
@@ -99,13 +105,12 @@ class LidcCrops:
 def open_lidc_crops(path: Path, *, split: str, size: int | None = None) -> LidcCrops:
     """The `split` of the crops below `path`, from the folder `<split>` or else from `<split>.tar.gz`.
 
-    `size` crops every image and grading at its centre (180 → 128 is [26:-26], the paper's evaluation). Names are
-    checked here, pictures when they are asked for. An archive is read once, into memory. A patient who also has a
-    folder in another split of `path` is refused; for archives, see `base.refuse_shared_patients`.
+    `size` crops images and gradings at their centre (180 → 128 is [26:-26], the paper's evaluation). Names are
+    checked here, pixels when a sample is read. A patient with a folder in another split of `path` is refused; for
+    archives see `types.refuse_shared_patients`.
     """
     path = Path(path)
-    if split not in SPLITS:
-        raise ConfigError(f"split: expected one of {', '.join(SPLITS)}, got {split!r}")
+    check_split(split)
     if size is not None and size < 1:
         raise ConfigError(f"size: expected a positive number of pixels, got {size}")
     folder, archive = path / split, path / f"{split}.tar.gz"
@@ -116,21 +121,16 @@ def open_lidc_crops(path: Path, *, split: str, size: int | None = None) -> LidcC
     else:
         raise NoSuchSplitError(f"{path}: holds neither the folder {split}/ nor the archive {split}.tar.gz")
     source = LidcCrops(tree=tree, split=split, size=size)
-    patients = {identity.patient for identity in source.identities}
+    own = {identity.patient for identity in source.identities}
     for other in SPLITS:
         if other != split and (path / other / "images").is_dir():
-            found = {entry.name for entry in (path / other / "images").iterdir()}
-            _refuse(patients & found, first=split, second=other, where=str(path))
+            found = (entry.name for entry in (path / other / "images").iterdir())
+            check_disjoint({split: own, other: found}, where=str(path))
     return source
 
 
-def _refuse(shared: set[str], *, first: str, second: str, where: str) -> None:
-    if shared:
-        raise DataError(f"{where}: patient {min(shared)} is in both {first} and {second}; split by patient")
-
-
 def _sort_names(names: Iterable[str], *, where: str) -> tuple[dict[Identity, str], dict[Identity, dict[int, str]]]:
-    """Images in the order of their keys, and the files of each one's graders by slot 0...3."""
+    """Images in the order of their keys, and the files of the graders of each by slot 0...3."""
     images: dict[Identity, str] = {}
     by_number: dict[Identity, dict[int, str]] = defaultdict(dict)
     for name in sorted(names):

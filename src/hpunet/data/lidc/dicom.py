@@ -1,4 +1,4 @@
-"""DICOM files of a CT series: bounded, uncompressed, every number checked, every failure a named `DataError`."""
+"""DICOM files of a CT series: bounded, uncompressed, all numbers checked; every failure is a `DataError`."""
 
 import math
 import warnings
@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32
 
+from hpunet.data.io.limits import need
 from hpunet.data.lidc.annotations import MAX_SIDE, parse_decimal
 from hpunet.errors import DataError
 from hpunet.utils.files import check_file
@@ -23,7 +24,7 @@ _UNCOMPRESSED = {  # transfer syntaxes
 
 @dataclass(frozen=True)
 class SliceHeader:
-    """What a DICOM file says about its slice, pixels aside."""
+    """Header of a DICOM file, without pixels."""
 
     path: Path
     patient: str
@@ -34,7 +35,7 @@ class SliceHeader:
     orientation: tuple[float, ...]
     shape: tuple[int, int]
     spacing: tuple[float, float]
-    """Distance of rows, distance of columns, mm."""
+    """Distance between rows and between columns, mm."""
 
 
 def read_header(path: Path) -> SliceHeader | None:
@@ -55,9 +56,7 @@ def read_header(path: Path) -> SliceHeader | None:
         series_uid=_text(dataset, "SeriesInstanceUID", path=path),
         sop_uid=_text(dataset, "SOPInstanceUID", path=path),
         z=_decimals(dataset, "ImagePositionPatient", count=3, limit=1e5, path=path)[2],
-        location=_decimals(dataset, "SliceLocation", count=1, limit=1e5, path=path)[0]
-        if location is not None
-        else None,
+        location=None if location is None else _decimals(dataset, "SliceLocation", count=1, limit=1e5, path=path)[0],
         orientation=_decimals(dataset, "ImageOrientationPatient", count=6, limit=1.001, path=path),
         shape=(shape[0], shape[1]),
         spacing=(spacing[0], spacing[1]),
@@ -67,7 +66,7 @@ def read_header(path: Path) -> SliceHeader | None:
 def read_hounsfield(header: SliceHeader) -> Float32[np.ndarray, "h w"]:
     """A slice in Hounsfield units: stored value · RescaleSlope + RescaleIntercept.
 
-    MONOCHROME1 says that the smallest value is *shown* white; it does not change what the values mean.
+    MONOCHROME1 changes how values are displayed, not what they mean.
     """
     path = header.path
     dataset = _read_dicom(path, pixels=True)
@@ -82,12 +81,12 @@ def read_hounsfield(header: SliceHeader) -> Float32[np.ndarray, "h w"]:
         raise DataError(f"{path}: RescaleSlope is 0")
     expected = math.prod(header.shape) * bits // 8
     found = len(_value(dataset, "PixelData", path=path))
-    if not expected <= found <= expected + expected % 2:  # pydicom would leave out what is too much
+    if not expected <= found <= expected + expected % 2:  # pydicom would ignore surplus bytes
         raise DataError(f"{path}: {found} bytes of pixels, expected {expected}")
     try:
         with warnings.catch_warnings(action="ignore"):
             stored: np.ndarray = dataset.pixel_array
-    except Exception as error:  # pydicom has no common base for what damaged pixels raise
+    except Exception as error:  # pydicom has no common base class for damaged pixels
         raise DataError(f"{path}: its pixels cannot be read ({error})") from None
     if stored.shape != header.shape:
         raise DataError(f"{path}: its pixels have shape {stored.shape}, expected {header.shape}")
@@ -96,14 +95,11 @@ def read_hounsfield(header: SliceHeader) -> Float32[np.ndarray, "h w"]:
 
 
 def _read_dicom(path: Path, *, pixels: bool) -> Any:
-    try:
-        import pydicom
-    except ImportError:
-        raise DataError(f"{path}: reading DICOM needs pydicom; pip install hpunet[data]") from None
+    pydicom = need("pydicom")
     try:
         check_file(path, max_bytes=MAX_DICOM_BYTES, error=DataError)
         with warnings.catch_warnings(action="ignore"):
-            # Looked at first, because a deflated file would be inflated without bound by the next call.
+            # Checked first: the next call would inflate a deflated file without limit.
             syntax = str(pydicom.filereader.read_file_meta_info(path).get("TransferSyntaxUID", "none"))
             if syntax not in _UNCOMPRESSED:
                 raise DataError(f"{path}: transfer syntax {syntax[:64]}; LIDC-IDRI is published uncompressed")
@@ -115,11 +111,11 @@ def _read_dicom(path: Path, *, pixels: bool) -> Any:
 
 
 def _optional(dataset: Any, name: str, *, path: Path) -> Any:
-    """The value of an element, or None where it is absent or empty."""
+    """The value of an element; None if absent or empty."""
     try:
         with warnings.catch_warnings(action="ignore"):
             value = dataset.get(name)
-    except Exception as error:  # the element is decoded here, and may not be what its type says
+    except Exception as error:  # the element is decoded here
         raise DataError(f"{path}: {name} cannot be read ({error})") from None
     return None if value == "" else value
 

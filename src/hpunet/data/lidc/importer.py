@@ -1,9 +1,8 @@
-"""From the original LIDC-IDRI download (DICOM series and one XML a scan) to the crops that `lidc.py` reads (App. C).
+"""Import of the original LIDC-IDRI download (DICOM series, one XML per scan) as crops for `crops.py` (App. C).
 
-Every patient is one unit of work: their crops are written beside the output and moved into place when complete, a
-record in `.import/` is written last, and a run that is started again takes the patients with a clean record as
-done. Nothing is left out in silence: what a rule drops is counted by reason, a file that cannot be used is named,
-and both are in the summary, returned and written to `summary.json`.
+A patient is one unit of work: crops are moved into place when complete, then a record is written to `.import/`. A
+re-run skips patients with a record without failures. The summary, also in `summary.json`, counts what each rule
+dropped and names every unusable file.
 """
 
 import json
@@ -13,12 +12,12 @@ import shutil
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from PIL import Image
 
+from hpunet.data.io.limits import need
 from hpunet.data.lidc.annotations import Annotations, read_annotations
 from hpunet.data.lidc.crops import NUM_GRADERS
 from hpunet.data.lidc.dicom import SliceHeader, read_header
@@ -29,17 +28,17 @@ from hpunet.errors import DataError
 from hpunet.utils.files import atomic_write, read_file
 
 FRACTIONS = {"train": 722 / 1010, "val": 144 / 1010, "test": 144 / 1010}
-"""The paper's shares of the patients."""
+"""Shares of the patients in the paper."""
 _PATIENT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 @dataclass
 class ImportSummary:
-    """What an import found, made and left out."""
+    """What an import found, wrote and left out."""
 
     seed: int
     patients: dict[str, int] = field(default_factory=dict)
-    """By split, with those who have no crop."""
+    """By split, including those without crops."""
     images: dict[str, int] = field(default_factory=dict)
     """By split."""
     num_scans: int = 0
@@ -50,9 +49,9 @@ class ImportSummary:
     unused: list[str] = field(default_factory=list)
     """Whole files and series that a rule left out, each with the reason."""
     noted: Counter[str] = field(default_factory=Counter)
-    """What was used, but is worth knowing."""
+    """Used, but worth knowing."""
     failures: list[str] = field(default_factory=list)
-    """Files and scans that could not be used, each with the reason."""
+    """Unusable files and scans, each with the reason."""
 
     def leave_out(self, path: Path, reason: str) -> None:
         """Count and name what a rule left out."""
@@ -70,7 +69,7 @@ class _Scan:
 
 @dataclass
 class _Record:
-    """What is kept of a finished patient. `inputs` tells whether the same files are there when a run goes on."""
+    """Record of a finished patient. A re-run compares `inputs` to see whether the files are the same."""
 
     inputs: list[list[Any]]
     num_images: int = 0
@@ -86,19 +85,18 @@ def import_lidc(
     """Crop every lesion below `source` into `out`, with train/val/test by a seeded shuffle of the patients.
 
     DICOM files (`*.dcm`) and XML files may lie anywhere below `source`; they are matched by their identifiers.
-    `processes` is how many work at once, all cores by default. A second run with the same `out` goes on where the
-    first one stopped and tries again what failed; it must find the same patients and use the same `seed`.
+    `processes` is the number of worker processes, by default one per core. A re-run with the same `out` resumes and
+    retries failures; it must find the same patients and use the same `seed`.
     """
     for package in ("pydicom", "defusedxml"):
-        if find_spec(package) is None:
-            raise DataError(f"{source}: importing LIDC needs {package}; pip install hpunet[data]")
+        need(package)
     source, out = Path(source), Path(out)
     summary = ImportSummary(seed=seed)
     with workers(processes, out) as run:
         headers, annotations = _read_source(source, run=run, progress=progress, summary=summary)
         scans = _match(headers, annotations, summary=summary)
         splits = split_by_patient({h.patient for h in headers}, fractions=FRACTIONS, seed=seed)
-        _begin(out, plan={"seed": seed, "splits": splits})
+        _begin_or_resume(out, plan={"seed": seed, "splits": splits})
         split_of = {patient: split for split, patients in splits.items() for patient in patients}
         records: dict[str, _Record] = {}
         jobs = []
@@ -111,7 +109,7 @@ def import_lidc(
                 jobs.append((patient, split_of[patient], found))
         summary.num_patients_done_before = len(records)
         done = run(_import_patient, jobs)
-        for (patient, _, _), record in zip(jobs, _shown(done, len(jobs), "patients", progress), strict=True):
+        for (patient, _, _), record in zip(jobs, _with_progress(done, len(jobs), "patients", progress), strict=True):
             records[patient] = record
     summary.patients = {split: len(patients) for split, patients in splits.items()}
     summary.images = dict.fromkeys(splits, 0)
@@ -122,7 +120,7 @@ def import_lidc(
         summary.dropped.update(record.dropped)
         summary.noted.update(record.noted)
         summary.failures += record.failures
-    summary.dropped, summary.noted = +summary.dropped, +summary.noted  # without the reasons that never came up
+    summary.dropped, summary.noted = +summary.dropped, +summary.noted  # drops zero counts
     _write_json(out / "summary.json", vars(summary))
     return summary
 
@@ -130,7 +128,7 @@ def import_lidc(
 def _read_source(
     source: Path, *, run: Callable[..., Iterator[Any]], progress: bool, summary: ImportSummary
 ) -> tuple[list[SliceHeader], list[tuple[Path, Annotations]]]:
-    """All CT headers and all readings below `source`; what cannot be read becomes a failure."""
+    """All CT headers and readings below `source`; an unreadable file is a failure."""
     if not source.is_dir():
         raise DataError(f"{source}: not a folder")
 
@@ -146,7 +144,7 @@ def _read_source(
     if not dicom or not xml:
         raise DataError(f"{source}: found {len(dicom)} DICOM files (*.dcm) and {len(xml)} XML files below it")
     headers, annotations = [], []
-    results = _shown(run(_read_patient_header, dicom), len(dicom), "DICOM headers", progress)
+    results = _with_progress(run(_read_patient_header, dicom), len(dicom), "DICOM headers", progress)
     for path, (header, error) in zip(dicom, results, strict=True):
         if error:
             summary.failures.append(error)
@@ -154,7 +152,7 @@ def _read_source(
             summary.leave_out(path, "file: not a CT slice")
         else:
             headers.append(header)
-    results = _shown(run(_read_annotations, xml), len(xml), "annotations", progress)
+    results = _with_progress(run(_read_annotations, xml), len(xml), "annotations", progress)
     for path, (read, error) in zip(xml, results, strict=True):
         if error:
             summary.failures.append(error)
@@ -188,7 +186,7 @@ def _read_annotations(_: Path, path: Path) -> tuple[Annotations | None, str]:
 def _match(
     headers: list[SliceHeader], annotations: list[tuple[Path, Annotations]], *, summary: ImportSummary
 ) -> dict[str, list[_Scan]]:
-    """The scans of every patient that have one reading; series and readings without the other are counted."""
+    """The scans of every patient that have one reading file; series and files without the other are counted."""
     series: dict[str, list[SliceHeader]] = defaultdict(list)
     for header in headers:
         series[header.series_uid].append(header)
@@ -220,7 +218,7 @@ def _match(
 
 
 def _of_one_patient(headers: list[SliceHeader], *, summary: ImportSummary) -> tuple[str, list[SliceHeader]]:
-    """The patient whom most slices of a series name, and these; the others are failures."""
+    """The patient named by most slices of a series, and these slices; the others are failures."""
     counts = Counter(header.patient for header in headers)
     patient = min(counts, key=lambda name: (-counts[name], name))
     for header in headers:
@@ -232,7 +230,7 @@ def _of_one_patient(headers: list[SliceHeader], *, summary: ImportSummary) -> tu
 
 
 def _import_patient(out: Path, job: tuple[str, str, list[_Scan]]) -> _Record:
-    """Crop all scans of a patient, whose crops are numbered through, and put them in place."""
+    """Crop all scans of a patient, with consecutive numbers, and move the crops into place."""
     patient, split, scans = job
     record = _Record(inputs=_inputs(scans))
     staging = out / ".import" / "staging" / patient
@@ -284,8 +282,8 @@ def _inputs(scans: list[_Scan]) -> list[list[Any]]:
     return [[scan.series_uid, len(scan.headers)] for scan in scans]
 
 
-def _begin(out: Path, *, plan: Mapping[str, Any]) -> None:
-    """Start in an empty folder, or go on in one that was begun with the same plan."""
+def _begin_or_resume(out: Path, *, plan: Mapping[str, Any]) -> None:
+    """Start in an empty folder, or resume in one begun with the same plan."""
     path = out / ".import" / "plan.json"
     if path.exists():
         if _read_json(path) != plan:
@@ -306,7 +304,7 @@ def _earlier_record(out: Path, patient: str) -> _Record | None:
         counters = {name: Counter(content[name]) for name in ("dropped", "noted")}
         return _Record(**{**content, **counters})
     except (TypeError, KeyError):
-        raise DataError(f"{path}: not a record of this importer; delete it to import the patient anew") from None
+        raise DataError(f"{path}: not a record of this importer; delete it to import the patient again") from None
 
 
 def _read_json(path: Path) -> Any:
@@ -320,7 +318,7 @@ def _write_json(path: Path, content: Mapping[str, Any]) -> None:
     atomic_write(path, (json.dumps(content, indent=1, sort_keys=True) + "\n").encode(), error=DataError)
 
 
-def _shown(items: Iterable[Any], total: int, what: str, progress: bool) -> Iterator[Any]:
+def _with_progress(items: Iterable[Any], total: int, what: str, progress: bool) -> Iterator[Any]:
     from rich.console import Console
     from rich.progress import track
 

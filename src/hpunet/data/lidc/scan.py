@@ -1,12 +1,12 @@
-"""One LIDC scan: its slices in order, its readers' outlines joined to lesions, its crops.
+"""One LIDC scan: its ordered slices, the readers' outlines grouped into lesions, its crops.
 
-Geometry, all of it in the plane of a slice. Native pixel n of an axis with spacing s lies at n·s mm. The resampled
-grid has its point i at i·0.5 mm, that is at native position p = i·0.5/s. Images are interpolated there linearly in
-both axes (in HU, before the window is applied), masks are rasterised at native resolution and take the pixel
-floor(p + ½). A grid point whose nearest native pixel does not exist is outside the scan: −1000 HU and no lesion.
+Geometry in the plane of a slice. Native pixel n of an axis with spacing s lies at n·s mm. Point i of the resampled
+grid lies at i·0.5 mm, native position p = i·0.5/s. Images are interpolated there bilinearly (in HU, before the
+window); masks are rasterised at native resolution and take the pixel floor(p + ½). A grid point whose nearest native
+pixel does not exist is outside the scan: −1000 HU and no lesion.
 
-Outlines live in the pixels of a slice, so a tilted gantry changes nothing for them: tilted series are used, their
-slices ordered by the z of their first pixel, as long as they are closer to axial than to anything else.
+Outlines are in pixels of a slice, so tilted series are used too, ordered by the z of the first pixel, if they are
+closer to axial than to another plane.
 """
 
 from collections import Counter
@@ -23,11 +23,11 @@ from hpunet.errors import DataError
 CROP = 180
 """Side of a crop in pixels (App. C)."""
 SPACING = 0.5
-"""Of the resampled grid, mm (the authors' published crops)."""
+"""Spacing of the resampled grid, mm (as in the authors' published crops)."""
 HU_WINDOW = (-1000.0, 400.0)
-"""Mapped to 0...255; the paper does not say which."""
+"""Mapped to 0...255; not given in the paper."""
 Z_TOLERANCE = 0.01
-"""Two positions closer than this, in mm, are the same slice."""
+"""Positions closer than this are the same slice, mm."""
 LOCATION_TOLERANCE = 0.001
 """How far |SliceLocation| and |ImagePositionPatient[2]| may differ by rounding, mm."""
 
@@ -38,10 +38,10 @@ class Outline:
 
     grader: int
     masks: dict[int, Bool[np.ndarray, "h w"]]
-    """By the number of the slice; none is empty."""
+    """By slice number; none is empty."""
 
     def box(self) -> tuple[np.ndarray, np.ndarray]:
-        """First and last (slice, row, column) that it touches."""
+        """First and last (slice, row, column)."""
         corners = [
             [(number, line.min(), column.min()), (number, line.max(), column.max())]
             for number, mask in self.masks.items()
@@ -52,7 +52,7 @@ class Outline:
 
 @dataclass(frozen=True)
 class Crop:
-    """One picture with the gradings of one lesion."""
+    """One image with the gradings of one lesion."""
 
     slice_number: int
     lesion: int
@@ -62,7 +62,7 @@ class Crop:
 
 @dataclass(frozen=True)
 class ScanCrops:
-    """What a scan gives; `failures` name the slices whose pixels could not be read."""
+    """The crops of a scan; `failures` name slices with unreadable pixels."""
 
     crops: list[Crop]
     num_lesions: int
@@ -72,11 +72,10 @@ class ScanCrops:
 def order_slices(
     headers: Iterable[SliceHeader], *, wanted: set[str], dropped: Counter[str], noted: Counter[str]
 ) -> list[SliceHeader]:
-    """The slices of a series by rising z, one a position; what is left out is counted in `dropped`.
+    """The slices of a series by rising z, one per position; `dropped` counts those left out.
 
-    Left out are copies of a slice, slices whose |SliceLocation| differs from their |z| (App. C; without a
-    SliceLocation there is nothing to differ), and all but one at the same z: one that an outline names (`wanted`
-    holds their SOP UIDs) rather than one that none does.
+    Left out are copies of a slice, slices whose |SliceLocation|, if any, differs from |z| (App. C), and all but one
+    at the same z, preferably one that an outline names (`wanted` holds the SOP UIDs).
     """
     unique: dict[str, SliceHeader] = {}
     for header in sorted(headers, key=lambda h: h.path):
@@ -101,8 +100,8 @@ def order_slices(
 def _check_geometry(slices: Sequence[SliceHeader], *, noted: Counter[str]) -> None:
     first = slices[0]
     for other in slices:
-        alike = np.allclose(other.orientation, first.orientation, atol=1e-3)
-        if not alike or other.shape != first.shape or not np.allclose(other.spacing, first.spacing, rtol=1e-4):
+        is_same = np.allclose(other.orientation, first.orientation, atol=1e-3)
+        if not is_same or other.shape != first.shape or not np.allclose(other.spacing, first.spacing, rtol=1e-4):
             raise DataError(f"{other.path}: orientation, size or spacing differ from {first.path} of the same series")
     row, column = np.array(first.orientation[:3]), np.array(first.orientation[3:])
     if not np.allclose([row @ row, column @ column, row @ column], [1, 1, 0], atol=0.01):
@@ -119,7 +118,7 @@ def _check_geometry(slices: Sequence[SliceHeader], *, noted: Counter[str]) -> No
 
 
 def find_outlines(annotations: Annotations, *, slices: Sequence[SliceHeader], dropped: Counter[str]) -> list[Outline]:
-    """Every nodule of every grader as masks. Outlines find their slice by its SOP UID, else by its z."""
+    """The masks of every nodule of every grader. Contours find their slice by SOP UID, else by z."""
     by_uid = {header.sop_uid: number for number, header in enumerate(slices)}
     z = np.array([header.z for header in slices])
 
@@ -155,16 +154,16 @@ def find_outlines(annotations: Annotations, *, slices: Sequence[SliceHeader], dr
 
 
 def join_lesions(outlines: Sequence[Outline]) -> list[list[Outline]]:
-    """Outlines of different graders whose tightest 3D boxes overlap are one lesion (App. C), transitively.
+    """Group outlines of different graders whose tight 3D boxes overlap (App. C), transitively.
 
-    Boxes are of pixels, both ends included, so they overlap if they share a pixel. Ordered by slice, row, column.
+    Boxes overlap if they share a pixel. Lesions are ordered by slice, row, column.
     """
     boxes = [outline.box() for outline in outlines]
     left = sorted(range(len(outlines)), key=lambda i: (*boxes[i][0].tolist(), *boxes[i][1].tolist(), i))
     lesions = []
     while left:
         members = [left.pop(0)]
-        for member in members:  # grows while it is walked through
+        for member in members:  # grows during the loop
             low, high = boxes[member]
             joined = [
                 i
@@ -180,15 +179,11 @@ def join_lesions(outlines: Sequence[Outline]) -> list[list[Outline]]:
 
 
 def crop_scan(
-    slices: Sequence[SliceHeader],
-    annotations: Annotations,
-    *,
-    dropped: Counter[str],
-    noted: Counter[str],
+    slices: Sequence[SliceHeader], annotations: Annotations, *, dropped: Counter[str], noted: Counter[str]
 ) -> ScanCrops:
-    """One crop a lesion and slice that any grader marked, with as many label maps as there were readings.
+    """One crop per lesion and slice that any grader marked, with one label map per reading.
 
-    A label map holds its grader's mask of this lesion alone, and is empty where that grader marked nothing.
+    A label map holds the mask of this lesion only; it is empty if that grader did not mark it.
     """
     lesions = join_lesions(find_outlines(annotations, slices=slices, dropped=dropped))
     crops, failures = [], []
@@ -230,9 +225,9 @@ def _exceeds_crop(masks: Bool[np.ndarray, "r h w"], *, spacing: tuple[float, flo
 def crop_slice(
     hounsfield: Float32[np.ndarray, "h w"], *, masks: Bool[np.ndarray, "r h w"], spacing: tuple[float, float]
 ) -> tuple[UInt8[np.ndarray, "side side"], Bool[np.ndarray, "r side side"], bool]:
-    """The 180×180 crop around the middle of the box of all masks; says, last, whether it had to be padded.
+    """The 180×180 crop around the middle of the box of all masks: image, labels, and whether it was padded.
 
-    The grid point nearest to that middle becomes pixel (90, 90).
+    The grid point nearest to the middle becomes pixel (90, 90).
     """
     extents = np.nonzero(masks.any(axis=0))
     lower, upper, weight, nearest, exists = [], [], [], [], []

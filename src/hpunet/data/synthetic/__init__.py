@@ -1,1 +1,1 @@
-"""TODO"""
+"""Generated data with known ground truth. Start reading at source.py."""

@@ -1,9 +1,8 @@
-"""Lesions in lung-like images, with the exact distribution of what a grader would draw.
+"""Lesions in lung-like images, with the exact distribution of the graders' label maps.
 
-Two kinds of doubt, on two scales: whether a lesion is one at all, and, for each side of it separately, whether its
-outline takes in the halo. Every probability can be seen in the image: the overall contrast tells how likely a grader
-is to mark anything, the brightness of a lesion's core how likely it is to be marked, the brightness of its halo on
-one side how likely that is to be included.
+Uncertainty on two scales: whether a lesion is marked at all, and for each side whether the outline includes the halo.
+The image shows every probability: the overall contrast that of marking anything, the brightness of a core that of
+marking the lesion, the brightness of the halo on one side that of including this side.
 """
 
 from dataclasses import dataclass
@@ -15,23 +14,23 @@ from jaxtyping import Bool, Float64, Int32, Int64, UInt8
 from hpunet.data.synthetic.texture import smooth_noise, to_bytes
 
 NUM_SIDES = 3
-"""Parts of a halo, 120 degrees each, that a grader includes or leaves out independently."""
+"""Sides of a halo, 120 degrees each, that a grader includes independently."""
 MAX_LESIONS = 3
 _PARTS = 1 + NUM_SIDES
 """A lesion's core and the sides of its halo."""
 _STATES = np.array([(0,) * _PARTS, *((1, *sides) for sides in product((0, 1), repeat=NUM_SIDES))], dtype=np.int64)
-"""What a grader can draw of a lesion, as parts: nothing, or the core with any of the sides."""
+"""The parts that a grader can draw: none, or the core with any of the sides."""
 _CORE = 0.65
-"""Where the core ends, relative to the lesion's radius."""
+"""Radius of the core relative to the lesion."""
 
 
 @dataclass(frozen=True)
 class KnownDistribution:
-    """The finite distribution of the label maps of one image: all of it, exactly.
+    """The exact, finite distribution of the label maps of one image.
 
     A grader marks anything at all with probability `p_call`; if so, lesion i is in state j (0 not marked, else the
-    core with some sides of the halo) with probability `p_state[i, j]`, independently of the other lesions. Lesions
-    are disjoint, so areas of intersections and unions add up over their parts and no pixel has to be looked at.
+    core with some sides of the halo) with probability `p_state[i, j]`, independently of other lesions. Lesions are
+    disjoint, so areas of intersections and unions are sums over parts.
     """
 
     regions: Int32[np.ndarray, "h w"]
@@ -52,7 +51,7 @@ class KnownDistribution:
 
     @property
     def states(self) -> Int64[np.ndarray, "m lesions"]:
-        """Every combination of lesion states, at most 9³; the first is the empty one."""
+        """All combinations of lesion states, at most 9³; the first is the empty one."""
         num_lesions = len(self.p_state)
         return np.indices((len(_STATES),) * num_lesions).reshape(num_lesions, -1).T.astype(np.int64)
 
@@ -63,7 +62,7 @@ class KnownDistribution:
 
     @property
     def probabilities(self) -> Float64[np.ndarray, " m"]:
-        """Probability of each of the `states`; they add up to 1."""
+        """Probability of each of the `states`."""
         given_call = np.take_along_axis(self.p_state, self.states.T, axis=1).prod(axis=0)
         probabilities: np.ndarray = self.p_call * given_call
         probabilities[0] += 1 - self.p_call
@@ -86,15 +85,12 @@ class KnownDistribution:
         return float(probabilities @ (1 - self.iou) @ probabilities)
 
     def expected_ged(self, *, num_samples: int, num_graders: int) -> float:
-        """Expected GED² (with self-pairs, App. B) of a perfect sampler: (1/samples + 1/graders) · D.
-
-        Of the pairs within a set of n, n are of a map with itself at distance 0, the rest are D apart on average.
-        """
+        """Expected GED² (with self-pairs, App. B) of a perfect sampler: (1/samples + 1/graders) · D."""
         return (1 / num_samples + 1 / num_graders) * self.mean_distance
 
     @property
     def marginals(self) -> Float64[np.ndarray, "h w"]:
-        """Probability of each pixel to be marked."""
+        """Probability that a pixel is marked."""
         table: np.ndarray = np.concatenate([[0.0], (self.p_call * self.p_state @ _STATES).ravel()])
         return np.asarray(table[self.regions])
 
@@ -111,7 +107,7 @@ class KnownDistribution:
 def make_lesions(
     rng: np.random.Generator, *, size: tuple[int, int]
 ) -> tuple[UInt8[np.ndarray, "h w"], KnownDistribution]:
-    """An image of 1 to 3 lesions, one in a quarter of the image at most, and the distribution of its gradings."""
+    """An image of 1 to 3 lesions, at most one per quadrant, and the distribution of its label maps."""
     h, w = size
     image = _lung(rng, size=size)
     quarters = rng.permutation(4)[: rng.integers(1, MAX_LESIONS + 1)]
@@ -148,8 +144,8 @@ def _polar(rng: np.random.Generator, *, size: tuple[int, int]) -> tuple[np.ndarr
     along, across = np.cos(angle) * x + np.sin(angle) * y, np.cos(angle) * y - np.sin(angle) * x
     wobble = np.clip(smooth_noise(rng, size=size, scale=shorter / 5), -2, 2)
     distance = np.asarray(np.hypot(along, across * stretch) / radius * (1 + 0.13 * wobble))
-    orientation_ids = (np.arctan2(across, along) / (2 * np.pi) + rng.uniform()) % 1
-    return distance, np.minimum((orientation_ids * NUM_SIDES).astype(np.int64), NUM_SIDES - 1)
+    turn = (np.arctan2(across, along) / (2 * np.pi) + rng.uniform()) % 1
+    return distance, np.minimum((turn * NUM_SIDES).astype(np.int64), NUM_SIDES - 1)
 
 
 def _lung(rng: np.random.Generator, *, size: tuple[int, int]) -> np.ndarray:

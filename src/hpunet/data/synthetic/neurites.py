@@ -1,7 +1,7 @@
-"""EM-like tissue: a plane (or a stack of planes) of cells behind dark membranes, with organelles inside.
+"""EM-like tissue: slices of cells with dark membranes and organelles.
 
-Cells are the Voronoi regions of one site in each square of a grid, seen through a smooth warp; some neighbours are
-joined, which makes cells long and crooked. From slice to slice of a stack the sites drift.
+Cells are Voronoi regions of one site per grid square under a smooth warp; some neighbours are joined, which makes
+cells long and crooked. Sites drift from slice to slice.
 """
 
 from collections.abc import Iterator
@@ -14,13 +14,13 @@ from scipy import ndimage
 from hpunet.data.synthetic.texture import smooth_noise, to_bytes
 
 _MARGIN = 2
-"""Grid squares around the image: one for the warp (it moves less than a square), one for the neighbours."""
+"""Grid squares around the image: one for the warp, which moves less than a square, one for neighbours."""
 _JITTER = 0.3
-"""Sites stay this close to the middle of their square, so that the nearest one lies among the 3×3 around a pixel."""
+"""Largest distance of a site from the middle of its square, so that the nearest site is in the 3×3 around a pixel."""
 _MEMBRANE = 1.3
 """Half the width of a membrane in pixels, in the labels."""
 _SMALLEST_CELL = 12
-"""Pixels; smaller scraps between membranes count as background."""
+"""Pixels; smaller pieces are background."""
 
 
 def make_neurites(
@@ -38,16 +38,16 @@ def make_neurites(
 def make_neurite_slices(
     rng: np.random.Generator, *, size: tuple[int, int]
 ) -> Iterator[tuple[UInt8[np.ndarray, "h w"], Int32[np.ndarray, "h w"]]]:
-    """Endless consecutive slices of one tissue: images and cells, whose numbers hold through the slices.
+    """Endless consecutive slices of one tissue: images and cells, with the same numbers in all slices.
 
-    As in real stacks, a cell may lie in several pieces within a slice.
+    As in real stacks, a slice may show several pieces of a cell.
     """
     spacing = float(np.clip(min(size) / 6, 12, 36))
     grid = (int(size[0] / spacing) + 1 + 2 * _MARGIN, int(size[1] / spacing) + 1 + 2 * _MARGIN)
     y = np.arange(size[0], dtype=np.float32)[:, None] + _warp(rng, size=size, spacing=spacing)
     x = np.arange(size[1], dtype=np.float32)[None, :] + _warp(rng, size=size, spacing=spacing)
     cell_of_site = _join_neighbours(rng, grid=grid)
-    looks = _Looks.draw(rng, num_sites=grid[0] * grid[1], spacing=spacing)
+    appearance = _Appearance.draw(rng, num_sites=grid[0] * grid[1], spacing=spacing)
     phase = rng.uniform(0, 2 * np.pi, (2, *grid))
     drift = rng.uniform(-0.25, 0.25, (2, *grid))
     square = np.indices(grid)
@@ -56,7 +56,10 @@ def make_neurite_slices(
         near = _Neighbourhood.find(
             y=y, x=x, sites=sites.astype(np.float32), cell_of_site=cell_of_site, spacing=spacing
         )
-        yield _render(rng, near=near, looks=looks), np.where(near.is_membrane(), 0, near.cell + 1).astype(np.int32)
+        yield (
+            _render(rng, near=near, appearance=appearance),
+            np.where(near.is_membrane(), 0, near.cell + 1).astype(np.int32),
+        )
         phase = phase + drift
 
 
@@ -80,7 +83,7 @@ def _join_neighbours(rng: np.random.Generator, *, grid: tuple[int, int]) -> np.n
 
 
 @dataclass(frozen=True)
-class _Looks:
+class _Appearance:
     """Tone and vesicles of each cell; the mitochondrion of each site: centre, half axes (0: none), direction."""
 
     tone: np.ndarray
@@ -90,11 +93,11 @@ class _Looks:
     turn: np.ndarray
 
     @staticmethod
-    def draw(rng: np.random.Generator, *, num_sites: int, spacing: float) -> "_Looks":
+    def draw(rng: np.random.Generator, *, num_sites: int, spacing: float) -> "_Appearance":
         has_mitochondrion = rng.random(num_sites) < 0.45
         long = rng.uniform(0.13, 0.28, num_sites) * spacing * has_mitochondrion
         angle = rng.uniform(0, np.pi, num_sites)
-        return _Looks(
+        return _Appearance(
             tone=(0.05 * rng.standard_normal(num_sites)).astype(np.float32),
             vesicles=rng.random(num_sites) < 0.3,
             centre=(rng.uniform(-0.22, 0.22, (2, num_sites)) * spacing).astype(np.float32),
@@ -105,7 +108,7 @@ class _Looks:
 
 @dataclass(frozen=True)
 class _Neighbourhood:
-    """Where each pixel lies: its site and cell, the offset from the site, the distance to the cell's border."""
+    """Per pixel: site and cell, offset from the site, distance to the border of the cell."""
 
     site: np.ndarray
     cell: np.ndarray
@@ -146,28 +149,28 @@ class _Neighbourhood:
         return _Neighbourhood(site=site, cell=cell_of_site[site], offset=offset, border=border)
 
     def is_membrane(self) -> np.ndarray:
-        """Near a border, or beside a pixel of another cell: so no cell can leak into the next one."""
+        """Near a border, or next to a pixel of another cell, so that no cells touch."""
         membrane = self.border < _MEMBRANE
         membrane[1:] |= self.cell[1:] != self.cell[:-1]
         membrane[:, 1:] |= self.cell[:, 1:] != self.cell[:, :-1]
         return membrane
 
 
-def _render(rng: np.random.Generator, *, near: _Neighbourhood, looks: _Looks) -> np.ndarray:
+def _render(rng: np.random.Generator, *, near: _Neighbourhood, appearance: _Appearance) -> np.ndarray:
     """The micrograph (h, w) of one slice."""
     size, site, border = near.border.shape, near.site, near.border
     fine = smooth_noise(rng, size=size, scale=2.2)
-    image = 0.66 + looks.tone[near.cell] + 0.045 * fine + 0.03 * smooth_noise(rng, size=size, scale=9.0)
+    image = 0.66 + appearance.tone[near.cell] + 0.045 * fine + 0.03 * smooth_noise(rng, size=size, scale=9.0)
     inside = np.clip((border - 2.5) / 2, 0, 1)
-    image -= 0.3 * inside * np.clip(fine - 0.8, 0, 1) * looks.vesicles[near.cell]
+    image -= 0.3 * inside * np.clip(fine - 0.8, 0, 1) * appearance.vesicles[near.cell]
 
-    y, x = (near.offset[i] - looks.centre[i][site] for i in range(2))
-    cos, sin = (looks.turn[i][site] for i in range(2))
+    y, x = (near.offset[i] - appearance.centre[i][site] for i in range(2))
+    cos, sin = (appearance.turn[i][site] for i in range(2))
     along, across = cos * x + sin * y, cos * y - sin * x
-    long, short = (np.maximum(looks.axes[i][site], 1e-3) for i in range(2))
+    long, short = (np.maximum(appearance.axes[i][site], 1e-3) for i in range(2))
     depth = short * (1 - np.hypot(along / long, across / short))  # about the distance in pixels from the rim inwards
     cristae = 0.07 * np.sin(along * 1.7 + 0.8 * fine)
-    organelle = inside * np.clip(depth + 1, 0, 1) * (looks.axes[0][site] > 0)
+    organelle = inside * np.clip(depth + 1, 0, 1) * (appearance.axes[0][site] > 0)
     image -= organelle * (0.2 + cristae + 0.14 * (depth < 1))
 
     strength = np.clip(0.48 + 0.12 * smooth_noise(rng, size=size, scale=14.0), 0.15, 0.6)

@@ -1,20 +1,21 @@
-"""Synthetic data that need no download and whose truth is known: the embedded default of the package.
+"""Synthetic data with known ground truth, without download.
 
-Three kinds, one for each data set of the paper (App. C):
+Three kinds, one per data set of the paper (App. C):
 
 * lesions: lung-like images, four graders drawn from a known distribution (`SyntheticSource.distribution`);
 * neurites: EM-like images, each cell one instance; the partition is exact, ids are uniform and independent;
-* streets: street scenes in Cityscapes' classes, each car one instance, with ignored pixels and car groups.
+* streets: street scenes with Cityscapes' classes, each car one instance, with ignored pixels and car groups.
 
-Image i is a pure function of kind, seed, split, i and size: generated when asked for, the same in every process.
+Image i is a pure function of kind, seed, split, i and size, generated when read.
 """
 
 import numpy as np
 
+from hpunet.data.cityscapes.classes import FIXED_CLASSES, car_labels
 from hpunet.data.synthetic.lesions import KnownDistribution, make_lesions
 from hpunet.data.synthetic.neurites import make_neurites
-from hpunet.data.synthetic.streets import FIXED_CLASSES, labels_from_ids, make_street
-from hpunet.data.types import SPLITS, Identity, Sample, SetInfo, make_sample
+from hpunet.data.synthetic.streets import make_street
+from hpunet.data.types import SPLITS, Identity, Sample, SetInfo, check_split, make_sample
 from hpunet.errors import ConfigError
 
 INFO = {
@@ -42,7 +43,7 @@ INFO = {
         stochastic_classes=tuple(range(len(FIXED_CLASSES), len(FIXED_CLASSES) + 5)),
     ),
 }
-"""The kinds, and what each knows of itself."""
+"""The kinds and their descriptions."""
 IMAGES_PER_PATIENT = 4
 _DEFAULT_HEIGHT = {"lesions": 64, "neurites": 128, "streets": 128}
 _MIN_SIDE = 16
@@ -53,13 +54,12 @@ def open_synthetic(
 ) -> "SyntheticSource":
     """One split of a synthetic set: `name` is 'lesions', 'neurites' or 'streets'.
 
-    `size` is (height, width), or the height alone: streets are then twice as wide as high, the others square. Images
-    of different splits, seeds or kinds come from different random streams.
+    `size` is (height, width), or the height alone: streets are then twice as wide, the others square. Splits, seeds
+    and kinds have different random streams.
     """
     if name not in INFO:
         raise ConfigError(f"synthetic set {name!r} is unknown, expected one of {', '.join(INFO)}")
-    if split not in SPLITS:
-        raise ConfigError(f"split {split!r} is unknown, expected one of {', '.join(SPLITS)}")
+    check_split(split)
     if num_images < 1:
         raise ConfigError(f"num_images must be at least 1, got {num_images}")
     if not 0 <= seed < 2**32:
@@ -73,7 +73,7 @@ def open_synthetic(
 
 
 class SyntheticSource:
-    """A `Source` whose samples are made when asked for; see `open_synthetic`."""
+    """A `Source` that generates its samples; see `open_synthetic`."""
 
     def __init__(self, name: str, *, split: str, num_images: int, size: tuple[int, int], seed: int) -> None:
         self.info = INFO[name]
@@ -99,21 +99,18 @@ class SyntheticSource:
             image, labels = image[None], cells[None]
         else:
             image, ids = make_street(rng, size=self.size)
-            classes, valid = labels_from_ids(ids)
+            classes, valid = car_labels(ids, name=identity.key)
             labels = classes[None]
         return make_sample(
             image=image, labels=labels, valid=valid, identity=identity, info=self.info, where=identity.key
         )
 
     def distribution(self, index: int) -> KnownDistribution:
-        """The exact distribution that the graders of image `index` were drawn from; lesions only.
-
-        For the kinds with instances the labels themselves are the truth: ids are uniform and independent.
-        """
+        """The exact distribution of the label maps of image `index`; lesions only."""
         if self._name != "lesions":
             raise ConfigError(f"{self._name} have no distribution of gradings, only lesions do")
         return make_lesions(self.rng(index), size=self.size)[1]
 
     def rng(self, index: int) -> np.random.Generator:
-        """The random stream that image `index` is made from, at its beginning."""
+        """The random stream of image `index`, at its beginning."""
         return np.random.default_rng((*self._stream, range(len(self))[index]))

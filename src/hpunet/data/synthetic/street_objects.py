@@ -1,4 +1,4 @@
-"""What stands and drives in a synthetic street: cars, people, trees, poles and signs, each a few polygons."""
+"""Objects of a synthetic street: cars, people, trees, poles and signs, each of a few polygons."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -6,7 +6,12 @@ from dataclasses import dataclass, field
 import numpy as np
 from PIL import Image, ImageDraw
 
-_POLE, _LIGHT, _SIGN, _VEGETATION, _PERSON, _CAR, _BUS, _BICYCLE = 17, 19, 20, 21, 24, 26, 28, 33
+from hpunet.data.cityscapes.classes import LABEL_IDS
+
+_POLE, _LIGHT, _SIGN, _VEGETATION, _PERSON, _CAR, _BUS, _BICYCLE = (
+    LABEL_IDS[name]
+    for name in ("pole", "traffic light", "traffic sign", "vegetation", "person", "car", "bus", "bicycle")
+)
 _PAINTS = (
     (32, 34, 38),
     (84, 88, 94),
@@ -41,7 +46,7 @@ class Camera:
 
 @dataclass
 class Painter:
-    """Paints the same shapes into the picture and into the map of ids; later shapes hide earlier ones."""
+    """Paints shapes into both the image and the map of ids; later shapes hide earlier ones."""
 
     colour: Image.Image
     ids: Image.Image
@@ -54,7 +59,7 @@ class Painter:
         self._draw_ids = ImageDraw.Draw(self.ids)
 
     def polygon(self, pixels: np.ndarray, *, colour: Colour, value: int | None) -> None:
-        """Fill a polygon of pixels (n, 2); `value` None leaves the ids as they are (a shadow, a window)."""
+        """Fill a polygon of pixels (n, 2); `value` None leaves the ids unchanged (a shadow, a window)."""
         corners = [(float(x), float(y)) for x, y in pixels]
         self._draw_colour.polygon(corners, fill=colour)
         if value is not None:
@@ -111,7 +116,7 @@ def paint_objects(
 
 
 def _vehicle(rng: np.random.Generator, painter: Painter, *, x: float, z: float, value: int, large: bool) -> None:
-    """A car or bus seen from behind (on the left: from the front), with the flank that faces the camera's axis."""
+    """A car or bus from behind (on the left: from the front), with the flank towards the camera's axis."""
     width, height, length = (2.5, 3.0, 11.0) if large else rng.uniform((1.7, 1.4, 3.9), (1.9, 1.75, 4.7))
     paint = np.asarray(_PAINTS[rng.integers(len(_PAINTS))]) * rng.uniform(0.8, 1.15)
     belt = height * (0.5 if large else 0.6)

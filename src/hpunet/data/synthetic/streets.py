@@ -1,42 +1,19 @@
-"""Street scenes in Cityscapes' classes: a street in perspective, lined by houses, with cars that hide each other.
+"""Street scenes with Cityscapes' classes: a street in perspective between houses, with overlapping cars.
 
-The street is a world in metres: lateral X (right), height Y, depth Z; the camera looks along Z. Ground, houses and
-sky are found pixel by pixel; everything else is painted on them, the farthest first (`synthetic_street_objects.py`).
+The world is in metres: lateral X (right), height Y, depth Z; the camera looks along Z. Ground, houses and sky are
+computed per pixel; objects are painted over them, the farthest first (`street_objects.py`).
 """
 
 import numpy as np
-from jaxtyping import Bool, Int32, UInt8
+from jaxtyping import Int32, UInt8
 from PIL import Image
 from scipy import ndimage
 
+from hpunet.data.cityscapes.classes import LABEL_IDS
 from hpunet.data.synthetic.street_objects import Camera, Painter, paint_objects
 from hpunet.data.synthetic.texture import smooth_noise, to_bytes
 
-OFFICIAL_IDS = {
-    "road": 7,
-    "sidewalk": 8,
-    "building": 11,
-    "wall": 12,
-    "fence": 13,
-    "pole": 17,
-    "traffic light": 19,
-    "traffic sign": 20,
-    "vegetation": 21,
-    "terrain": 22,
-    "sky": 23,
-    "person": 24,
-    "rider": 25,
-    "car": 26,
-    "truck": 27,
-    "bus": 28,
-    "train": 31,
-    "motorcycle": 32,
-    "bicycle": 33,
-}
-"""The 19 classes of the benchmark in the order of its train ids, with their label ids."""
-FIXED_CLASSES = tuple(name for name in OFFICIAL_IDS if name != "car")
-_EGO_VEHICLE, _BORDER = 1, 2
-_CAR = OFFICIAL_IDS["car"]
+_EGO_VEHICLE, _BORDER = LABEL_IDS["ego vehicle"], LABEL_IDS["rectification border"]
 _COLOURS = {
     name: np.asarray(colour, np.float32)
     for name, colour in {
@@ -76,16 +53,6 @@ def make_street(
     return _photograph(rng, colour=np.array(painter.colour), ids=ids), ids
 
 
-def labels_from_ids(ids: Int32[np.ndarray, "h w"]) -> tuple[Int32[np.ndarray, "h w"], Bool[np.ndarray, "h w"]]:
-    """Labels by the contract of `data/base.py`, and where they count: not on ignored pixels, nor on car groups."""
-    single_car = ids // 1000 == _CAR
-    label_id = np.where(ids >= 1000, ids // 1000, ids)
-    table = np.full(1 + max(OFFICIAL_IDS.values()), -1, dtype=np.int32)
-    table[[OFFICIAL_IDS[name] for name in FIXED_CLASSES]] = np.arange(len(FIXED_CLASSES))
-    labels = np.where(single_car, len(FIXED_CLASSES) + ids % 1000, table[label_id]).astype(np.int32)
-    return np.maximum(labels, 0), labels >= 0
-
-
 def _surroundings(
     rng: np.random.Generator,
     *,
@@ -103,14 +70,14 @@ def _surroundings(
     depth = np.minimum(camera.focal * front / np.maximum(np.abs(x - camera.centre), 1e-3), end)
     height = camera.height - (y - camera.horizon) * depth / camera.focal  # in metres, of the ray at the front
     colour = _sky(rng, size=size)
-    ids = np.full(size, OFFICIAL_IDS["sky"], dtype=np.int32)
+    ids = np.full(size, LABEL_IDS["sky"], dtype=np.int32)
 
     front_ids, tops, front_colours = _fronts(rng, depth=depth[0], on_right=on_right[0], end=end)
-    leafy = front_ids == OFFICIAL_IDS["vegetation"]
+    leafy = front_ids == LABEL_IDS["vegetation"]
     tops = tops + 0.6 * leafy * smooth_noise(rng, size=size, scale=max(h / 60, 1.5))
     is_front = (height < tops) & (height >= 0)
     in_storey, in_bay = np.abs(height % 3.2 - 1.75) < 0.8, np.abs(depth % 2.6 - 1.3) < 0.7
-    is_house = (front_ids == OFFICIAL_IDS["building"]) & (depth < end)
+    is_house = (front_ids == LABEL_IDS["building"]) & (depth < end)
     window = is_house & in_storey & in_bay & (height < tops - 0.8)
     side_light = rng.permutation(rng.uniform((0.6, 0.85), (0.8, 1.0)))[on_right]
     light = np.where(depth < end, side_light, 0.8) * np.where(window, 0.45, 1) * np.where(height < 0.5, 0.75, 1)
@@ -145,7 +112,7 @@ def _ground(*, lateral: np.ndarray, depth: np.ndarray, half_road: tuple[float, .
     line = (np.abs(lateral - middle) < 0.09) & (depth % 6 < 3) & (depth < 60)
     colour = np.where(is_road[..., None], _COLOURS["road"], _COLOURS["sidewalk"])
     colour += (70 * line + 35 * kerb)[..., None]
-    return colour, np.where(is_road, OFFICIAL_IDS["road"], OFFICIAL_IDS["sidewalk"]).astype(np.int32)
+    return colour, np.where(is_road, LABEL_IDS["road"], LABEL_IDS["sidewalk"]).astype(np.int32)
 
 
 def _fronts(
@@ -167,7 +134,7 @@ def _fronts(
     colours = np.where((plot_kind == 0)[..., None], house, plain[plot_kind])
     plot = np.where(on_right == 1, np.searchsorted(edges[1], depth), np.searchsorted(edges[0], depth))
     plot = np.where(depth >= end, num_plots - 1, plot)
-    official = np.asarray([OFFICIAL_IDS[kind] for kind in kinds], dtype=np.int32)
+    official = np.asarray([LABEL_IDS[kind] for kind in kinds], dtype=np.int32)
     return official[plot_kind[on_right, plot]], heights[on_right, plot], colours[on_right, plot].astype(np.float32)
 
 
@@ -197,7 +164,7 @@ def _renumber(ids: np.ndarray) -> np.ndarray:
 def _photograph(rng: np.random.Generator, *, colour: np.ndarray, ids: np.ndarray) -> np.ndarray:
     """Texture, light, optics and noise: (h, w, 3) as (3, h, w)."""
     size = ids.shape
-    leafy = ids == OFFICIAL_IDS["vegetation"]
+    leafy = ids == LABEL_IDS["vegetation"]
     grain = smooth_noise(rng, size=size, scale=max(size[0] / 150, 1.2))
     patches = smooth_noise(rng, size=size, scale=max(size[0] / 20, 2.0))
     light = (1 + np.where(leafy, 0.22, 0.025) * grain + 0.025 * patches) * rng.uniform(0.85, 1.2)

@@ -1,4 +1,4 @@
-"""Smooth random fields, the raw material of the synthetic images."""
+"""Smooth random fields for synthetic images."""
 
 from functools import lru_cache
 
@@ -8,9 +8,9 @@ from jaxtyping import Float32, UInt8
 
 @lru_cache(maxsize=128)
 def _spline(num_pixels: int, scale: float) -> tuple[np.ndarray, np.ndarray]:
-    """First knot (n,) of every pixel and the cubic B-spline weights (4, n) of the four knots from there on.
+    """First knot (n,) of each pixel and the cubic B-spline weights (4, n) of four knots.
 
-    The weights of a pixel have unit length, so that white knots give a field of unit variance at every pixel.
+    The weights of a pixel have unit length, so white noise gives a field of unit variance.
     """
     position = np.arange(num_pixels) / scale
     first = position.astype(np.intp)
@@ -22,9 +22,9 @@ def _spline(num_pixels: int, scale: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 def smooth_noise(rng: np.random.Generator, *, size: tuple[int, int], scale: float) -> Float32[np.ndarray, "h w"]:
-    """A Gaussian field (h, w) of mean 0 and variance 1 whose structures are about `scale` pixels wide.
+    """A Gaussian field of mean 0 and variance 1 with structures about `scale` pixels wide.
 
-    Computed pixel by pixel, without matrix products, whose rounding depends on the machine.
+    Without matrix products, whose rounding depends on the machine.
     """
     (row, row_weights), (column, column_weights) = (_spline(side, scale) for side in size)
     knots = rng.standard_normal((row[-1] + 4, column[-1] + 4), dtype=np.float32)
@@ -33,5 +33,5 @@ def smooth_noise(rng: np.random.Generator, *, size: tuple[int, int], scale: floa
 
 
 def to_bytes(image: np.ndarray) -> UInt8[np.ndarray, "..."]:
-    """Brightness in [0, 1] as 8 bit; what lies outside is clipped, as by a detector."""
+    """Brightness in [0, 1] as 8 bit, clipped."""
     return np.asarray(np.rint(np.clip(image, 0, 1) * 255), dtype=np.uint8)

@@ -1,7 +1,4 @@
-"""Synthetic data written to disk in the layouts of the real sets, so that every reader and preset can be tried.
-
-Whoever gets the real data later changes a path and nothing else.
-"""
+"""Synthetic data in the layouts of the real data sets, to try every reader and preset."""
 
 from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
@@ -11,6 +8,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from hpunet.data.io.limits import need
 from hpunet.data.synthetic.neurites import make_neurite_slices
 from hpunet.data.synthetic.source import IMAGES_PER_PATIENT, SyntheticSource, open_synthetic
 from hpunet.data.synthetic.streets import make_street
@@ -23,7 +21,7 @@ CITIES = {
     "val": ("train", ("darmstadt", "ulm")),
     "test": ("val", ("frankfurt", "munster")),
 }
-"""By our split: the official split and the cities that hold it (our validation cities are official training ones)."""
+"""By our split: the official split and its cities (our validation cities are official training cities)."""
 
 
 def write_lidc_crops(out: Path, *, num_patients: int, size: int | tuple[int, int] = 128, seed: int = 0) -> None:
@@ -31,7 +29,7 @@ def write_lidc_crops(out: Path, *, num_patients: int, size: int | tuple[int, int
 
     Each split gets `num_patients` patients of 4 images, the same as `open_synthetic` yields.
     """
-    _claim(out)
+    _make_empty_folder(out)
     for split in SPLITS:
         num_images = num_patients * IMAGES_PER_PATIENT
         source = open_synthetic("lesions", split=split, num_images=num_images, size=size, seed=seed)
@@ -46,16 +44,13 @@ def write_lidc_crops(out: Path, *, num_patients: int, size: int | tuple[int, int
 def write_snemi3d_stack(out: Path, *, depth: int, size: int | tuple[int, int] = 256, seed: int = 0) -> None:
     """Neurites as `train-input.tif` (uint8) and `train-labels.tif` (uint16), both (z, y, x).
 
-    A cell keeps its number through the slices, also where it falls into pieces.
+    A cell has the same number in all slices.
     """
-    try:
-        import tifffile
-    except ImportError:
-        raise DataError(f"{out}: writing TIFF needs tifffile: pip install hpunet[data]") from None
+    tifffile = need("tifffile")
     if depth < 1:
         raise ConfigError(f"depth must be at least 1, got {depth}")
     source = open_synthetic("neurites", split="train", size=size, seed=seed)
-    _claim(out)
+    _make_empty_folder(out)
     slices = make_neurite_slices(source.rng(0), size=source.size)
     images, cells = (np.stack(volume) for volume in zip(*islice(slices, depth), strict=True))
     for name, volume in (("train-input", images), ("train-labels", cells.astype(np.uint16))):
@@ -73,10 +68,10 @@ def write_cityscapes_scenes(
 ) -> None:
     """Streets as `leftImg8bit/<split>/<city>/…` and `gtFine/<split>/<city>/…_gtFine_{labelIds,instanceIds}.png`.
 
-    Each of our splits gets `num_images` scenes, the same as `open_synthetic` yields, in its `CITIES` by turns.
-    So many `processes` paint them, None for one a core.
+    Each of our splits gets `num_images` scenes, the same as `open_synthetic` yields, in its `CITIES` in turn.
+    `processes` paint them; None for one per core.
     """
-    _claim(out)
+    _make_empty_folder(out)
     scenes = [(split, i) for split in CITIES for i in range(num_images)]
     sources = {
         split: open_synthetic("streets", split=split, num_images=num_images, size=size, seed=seed) for split in CITIES
@@ -99,8 +94,8 @@ def _write_scene(out: Path, sources: Mapping[str, SyntheticSource], scene: tuple
     _save(out / "gtFine" / f"{stem}_gtFine_instanceIds.png", ids.astype(np.uint16))
 
 
-def _claim(out: Path) -> None:
-    """Make the folder; never write among files that are there already."""
+def _make_empty_folder(out: Path) -> None:
+    """Create the folder; an existing one must be empty."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise DataError(f"{out}: already exists and is not an empty folder, choose another one")
     out.mkdir(parents=True, exist_ok=True)
