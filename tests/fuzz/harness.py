@@ -106,7 +106,7 @@ def _work(connection: Connection) -> None:
         while (number := connection.recv()) is not None:
             try:
                 answer = (run_case(number), False)
-            except BaseException as error:  # whatever it is, the run goes on
+            except BaseException as error:  # the run continues
                 place = traceback.extract_tb(error.__traceback__)[-1]
                 answer = (f"{type(error).__name__} at {Path(place.filename).name}:{place.lineno}: {error}", True)
             sys.stdout.flush()
@@ -184,7 +184,7 @@ def table(results: Sequence[Result]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--case", type=int, help="replay this one")
-    parser.add_argument("--every", type=int, default=1, help="run each so many-th case")
+    parser.add_argument("--every", type=int, default=1, help="run every n-th case")
     parser.add_argument("--processes", type=int, default=min(4, os.cpu_count() or 1))
     options = parser.parse_args()
     if options.case is not None:

@@ -144,7 +144,7 @@ def _judge_import(valid: Import, change: Change, root: Path) -> str:
     if (found.summary.dropped, found.summary.noted) != (valid.summary.dropped, valid.summary.noted):
         return "counted"
     if _counts(found) != _counts(valid):
-        raise FaultError(f"{_counts(found)} pictures instead of {_counts(valid)}, and no word of it")
+        raise FaultError(f"{_counts(found)} images instead of {_counts(valid)}, without a message")
     return "read"
 
 

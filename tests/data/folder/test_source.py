@@ -1,4 +1,4 @@
-"""One's own folder of images: layouts, formats, tables and splits, and everything that is refused."""
+"""A folder of your own images: layouts, formats, tables, splits, and refusals."""
 
 import pickle
 import tarfile
@@ -170,7 +170,7 @@ def test_open_folder_archive_is_the_folder(tmp_path: Path) -> None:
         np.testing.assert_array_equal(plain[0].labels, packed[0].labels)
 
 
-def test_open_folder_splits_cover_everything_once(tmp_path: Path) -> None:
+def test_open_folder_splits_cover_all_images_once(tmp_path: Path) -> None:
     put_pairs(tmp_path, 20)
     patients = [{i.patient for i in open_folder(tmp_path, split=s).identities} for s in ("train", "val", "test")]
     assert [len(members) for members in patients] == [16, 2, 2]
@@ -278,7 +278,7 @@ def test_open_folder_masks_of_fractions_are_named(tmp_path: Path) -> None:
             open_all(tmp_path)[0]
 
 
-def test_open_folder_volumes_must_lie_alike(tmp_path: Path) -> None:
+def test_open_folder_volumes_must_have_equal_affines(tmp_path: Path) -> None:
     put(tmp_path / "images/v.nii", np.arange(8, dtype=np.int16).reshape(2, 2, 2))
     put(tmp_path / "masks/v.nii", np.zeros((2, 2, 2), np.uint8), affine=np.diag([-1.0, 1, 1, 1]))
     with pytest.raises(DataError, match=r"masks/v\.nii.*orient"):

@@ -16,9 +16,7 @@ import pytest
 import tifffile
 from PIL import Image
 
-from hpunet.data.io import archives as file_tree
-from hpunet.data.io import limits as bounds
-from hpunet.data.io import volumes
+from hpunet.data.io import archives, limits, volumes
 from hpunet.data.io.archives import FileTree, read_tar
 from hpunet.data.io.images import decode_image, decode_png, read_image
 from hpunet.data.io.limits import need
@@ -151,7 +149,7 @@ def test_read_image_refusals_name_the_file(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(DataError, match=r"tile\.tif: 32768x32768"):
         read_image(tmp_path / "tile.tif")
     saved(RAMP, tmp_path / "big.tif")
-    monkeypatch.setattr(bounds, "MAX_PIXELS", 20)
+    monkeypatch.setattr(limits, "MAX_PIXELS", 20)
     with pytest.raises(DataError, match=r"big\.tif.*20 pixels"):
         read_image(tmp_path / "big.tif")
     os.truncate(tmp_path / "big.tif", 2**30 + 1)
@@ -218,7 +216,7 @@ def test_read_image_refuses_files_that_grow_out_of_proportion(tmp_path: Path) ->
             tifffile.imwrite(path, black, compression="zlib")
         with pytest.raises(DataError, match=rf"{path.name}: \d+ bytes that claim to hold 36"):
             read_image(path)
-        size = bounds.ImageSize(1, 6000, 6000, "image.png")
+        size = limits.ImageSize(1, 6000, 6000, "image.png")
         assert decode_image(path.read_bytes(), name=path.name, labels=True, size=size).shape == (6000, 6000)
 
 
@@ -441,7 +439,7 @@ def test_read_tar_refusals_name_the_archive(tmp_path: Path, monkeypatch: pytest.
         path.write_bytes(damaged)
         with pytest.raises(DataError, match=r"bad\.tar\.gz.*not a readable archive"):
             read_tar(path)
-    monkeypatch.setattr(file_tree, "MAX_ARCHIVE_BYTES", 10)
+    monkeypatch.setattr(archives, "MAX_ARCHIVE_BYTES", 10)
     with pytest.raises(DataError, match=r"bad\.tar\.gz.*more than"):
         read_tar(write_tar(path, [("a", b"123456"), ("b", b"123456")]))
     with pytest.raises(DataError, match=r"absent.*no such folder"):

@@ -48,7 +48,7 @@ def pixel_matched_iou(samples: np.ndarray, graders: np.ndarray) -> float:
 
 
 def distribution_of(num_lesions: int) -> KnownDistribution:
-    """The first small lesion image with so many lesions, whose parts are all there."""
+    """The first small lesion image with this number of complete lesions."""
     source = open_synthetic("lesions", split="val", size=32)
     for i in range(len(source)):
         known = source.distribution(i)
