@@ -98,7 +98,7 @@ def read_log(path: Path, *, strict: bool = False) -> list[dict[str, Any]]:
             if (
                 not isinstance(line, dict)
                 or type(line.get("step")) is not int
-                or not all(map(_is_value, line.values()))
+                or not all(value is None or type(value) in (int, float) for value in line.values())
             ):
                 raise ValueError("not an object of numbers with a step")
             lines.append(line)
