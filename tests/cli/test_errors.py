@@ -95,18 +95,18 @@ FAILS = {
     ),
     "data make: no place": (["data", "make", "lidc", "here.toml/x"], "here.toml/x: cannot be written: "),
     "data info: no place": (["data", "info", "here", "--out", "here.toml"], "here.toml: cannot be written: "),
-    "a run is there": ([*TRAIN, *SMALL], "run: holds a run already; go on with --resume, or choose another --out"),
+    "a run is there": ([*TRAIN, *SMALL], "run: already holds a run; continue it with --resume"),
     "other settings": (
         [*TRAIN, *SMALL, "--resume", "--set", "augmentation.shear=0.2"],
-        "has other settings (augmentation",
+        "different settings (augmentation",
     ),
     "other model": (
         [*TRAIN, *SMALL, "--resume", "--set", "model.blocks_per_scale=2"],
-        "has other settings (model",
+        "different settings (model",
     ),
     "other data": (
         ["train", "demo", "--data", "elsewhere", "--out", "run", *AS_PACKED, *SMALL, "--resume"],
-        "was made with other data than elsewhere; use them, or another --out",
+        "was trained on different data than elsewhere",
     ),
     "evaluate: no run": (["evaluate", "x", *LESIONS], "x: no such folder; expected one that `hpunet train` wrote"),
     "evaluate: a folder that is no run": (["evaluate", "crops", *LESIONS], "crops: not a run's folder"),
@@ -135,7 +135,7 @@ FAILS = {
     "export: no run": (["export", "crops", "x", "--name", "lidc"], "crops: not a run's folder (no settings.json)"),
     "convert-tf: nothing there": (["convert-tf", "model.ckpt-1", "x"], "model.ckpt-1: no such checkpoint; expected"),
     "convert-tf: a folder of something else": (["convert-tf", "crops", "x"], "crops: holds no TensorFlow checkpoint"),
-    "convert-tf: a picture": (["convert-tf", IMAGE, "x"], "not a TensorFlow checkpoint that can be read (no .index"),
+    "convert-tf: a picture": (["convert-tf", IMAGE, "x"], "not a readable TensorFlow checkpoint (no .index"),
     "convert-tf: wrong setting": (
         ["convert-tf", "crops", "x", "--set", "model.channel=[2]"],
         "model.channel: unknown setting, expected one of kind, channels",
