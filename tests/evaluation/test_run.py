@@ -36,7 +36,7 @@ from hpunet.evaluation.rows import (
 )
 from hpunet.evaluation.run import chosen_images, evaluate
 from hpunet.evaluation.scorer import Scorer, read_item
-from hpunet.evaluation.summary import ALL_METRICS, Scope, listed, pooled, scored_part, summarise, why_fewer
+from hpunet.evaluation.summary import ALL_METRICS, Scope, listed, pooled, scored_part, summarise, undefined_note
 from hpunet.metrics import average_precision, ged2, match_instances, rand_error
 from hpunet.models.base import SegmentationModel
 from hpunet.models.hpunet import HPUNet
@@ -188,13 +188,13 @@ def test_evaluation_of_something_else_is_refused_unless_replaced(tmp_path: Path)
     source = lesions(3)
     run_it(tmp_path, source)
     for changed, words in (
-        (scorer_of(small_model(), seed=1), "different: seed"),
-        (scorer_of(small_model(), num_samples=2), "different: samples"),
-        (scorer_of(PerfectSampler(source)), "different: weights"),
+        (scorer_of(small_model(), seed=1), "seed"),
+        (scorer_of(small_model(), num_samples=2), "samples"),
+        (scorer_of(PerfectSampler(source)), "weights"),
     ):
         with pytest.raises(ConfigError, match=words):
             run_it(tmp_path, source, changed)
-    with pytest.raises(ConfigError, match=r"different: data.*--replace"):
+    with pytest.raises(ConfigError, match=r"data.*--replace"):
         run_it(tmp_path, lesions(4))
     assert len(read_rows(tmp_path / ROWS_FILE)) == 3
     replaced = run_it(tmp_path, source, scorer_of(PerfectSampler(source)), replace=True)
@@ -275,11 +275,11 @@ def test_evaluations_with_other_numbers_of_seeds_are_kept_apart(tmp_path: Path) 
     assert "seeds" not in json.loads((tmp_path / "evaluation.json").read_text())  # as before there were several
     assert read_evaluation(tmp_path)[0]["seeds"] == 1
     several = scorer_of(small_model(), num_seeds=2)
-    with pytest.raises(ConfigError, match="different: seeds"):
+    with pytest.raises(ConfigError, match="seeds"):
         run_it(tmp_path, source, several)
     run_it(tmp_path, source, several, replace=True)
     assert read_evaluation(tmp_path)[0]["seeds"] == 2
-    with pytest.raises(ConfigError, match="different: seeds"):
+    with pytest.raises(ConfigError, match="seeds"):
         run_it(tmp_path, source)
 
 
@@ -464,7 +464,7 @@ def test_rows_of_instances_without_the_newer_columns_can_still_be_read(tmp_path:
     _, older = read_evaluation(tmp_path)
     summary = summarise(older, scope=scorer.scope)
     assert summary["rand_error"] is not None
-    assert summary["reasons"]["background_iou"] == "rows are older than this metric"
+    assert "older" in summary["reasons"]["background_iou"]
     run_it(tmp_path, source, scorer)  # measures them again
     assert path.read_text() == whole
 
@@ -491,11 +491,11 @@ def test_damaged_rows_are_refused_by_line(tmp_path: Path) -> None:
     run_it(tmp_path, lesions(3))
     whole = (tmp_path / ROWS_FILE).read_text()
     for damage, words in (
-        (whole.replace("\n1,", "\n1,x,", 1), "row 2 has 17 cells"),
-        (whole.replace("\n1,", "\none,", 1), "row 2 cannot be read"),
-        (whole.replace("image,key", "image,clef", 1), "expected the columns image, key"),
+        (whole.replace("\n1,", "\n1,x,", 1), "row 2"),
+        (whole.replace("\n1,", "\none,", 1), "row 2"),
+        (whole.replace("image,key", "image,clef", 1), "columns"),
         (whole.replace(",4,1,", ",4,1,nan", 1).replace(",4,0,", ",4,0,nan", 1), "cannot be read"),
-        ("", "expected the columns"),
+        ("", "columns"),
     ):
         (tmp_path / ROWS_FILE).write_text(damage)
         with pytest.raises(DataError, match=words):
@@ -504,7 +504,7 @@ def test_damaged_rows_are_refused_by_line(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="not rows of an evaluation"):
         run_it(tmp_path, lesions(3))
     (tmp_path / "evaluation.json").write_text(json.dumps({"format": "another"}))
-    with pytest.raises(DataError, match="not of an evaluation that this version knows"):
+    with pytest.raises(DataError, match=r"evaluation.json"):
         run_it(tmp_path, lesions(3))
 
 
@@ -570,5 +570,5 @@ def test_a_metric_of_fewer_images_has_a_reason() -> None:
     rows = [Row(image=i, key=f"{i}", patient=f"{i}", num_graders=1, scores={"ged2": 0.5}) for i in range(3)]
     rows[0] = replace(rows[0], scores={"ged2": 0.5, "rand_error": 0.1})
     summary = summarise(rows, scope=scope)
-    assert why_fewer(summary, "rand_error") == "rand_error: 1 of 3 images; the others have no true instance"
-    assert why_fewer(summary, "ged2") == ""
+    assert undefined_note(summary, "rand_error") == "rand_error: 1 of 3 images; the others have no true instance"
+    assert undefined_note(summary, "ged2") == ""

@@ -74,7 +74,7 @@ def _model(text: str) -> tuple[str, list[Path]]:
 
 
 def _print_comparison(comparison: Mapping[str, Any]) -> None:
-    from hpunet.evaluation.summary import counted, counts, listed
+    from hpunet.evaluation.summary import counts, listed, plural
 
     names = [escape(run["name"]) for run in comparison["runs"]]
     values = Table("mean ± std over images", *names, title=counts(comparison), title_justify="left")
@@ -95,7 +95,7 @@ def _print_comparison(comparison: Mapping[str, Any]) -> None:
     console.print(values)
     console.print(gaps)
     if comparison["num_failed"]:
-        failed = counted(comparison["num_failed"], "image")
+        failed = plural(comparison["num_failed"], "image")
         notes.print(f"excluded, since a run failed on them: {failed}", highlight=False)
     if not comparison["same_data"]:
         notes.print("the image names agree, but the fingerprints of the data differ", highlight=False)

@@ -186,7 +186,7 @@ def _evaluate_run(
 
 
 def _print_summary(summary: Mapping[str, Any]) -> None:
-    from hpunet.evaluation.summary import counted, counts, listed, scored_part, why_fewer
+    from hpunet.evaluation.summary import counts, listed, plural, scored_part, undefined_note
 
     subset = summary["subset_b"]
     runs = ", ".join(f"{run['name']} (iteration {run['step']})" for run in summary["runs"])
@@ -195,7 +195,7 @@ def _print_summary(summary: Mapping[str, Any]) -> None:
     table.add_column("", no_wrap=True)
     for column in ("mean ± std", "± patients", "subset B"):
         table.add_column(column)
-    table.caption = f"std by bootstrap; subset B: {counted(subset['num_images'], 'image')} that every grader marked"
+    table.caption = f"std by bootstrap; subset B: {plural(subset['num_images'], 'image')} that every grader marked"
     table.caption_justify = "left"
     below = []
     for name in listed(summary):
@@ -203,8 +203,8 @@ def _print_summary(summary: Mapping[str, Any]) -> None:
         if entry is None:
             below.append(f"no {name}: {summary['reasons'][name]}")
             continue
-        below.append(why_fewer(summary, name))
-        some = f" ({counted(entry['num_images'], 'image')})" if entry["num_images"] < summary["num_images"] else ""
+        below.append(undefined_note(summary, name))
+        some = f" ({plural(entry['num_images'], 'image')})" if entry["num_images"] < summary["num_images"] else ""
         patient_std = f"{entry['patient_std']:.4f}"
         table.add_row(metric_title(name), mean_and_std(entry) + some, patient_std, mean_and_std(subset[name]))
     console.print(table)
@@ -213,10 +213,10 @@ def _print_summary(summary: Mapping[str, Any]) -> None:
 
 
 def _print_failed(summary: Mapping[str, Any]) -> None:
-    from hpunet.evaluation.summary import counted
+    from hpunet.evaluation.summary import plural
 
     if summary["num_failed"]:
-        failed, first = counted(summary["num_failed"], "image"), summary["failed"][0]
+        failed, first = plural(summary["num_failed"], "image"), summary["failed"][0]
         notes.print(
             f"[bold red]{failed} failed[/bold red], the first: {escape(first['error'])}; "
             f"all errors are in {escape(summary['runs'][0]['rows'])}",

@@ -16,9 +16,9 @@ from hpunet.evaluation.summary import (
     is_defined,
     listed,
     metric_entries,
+    metric_groups,
     pooled,
     resampled,
-    together,
 )
 
 _CHOSEN, _OF_THE_RUN = ("split", "samples", "seeds", "limit"), ("crop", "extrapolate")
@@ -127,7 +127,7 @@ def _side_by_side(rows: Sequence[_Rows], *, scope: Scope) -> dict[str, Any]:
     """For each metric the entry of each model, and the difference of each but the first to the first."""
     entries = [pooled([metric_entries(mine, scope=scope) for mine in runs]) for runs in rows]
     result: dict[str, Any] = {}
-    for names in together(scope):
+    for names in metric_groups(scope):
         gaps = [_differences(rows[0], other, names) for other in rows[1:]]
         for name in names:
             result[name] = {

@@ -1,10 +1,10 @@
-"""The folder of an evaluation: one row an image, kept as it is measured, so that an interrupted one can go on.
+"""The folder of an evaluation: one row per image, saved as it is measured, so that an interrupted one can resume.
 
-evaluation.json    what was evaluated: sums of the weights and of the data, split, samples, seed ...
-rows.csv           one row an image, in the order of the data; there when the evaluation is finished
-rows-<n>.part.csv  rows of process n while it goes on
+evaluation.json    what was evaluated: hashes of the weights and of the data, split, samples, seed ...
+rows.csv           one row per image, in the order of the data; written when the evaluation is finished
+rows-<n>.part.csv  rows of process n while it runs
 summary.json       means and deviations of the images chosen by its `limit`: rows.csv may hold more
-examples.npz       maps of a few of these, for figures
+examples.npz       label maps of a few of these, for figures
 """
 
 import csv
@@ -32,29 +32,28 @@ HIDDEN_METRICS = (
     *("hidden_accuracy_background", "border_agreement_samples", "border_agreement_truth"),
     "hidden_sample_disagreement",
 )
-"""Those that only an image with a hidden part has (`data.extrapolate`)."""
+"""Only for images with a hidden part (`data.extrapolate`)."""
 CLUSTER_METRICS = ("background_iou",)
-"""Those that only an image with instances has, if no part is hidden; besides the Rand error, which all may have."""
+"""Only for images with instances and no hidden part. The Rand error is in all rows."""
 METRICS = (
     *("ged2", "ged2_unbiased", "hm_iou", "iou_rec", "best_match_dice", "sample_diversity"),
     *("calibration_error", "uncertainty_error_ncc", "rand_error"),
     *CLUSTER_METRICS,
     *HIDDEN_METRICS,
 )
-"""The metrics that an image can have."""
 _ALL_COLUMNS = ("image", "key", "patient", "num_graders", "subset_b", *METRICS, "instances", "error")
 HIDDEN_COLUMNS = tuple(name for name in _ALL_COLUMNS if name not in CLUSTER_METRICS)
 CLUSTER_COLUMNS = tuple(name for name in _ALL_COLUMNS if name not in HIDDEN_METRICS)
 COLUMNS = tuple(name for name in HIDDEN_COLUMNS if name not in HIDDEN_METRICS)
-"""Those of other images; and of all that were evaluated before there were the metrics of some."""
+"""Rows of all other images, and kept rows from before there were such metrics."""
 MAX_PAIRS = 2**24
-"""Bound on the pairs of predicted and true instances of an image that are read back."""
-csv.field_size_limit(2**27)  # an image of very many instances
+"""Largest number of pairs of predicted and true instances per image that is read back."""
+csv.field_size_limit(2**27)  # an image with very many instances
 
 
 @dataclass(frozen=True)
 class Row:
-    """What was measured on one image, or why nothing was."""
+    """The scores of one image, or the error that prevented them."""
 
     image: int
     """Its number in the data."""
@@ -64,14 +63,14 @@ class Row:
     subset_b: bool = False
     """Whether every grader marked something."""
     scores: Mapping[str, float] = field(default_factory=dict)
-    """Only those that are defined."""
+    """Defined scores only."""
     matches: InstanceMatches | None = None
-    """What average precision needs of it."""
+    """The input of average precision."""
     error: str = ""
 
 
 def mean_rows(by_seed: Sequence[Sequence[Row]]) -> list[Row]:
-    """Rows of the same images with several seeds as one an image: the mean of each score over where it is defined."""
+    """One row per image from rows with several seeds: the mean of each score over the seeds where it is defined."""
     means = []
     for rows in zip(*by_seed, strict=True):
         values = {name: [row.scores[name] for row in rows if name in row.scores] for name in METRICS}
@@ -81,15 +80,15 @@ def mean_rows(by_seed: Sequence[Sequence[Row]]) -> list[Row]:
 
 
 def folder_name(*, split: str, num_samples: int, num_seeds: int = 1) -> str:
-    """Where an evaluation of a run is by default, in its folder `evaluation`: val-16, or val-16x3 with 3 seeds."""
+    """The default folder in `RUN/evaluation`: val-16, or val-16x3 with 3 seeds."""
     return f"{split}-{num_samples}" + (f"x{num_seeds}" if num_seeds > 1 else "")
 
 
 class RowStore:
-    """The rows of an evaluation in its folder; with several processes each appends to a file of its own.
+    """The rows of an evaluation in its folder, a context for appending to them; each process has its own file.
 
-    A context in which rows are appended. `done` are those of an earlier attempt at the same evaluation, errors not
-    among them: those are tried again. So are images whose rows an earlier version wrote with other columns.
+    `done` holds the rows of an earlier attempt at the same evaluation. Rows with errors, or with other columns, are
+    not in it: those images are measured again.
     """
 
     def __init__(self, folder: Path, *, identity: Mapping[str, Any], replace: bool = False) -> None:
@@ -103,15 +102,15 @@ class RowStore:
         if earlier is not None and earlier != self.identity and not replace:
             changed = sorted(k for k in {*earlier, *self.identity} if earlier.get(k) != self.identity.get(k))
             raise ConfigError(
-                f"{folder}: holds another evaluation (different: {', '.join(changed)}); choose another --out, or "
-                "replace it with --replace"
+                f"{folder}: holds a different evaluation ({', '.join(changed)}); choose another --out, or "
+                "delete it with --replace"
             )
-        barrier()  # before anything is changed: all processes have seen the same
+        barrier()  # all processes have read before anything changes
         if rank() == 0:
             self._prepare(keep=earlier == self.identity and not replace)
         barrier()
         self.done = {row.key: row for row in self._all_rows() if not row.error}
-        barrier()  # before a process appends what another one would then read
+        barrier()  # all processes have read before one appends
         with explain_os_errors(self._part(rank()), action="written"):
             self._file = self._part(rank()).open("a", encoding="utf-8", newline="")
             if not self._file.tell():
@@ -126,21 +125,21 @@ class RowStore:
         self._file.close()
 
     def append(self, rows: Iterable[Row]) -> None:
-        """Add rows; they are in the file when this returns."""
+        """Append rows and flush the file."""
         with explain_os_errors(self._part(rank()), action="written"):
             self._file.write(self._as_csv(rows))
             self._file.flush()
 
     def finish(self) -> list[Row]:
-        """All rows of all processes, in the order of the data, now in `rows.csv`; no more can be appended."""
+        """Write the rows of all processes to `rows.csv`, in the order of the data, and return them."""
         self._file.close()
         barrier()
         by_key: dict[str, Row] = {}
         for row in self._all_rows():
-            if not row.error or row.key not in by_key or by_key[row.key].error:  # the newest, but none for an error
+            if not row.error or row.key not in by_key or by_key[row.key].error:  # the newest, unless it is an error
                 by_key[row.key] = row
         rows = sorted(by_key.values(), key=lambda row: (row.image, row.key))
-        barrier()  # all have read, now the parts may go
+        barrier()  # all processes have read before the parts are deleted
         if rank() == 0:
             atomic_write(self.folder / ROWS_FILE, (self._header + self._as_csv(rows)).encode())
             for part in self._parts():
@@ -149,7 +148,7 @@ class RowStore:
         return rows
 
     def _prepare(self, *, keep: bool) -> None:
-        """One part file with what earlier attempts left, and empty ones for the other processes."""
+        """Collect the rows of earlier attempts in the first part file."""
         with explain_os_errors(self.folder, action="written"):
             self.folder.mkdir(parents=True, exist_ok=True)
             if not keep:
@@ -191,33 +190,26 @@ class RowStore:
 
 
 def first_keys(keys: Iterable[str], limit: int | None) -> set[str]:
-    """So many of the images' keys, or all: those whose sums are the smallest, so that 10 are among 20 of the same."""
+    """The `limit` keys with the smallest hashes, or all: the first 10 are among the first 20."""
     return set(sorted(keys, key=lambda key: hashlib.sha256(key.encode()).digest())[:limit])
 
 
 def read_evaluation(folder: Path) -> tuple[dict[str, Any], list[Row]]:
-    """What a finished evaluation is of, its seeds and limit too, and the rows that its summary is of."""
+    """The identity of a finished evaluation, with its seeds and limit, and the rows of its summary."""
     identity = _read_identity(folder)
     if identity is None or not all((folder / name).is_file() for name in (ROWS_FILE, SUMMARY_FILE)):
         unfinished = identity is not None and any(folder.glob("rows*.csv"))
-        state = "is not finished; go on with the same command" if unfinished else "holds no evaluation"
+        state = "is not finished; re-run the command to resume" if unfinished else "holds no evaluation"
         raise ConfigError(f"{folder}: {state}: hpunet evaluate RUN --data DIR")
     if missing := {"split", "samples", "crop", "extrapolate", "alpha", "data"} - identity.keys():
         raise DataError(f"{folder / IDENTITY_FILE}: lacks {', '.join(sorted(missing))}; evaluate again")
     summary = parse_json(read_file(folder / SUMMARY_FILE, error=DataError), name=str(folder / SUMMARY_FILE))
     limit = summary.get("limit", 0) if isinstance(summary, dict) else 0
     if limit is not None and (type(limit) is not int or limit < 1):
-        raise DataError(f"{folder / SUMMARY_FILE}: limit is no number of images; evaluate again")
+        raise DataError(f"{folder / SUMMARY_FILE}: limit: expected a number of images; evaluate again")
     rows = read_rows(folder / ROWS_FILE)
     chosen = first_keys((row.key for row in rows), limit)
-    if identity["extrapolate"]:
-        rows = [_without_instances(row) for row in rows]
     return {"seeds": 1, **identity, "limit": limit}, [row for row in rows if row.key in chosen]
-
-
-def _without_instances(row: Row) -> Row:
-    """An earlier version clustered samples that complete a hidden part too, which says nothing of them."""
-    return replace(row, scores={k: v for k, v in row.scores.items() if k != "rand_error"}, matches=None)
 
 
 def _read_identity(folder: Path) -> dict[str, Any] | None:
@@ -226,26 +218,25 @@ def _read_identity(folder: Path) -> dict[str, Any] | None:
         return None
     found = parse_json(read_file(path, error=DataError), name=str(path))
     if not isinstance(found, dict) or found.get("format") != FORMAT:
-        raise DataError(f"{path}: not of an evaluation that this version knows ({FORMAT})")
+        raise DataError(f"{path}: not an evaluation of this format ({FORMAT})")
     return found
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows in a file. A last one that was cut off by a crash is left out."""
+    """The rows of a file, without a last one that a crash cut off."""
     return _read_table(path)[1]
 
 
 def _read_table(path: Path) -> tuple[Sequence[str], list[Row]]:
-    """Columns and rows of a file."""
     try:
         text = read_file(path, error=DataError).decode()
         lines = list(csv.reader(io.StringIO(text[: text.rfind("\n") + 1])))
     except (UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path}: not rows of an evaluation ({error})") from None
-    columns = COLUMNS  # parts of an earlier version have no header
-    if lines and tuple(lines[0]) in (COLUMNS, CLUSTER_COLUMNS, HIDDEN_COLUMNS):
-        columns = tuple(lines.pop(0))
-    elif path.name == ROWS_FILE:
+    if not lines and path.name != ROWS_FILE:  # a part that a crash cut off in its header
+        return COLUMNS, []
+    columns = tuple(lines.pop(0)) if lines else ()
+    if columns not in (COLUMNS, CLUSTER_COLUMNS, HIDDEN_COLUMNS):
         raise DataError(f"{path}: expected the columns {', '.join(COLUMNS)}")
     if lines and len(lines[-1]) != len(columns):
         lines.pop()
@@ -276,7 +267,7 @@ def _row(cells: Sequence[str], *, columns: Sequence[str], where: str) -> Row:
 
 
 def _cells(row: Row) -> dict[str, object]:
-    """What stands in a row's columns; an undefined score is not among them."""
+    """A row's values by column, without undefined scores."""
     return {
         **{name: getattr(row, name) for name in ("image", "key", "patient", "num_graders")},
         "subset_b": int(row.subset_b),
@@ -287,7 +278,7 @@ def _cells(row: Row) -> dict[str, object]:
 
 
 def _matches_text(matches: InstanceMatches) -> str:
-    """As JSON: scores, shares of ignored pixels, the number of true instances, and the overlaps that are not 0."""
+    """JSON: scores, shares of ignored pixels, the number of true instances, and the overlaps above 0."""
     overlaps = [[int(i), int(j), float(matches.iou[i, j])] for i, j in zip(*matches.iou.nonzero(), strict=True)]
     return json.dumps([matches.scores.tolist(), matches.ignored_share.tolist(), matches.iou.shape[1], overlaps])
 
@@ -295,7 +286,7 @@ def _matches_text(matches: InstanceMatches) -> str:
 def _matches_from(text: str) -> InstanceMatches:
     scores, ignored, num_true, overlaps = json.loads(text)
     if not 0 <= num_true * len(scores) <= MAX_PAIRS or num_true > MAX_PAIRS or len(ignored) != len(scores):
-        raise ValueError("instances that do not fit each other")
+        raise ValueError("instances of different numbers")
     iou = np.zeros((len(scores), num_true))
     for i, j, value in overlaps:
         iou[i, j] = value

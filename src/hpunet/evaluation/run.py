@@ -15,7 +15,7 @@ from hpunet.errors import ConfigError
 from hpunet.evaluation.rows import EXAMPLES_FILE, SUMMARY_FILE, Row, RowStore, first_keys, mean_rows
 from hpunet.evaluation.scorer import Drawn, Item, Scorer, read_item
 from hpunet.evaluation.scoring import fast_batch_size
-from hpunet.evaluation.summary import counted, summarise
+from hpunet.evaluation.summary import plural, summarise
 from hpunet.utils.distributed import rank, world_size
 from hpunet.utils.files import atomic_write, dump_json
 from hpunet.utils.pictures import spread
@@ -83,7 +83,7 @@ def evaluate(
             watch(done, total)
         if small:
             crop, least = ("×".join(map(str, size)) for size in (scorer.crop, min(small)))
-            how_many = counted(len(small), "image")
+            how_many = plural(len(small), "image")
             say(f"{how_many} smaller than {crop}, the least {least}: only what there is was scored")
         wanted = {source.identities[i].key for i in chosen}
         rows = [row for row in store.finish() if row.key in wanted]

@@ -10,9 +10,9 @@ from hpunet.evaluation.rows import CLUSTER_METRICS, HIDDEN_METRICS, METRICS, Row
 from hpunet.metrics import average_precision, resampled_average_precision, resampled_means
 
 ALL_METRICS = (*METRICS, "ap50", "ap")
-"""Those of an image, then those that only a set of images has."""
-TOGETHER = (*((name,) for name in METRICS), ("ap50", "ap"))
-"""Metrics that are defined, and resampled, together."""
+"""Metrics of an image, then those of a set of images."""
+METRIC_GROUPS = (*((name,) for name in METRICS), ("ap50", "ap"))
+"""Metrics of a group are defined for the same images and resampled together."""
 DIRECTIONS = {
     **dict.fromkeys(("ged2", "ged2_unbiased", "calibration_error", "rand_error"), "↓"),
     **dict.fromkeys(
@@ -20,7 +20,7 @@ DIRECTIONS = {
     ),
     **{f"hidden_{what}_{of}": "↑" for what in ("iou", "accuracy") for of in ("rec", "samples")},
 }
-"""Which way is better, where there is one."""
+"""Which way is better, if either."""
 NUM_BOOTSTRAPS = 1000
 MAX_FAILED_SHOWN = 20
 Entry = dict[str, Any] | None
@@ -29,7 +29,7 @@ Entry = dict[str, Any] | None
 
 @dataclass(frozen=True)
 class Scope:
-    """What an evaluation is of, as far as it decides which metrics there can be."""
+    """What decides which metrics an evaluation has."""
 
     num_samples: int
     has_instances: bool
@@ -39,52 +39,52 @@ class Scope:
     """A part of each image was hidden."""
 
 
-def counted(number: int, noun: str) -> str:
+def plural(number: int, noun: str) -> str:
     """1 image, 2 images."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def counts(found: Mapping[str, Any]) -> str:
     """How many images, samples and seeds a summary or comparison is of, in words."""
-    images = counted(found["num_images"], f"{found['split']} image")
+    images = plural(found["num_images"], f"{found['split']} image")
     seeds = f", mean of {found['num_seeds']} seeds" if found["num_seeds"] > 1 else ""
-    return f"{images}, {counted(found['num_samples'], 'sample')} each{seeds}"
+    return f"{images}, {plural(found['num_samples'], 'sample')} each{seeds}"
 
 
 def scored_part(found: Mapping[str, Any]) -> str:
-    """Which part of its images a summary is of, in words; empty where runs that are pooled differ in it."""
+    """Which part of its images a summary is of, in words; empty if pooled runs differ."""
     crop = found.get("crop")
     return f"the centre {crop[0]}×{crop[1]} of each" if crop else ""
 
 
-def why_fewer(found: Mapping[str, Any], name: str) -> str:
-    """Why a metric is not of all images of a summary, in words; empty where it is."""
+def undefined_note(found: Mapping[str, Any], name: str) -> str:
+    """Why a metric is undefined for some images of a summary, in words; empty if for none."""
     num_defined, num_images = found[name]["num_images"], found["num_images"]
     if num_defined == num_images:
         return ""
     reasons: Iterable[tuple[bool, str]] = (
         (name == "rand_error", "the others have no true instance"),
         (name == "ged2_unbiased", "the others have one grader only"),
-        (name.startswith("border_agreement"), "in the others nothing that is given reaches the hidden part"),
+        (name.startswith("border_agreement"), "in the others no visible label touches the hidden part"),
         (name in HIDDEN_METRICS, "in the others no hidden pixel is valid"),
         (name == "calibration_error", "the others have no valid pixel"),
         (name == "uncertainty_error_ncc", "in the others uncertainty or error is the same at all pixels"),
     )
     reason = next((reason for applies, reason in reasons if applies), "it is undefined for the others")
-    return f"{name}: {num_defined} of {counted(num_images, 'image')}; {reason}"
+    return f"{name}: {num_defined} of {plural(num_images, 'image')}; {reason}"
 
 
-def together(scope: Scope) -> list[tuple[str, ...]]:
-    """Those of `TOGETHER` that are listed: those that some images alone have only where there are such."""
+def metric_groups(scope: Scope) -> list[tuple[str, ...]]:
+    """The groups of metrics that an evaluation lists."""
     unlisted = {
         *(() if scope.extrapolates else HIDDEN_METRICS),
         *(() if scope.has_instances and not scope.extrapolates else CLUSTER_METRICS),
     }
-    return [names for names in TOGETHER if names[0] not in unlisted]
+    return [names for names in METRIC_GROUPS if names[0] not in unlisted]
 
 
 def listed(found: Mapping[str, Any]) -> list[str]:
-    """The metrics that a summary or comparison lists, undefined ones too, in their order."""
+    """The metrics of a summary or comparison, undefined ones too, in order."""
     return [name for name in ALL_METRICS if name in found]
 
 
@@ -104,7 +104,7 @@ def summarise(rows: Sequence[Row], *, scope: Scope) -> dict[str, Any]:
 
 def metric_entries(rows: Sequence[Row], *, scope: Scope) -> dict[str, Any]:
     """An entry for each metric, and `reasons` for those that are None."""
-    entries = {name: entry for names in together(scope) for name, entry in _entries(rows, names).items()}
+    entries = {name: entry for names in metric_groups(scope) for name, entry in _entries(rows, names).items()}
     reasons = {name: _reason(name, rows, scope=scope) for name, entry in entries.items() if entry is None}
     return {**entries, "reasons": reasons}
 
@@ -135,17 +135,17 @@ def _entries(rows: Sequence[Row], names: Sequence[str]) -> dict[str, Entry]:
 
 
 def is_defined(row: Row, name: str) -> bool:
-    """Whether a row has its part of a metric."""
+    """Whether a row counts for a metric."""
     return name in row.scores if name in METRICS else row.matches is not None
 
 
 def resampled(
     rows: Sequence[Row], names: Sequence[str], *, by_patient: bool = False, less: Sequence[Row] | None = None
 ) -> dict[str, np.ndarray]:
-    """Metrics of images drawn with replacement, `NUM_BOOTSTRAPS` times; less those of other rows of the same images.
+    """Metrics of images drawn with replacement, `NUM_BOOTSTRAPS` times, minus those of the rows `less`.
 
-    `names` are one of `TOGETHER`, and every row must have them. Empty where undefined; a drawn set without true
-    instances is left out.
+    `names` is one of `METRIC_GROUPS`; every row must have them. Empty if undefined. Draws without a true instance are
+    left out.
     """
     if not rows:
         return {name: np.empty(0) for name in names}
@@ -174,7 +174,7 @@ def _set_value(rows: Sequence[Row], name: str) -> float | None:
 
 
 def _reason(name: str, rows: Sequence[Row], *, scope: Scope) -> str:
-    """Why a metric is undefined over these rows."""
+    """Why a metric is undefined for these rows."""
     one_grader = all(row.num_graders == 1 for row in rows)
     of_instances = ("rand_error", "ap", "ap50")
     of_pairs = ("ged2_unbiased", "sample_diversity", "hidden_sample_disagreement")
@@ -189,7 +189,7 @@ def _reason(name: str, rows: Sequence[Row], *, scope: Scope) -> str:
         (name in of_instances, "no image has a true instance"),
         (name in CLUSTER_METRICS, "rows are older than this metric"),
         (name in HIDDEN_METRICS and none_hidden, "no hidden pixel is valid, or rows are older than this metric"),
-        (name.startswith("border_agreement"), "nothing that is given reaches the hidden part, in every image"),
+        (name.startswith("border_agreement"), "no visible label touches the hidden part, in any image"),
         (name == "calibration_error", "no image has a valid pixel"),
         (name == "uncertainty_error_ncc", "uncertainty or error is the same at all pixels, in every image"),
     )
