@@ -1,8 +1,8 @@
-"""Checkpoints: what a run saves and how it finds the newest whole one again.
+"""Checkpoints: saving them, and finding the newest intact one.
 
 A checkpoint is a folder, `step-00001000` or a name such as `best`:
 
-    <group>.safetensors   one file a group of tensors (model, optimiser, ...)
+    <group>.safetensors   one file per group of tensors (model, optimiser, ...)
     state.json            everything else
     manifest.json         format, version, step, SHA-256 and size of every file, and a sum of itself; written last
 
@@ -55,9 +55,9 @@ _MAX_STEP = 10**18 - 1
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint whose every byte was verified; tensors are on the CPU and contiguous.
+    """A verified checkpoint; tensors are on the CPU and contiguous.
 
-    `skipped` says which newer ones were refused, and why, when this one is what was fallen back to.
+    `skipped` lists newer ones that were refused, and why.
     """
 
     step: int
@@ -75,7 +75,7 @@ def save_checkpoint(
     state: Mapping[str, Any],
     name: str | None = None,
 ) -> Path:
-    """Write a checkpoint into `folder`, whole or not at all, and return its path.
+    """Write a checkpoint into `folder` atomically, and return its path.
 
     `tensors` maps group names (the files) to named tensors, `state` is plain JSON data. The checkpoint is called
     after its step unless it has a `name`; one of the same name is replaced. Whatever goes wrong, the checkpoints

@@ -1,6 +1,4 @@
-"""A trained model, ready to use: from a run's folder, or the name of published weights, to a network with its
-weights, its settings and its classes. And the way back: `publish` makes published weights of it.
-"""
+"""Load a trained model from a run folder or by the name of published weights; and `publish` one."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -33,32 +31,32 @@ from hpunet.weights.safetensors_io import check_same_tensors
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A network with its averaged weights, where it has any, in evaluation mode."""
+    """A network in evaluation mode, with its averaged weights if available."""
 
     name: str
     model: HPUNet | ProbUNet
     settings: Settings
     info: SetInfo
-    """What the training data were: classes, which of them are stochastic, image channels."""
+    """The training data: classes, which of them are stochastic, image channels."""
     step: int
     device: torch.device
     sampler: SegmentationModel | None = None
-    """What draws hypotheses instead of the model itself: the same model on fused kernels."""
+    """Samples instead of the model, if given: the same model on fused kernels."""
     has_posterior: bool = True
-    """False where published weights are for sampling only; then reconstructing is an error that says so."""
+    """False if published weights are for sampling only; reconstructing is then an error."""
     credit: str = ""
-    """Published weights: who is to be named, and under which licence."""
+    """Published weights: attribution and licence."""
 
 
 class _MissingPosterior(nn.Module):
-    """In the place of a posterior whose weights are not there: a random one would reconstruct nonsense."""
+    """Stands for a posterior without weights; a random one would reconstruct nonsense."""
 
     def __init__(self, where: Path) -> None:
         super().__init__()
         self.where = where
 
     def forward(self, x: Tensor) -> NoReturn:
-        """Say what is missing, whatever the input."""
+        """Raise an error that names the missing file."""
         raise CheckpointError(_missing_posterior(self.where))
 
     encode = forward
@@ -74,14 +72,14 @@ def _missing_posterior(where: Path) -> str:
 def load(
     run: str | Path, *, checkpoint: str = "latest", device: torch.device | str | None = None, name: str | None = None
 ) -> TrainedModel:
-    """The model that a run has trained, or that was published.
+    """Load the model of a run, or published weights.
 
     Args:
-        run: the folder that `hpunet train` wrote, one of published weights, or their name: "lidc-hpu-2026". A folder
-            that is there wins over a name.
+        run: a run folder, a folder of published weights, or their name: "lidc-hpu-2026". An existing folder takes
+            precedence over a name.
         checkpoint: "latest", or a name in the run's `checkpoints` folder: "best", "step-00001000".
-        device: where to put it; a GPU if there is one.
-        name: what to call it in tables; the folder's or the published name by default.
+        device: by default a GPU if there is one.
+        name: its name in tables; by default that of the folder or of the published weights.
     """
     folder = Path(run)
     where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -146,7 +144,7 @@ def _load_published(
 
 
 def _model_without_values(settings: Settings, info: SetInfo) -> HPUNet | ProbUNet:
-    """The network with nothing in its weights: initialising them would take longer than all the rest of loading."""
+    """The network without values: initialising them would take longer than the rest of loading."""
     with torch.device("meta"):
         return build_model(
             settings.model,
@@ -164,9 +162,9 @@ def _fill(model: HPUNet | ProbUNet, weights: Mapping[str, Tensor], *, name: str)
 
 
 def set_temperature(trained: TrainedModel, temperature: Sequence[float]) -> None:
-    """Change the prior's standard deviations for good: times one factor for all scales, or one a scale.
+    """Multiply the prior's standard deviations in place by one factor, or by one per scale.
 
-    Samples of the changed model are those of the old one with that `temperature`; reconstructions stay as they are.
+    The model then samples as before with that `temperature`; reconstructions do not change.
     """
     heads = trained.model.prior_heads()
     factors = list(temperature) * (len(heads) if len(temperature) == 1 else 1)
@@ -181,7 +179,7 @@ def set_temperature(trained: TrainedModel, temperature: Sequence[float]) -> None
 
 
 def set_orientations(trained: TrainedModel, number: int | None) -> TrainedModel:
-    """The same model, drawing hypotheses from so many orientations of an image; without a number as it was."""
+    """The model, sampling from this number of image orientations; None keeps its own."""
     if number is None:
         return trained
     changed = merged(trained.settings.model_dump(), {"model": {"orientations": number}})
@@ -191,7 +189,7 @@ def set_orientations(trained: TrainedModel, number: int | None) -> TrainedModel:
 
 
 def require_posterior(trained: TrainedModel, *, where: Path) -> None:
-    """Refuse published weights without a posterior before long work begins."""
+    """Raise a `CheckpointError` if the posterior is missing, before long work begins."""
     if not trained.has_posterior:
         raise CheckpointError(_missing_posterior(where))
 
@@ -199,7 +197,7 @@ def require_posterior(trained: TrainedModel, *, where: Path) -> None:
 def publish(
     trained: TrainedModel, *, out: Path, name: str, credit: str = "", posterior: bool = True
 ) -> dict[str, dict[str, Any]]:
-    """Write a folder of published weights; returns SHA-256 and size of its files. See `published.py`."""
+    """Write a folder of published weights (see `published.py`); returns SHA-256 and size of its files."""
     if posterior and not trained.has_posterior:
         raise ConfigError(f"{trained.name}: has no posterior to export; export it without (--without-posterior)")
     needed = [part for part, module in trained.model.named_children() if module in trained.model.sampling_modules()]

@@ -3,7 +3,7 @@
     model.json               name, settings, what the data were, iteration, credit, SHA-256 and size of the other
                              files, and a sum of itself
     sampling.safetensors     the weights that sampling needs, float16
-    posterior.safetensors    the others, for reconstruction and IoU_rec; may be left away
+    posterior.safetensors    the other weights, for reconstruction and IoU_rec; optional
 
 A name is looked for in the installed package (`pretrained/NAME`), then in the cache (`cache_folder`). Nothing is ever
 fetched. Float16 and not bfloat16: it keeps 11 bits instead of 8, so that logits move by an eighth as much, and no
@@ -55,17 +55,17 @@ _KEYS: dict[str, type] = {
 
 @dataclass(frozen=True)
 class Published:
-    """A folder of published weights whose every byte was verified; tensors are float32, on the CPU."""
+    """Verified published weights; tensors are float32, on the CPU."""
 
     name: str
     step: int
     settings: dict[str, Any]
     info: dict[str, Any]
     credit: str
-    """Who is to be named, and under which licence."""
+    """Attribution and licence."""
     sampling: dict[str, Tensor]
     posterior: dict[str, Tensor] | None
-    """None where that file was left away."""
+    """None without that file."""
     path: Path
 
 
@@ -76,12 +76,12 @@ def cache_folder() -> Path:
 
 
 def search_folders() -> list[Path]:
-    """Folders that may hold published weights, in the order in which they are looked through."""
+    """Folders that may hold published weights, in search order."""
     return [Path(__file__).parent / "pretrained", cache_folder()]
 
 
 def published_names() -> list[str]:
-    """The names that are known here."""
+    """The names of all published weights found."""
     found = set()
     for place in search_folders():
         if place.is_dir():
@@ -93,7 +93,7 @@ def published_names() -> list[str]:
 
 
 def is_published(folder: Path) -> bool:
-    """Whether this is a folder of published weights, whole or not."""
+    """Whether this is a folder of published weights, intact or not."""
     return (folder / DESCRIPTION).is_file()
 
 
@@ -103,13 +103,13 @@ def is_valid_name(word: str) -> bool:
 
 
 def find_published(name: str) -> Path | None:
-    """The folder of the weights of this name, if they are here."""
+    """The folder of the weights of this name, if found."""
     folders = [place / name for place in search_folders()] if is_valid_name(name) else []
     return next((folder for folder in folders if is_published(folder)), None)
 
 
 def unknown_name_message(name: str) -> str:
-    """What to say of a name that is neither a folder nor known."""
+    """The error message for a name that is neither a folder nor known."""
     names = ", ".join(published_names()) or "none"
     looked = " and ".join(map(str, search_folders()))
     return (
@@ -119,7 +119,7 @@ def unknown_name_message(name: str) -> str:
 
 
 def read_published(folder: Path, *, name: str | None = None) -> Published:
-    """Published weights, every file verified before any is believed. With `name` they must say that it is theirs."""
+    """Read published weights after verifying every file. Their own name must be `name`, if given."""
     path = folder / DESCRIPTION
     what = "the description of published weights"
     found = read_hashed_json(path, kind=FORMAT, version=VERSION, what=what, max_bytes=_MAX_JSON_BYTES)
@@ -155,7 +155,7 @@ def write_published(
     sampling: Mapping[str, Tensor],
     posterior: Mapping[str, Tensor] | None,
 ) -> dict[str, dict[str, Any]]:
-    """Write the folder `out`, whole or not at all; returns SHA-256 and size of each of its files."""
+    """Write the folder `out` atomically; returns SHA-256 and size of each file."""
     if not is_valid_name(name):
         raise ConfigError(f"name: expected 2 to 64 of a-z, 0-9, '.', '_' and '-', got {name!r}")
     groups = {SAMPLING: sampling, **({} if posterior is None else {POSTERIOR: posterior})}

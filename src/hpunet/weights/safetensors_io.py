@@ -1,4 +1,4 @@
-"""The one door for saved weights: safetensors in, safetensors out, never a pickle.
+"""The only way in and out for saved weights: safetensors, never a pickle.
 
 A safetensors file holds a JSON header and plain bytes, so that opening one runs no code. Contents come back bit for
 bit, NaN payloads included; the memory format does not: whatever was channels-last or strided comes back contiguous
@@ -76,7 +76,7 @@ def _header(content: bytes, *, name: str) -> dict[str, object]:
 
 
 def save_weights(path: Path, *, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
-    """Write tensors (say, a `state_dict`) to `path`, which ends in .safetensors, whole or not at all."""
+    """Write tensors (say, a `state_dict`) to `path`, which ends in .safetensors, atomically."""
     if path.suffix != ".safetensors":
         raise CheckpointError(f"{path}: weights are saved as .safetensors, got {path.suffix or 'no ending'}")
     atomic_write(path, encode(tensors, name=str(path), metadata=metadata))

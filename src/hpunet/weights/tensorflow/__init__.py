@@ -1,1 +1,1 @@
-"""TODO"""
+"""The authors' TensorFlow checkpoints, read without TensorFlow. Start reading at convert.py."""

@@ -43,7 +43,7 @@ class Converted:
 def convert_checkpoint(
     path: Path, *, out: Path, settings: Settings, class_names: Sequence[str] | None = None
 ) -> Converted:
-    """Read a checkpoint (prefix, folder or .npz) and write the folder `out`, whole or not at all.
+    """Read a checkpoint (prefix, folder or .npz) and write the folder `out` atomically.
 
     Image channels and classes are as many as the variables have; the rest of the shape is that of `settings`.
     """
