@@ -17,7 +17,7 @@ from rich.progress import track
 from hpunet.config.settings import parse_assignments
 from hpunet.data.open import open_data
 from hpunet.data.types import Source
-from hpunet.evaluation.scoring import instances_of
+from hpunet.evaluation.scores import instances_of
 from hpunet.metrics import average_precision, match_instances, rand_error
 from hpunet.sampling.instances import instance_scores
 from hpunet.utils.pictures import spread

@@ -97,7 +97,7 @@ def test_runs_evaluated_with_several_seeds_are_compared_with_each_other_only(
     evaluate_command(runs=runs, data=data, samples=2, seed=1, seeds=2, limit=4)
     there = capsys.readouterr().err
     for name in ("run0", "run1"):
-        assert f"{name}: all 4 rows were there already" in there
+        assert f"{name}: all 4 rows are done already" in there
     assert json.loads((place / "run0/evaluation/val-2x2/summary.json").read_text())["num_seeds"] == 2
     compare_command(models=[*map(str, runs)], samples=2, seeds=2)
     assert words in " ".join(capsys.readouterr().out.split())

@@ -21,6 +21,7 @@ from hpunet.data.synthetic.source import INFO, SyntheticSource, open_synthetic
 from hpunet.data.types import Source
 from hpunet.errors import ConfigError, DataError
 from hpunet.evaluation import summary as evaluation_summary
+from hpunet.evaluation.images import read_item
 from hpunet.evaluation.rows import (
     CLUSTER_COLUMNS,
     CLUSTER_METRICS,
@@ -35,7 +36,7 @@ from hpunet.evaluation.rows import (
     read_rows,
 )
 from hpunet.evaluation.run import chosen_images, evaluate
-from hpunet.evaluation.scorer import Scorer, read_item
+from hpunet.evaluation.scorer import Scorer
 from hpunet.evaluation.summary import ALL_METRICS, Scope, listed, pooled, scored_part, summarise, undefined_note
 from hpunet.metrics import average_precision, ged2, match_instances, rand_error
 from hpunet.models.base import SegmentationModel
@@ -397,14 +398,16 @@ def test_average_precision_of_perfect_samples_is_that_of_the_true_cars(tmp_path:
     rng = np.random.default_rng(0)
 
     class Perfect(Scorer):
-        def _draw(self, batch: Any, *, indices: Sequence[int], keys: Sequence[str]) -> Any:
-            drawn = []
-            for i in indices:
+        def draw(self, source: Any, items: Any) -> Any:
+            (drawn,) = super().draw(source, items)
+            samples = []
+            for i in drawn.maps.indices:
                 labels, first = source[i].labels[0], self.info.num_fixed_classes
                 ids = rng.integers(first, first + self.info.num_random_ids, (8, labels.max() + 1))
-                drawn.append(np.where(labels < first, labels, ids[:, labels]))
-            confidence = np.ones((len(indices), 64, 128), dtype=np.float32)
-            yield np.stack(drawn).astype(np.uint8), confidence, batch.labels
+                samples.append(np.where(labels < first, labels, ids[:, labels]))
+            maps = {"labels": np.stack(samples).astype(np.uint8), "rebuilt": drawn.maps.batch.labels}
+            maps["confidence"] = np.ones((len(samples), 64, 128), dtype=np.float32)
+            yield drawn._replace(maps=drawn.maps._replace(**maps))
 
     info = INFO["streets"]
     perfect = Perfect(model=small_model("streets"), info=info, crop=(64, 128), num_samples=8, alpha=4)
@@ -547,7 +550,7 @@ def test_summary_says_which_part_of_the_images_was_scored(tmp_path: Path) -> Non
 def test_evaluation_says_that_images_are_smaller_than_what_it_scores(tmp_path: Path) -> None:
     said: list[str] = []
     run_it(tmp_path / "small", lesions(3, size=16), say=said.append)
-    assert said == ["3 images smaller than 32×32, the least 16×16: only what there is was scored"]
+    assert said == ["3 images smaller than 32×32 (smallest 16×16): scored without padding"]
     run_it(tmp_path / "whole", lesions(3), say=said.append)
     assert len(said) == 1
 
@@ -560,8 +563,8 @@ def test_evaluation_says_what_was_there_and_replaces_it_only_when_told(tmp_path:
     run_it(tmp_path, lesions(4), say=said.append)
     run_it(tmp_path, lesions(4), say=said.append, replace=True)
     assert said == [
-        "3 of 4 rows were there already",
-        "all 4 rows were there already; --replace measures them anew",
+        "3 of 4 rows are done already",
+        "all 4 rows are done already; --replace evaluates them again",
     ]
 
 

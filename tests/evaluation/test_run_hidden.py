@@ -19,6 +19,7 @@ from hpunet.data.batch import Batch
 from hpunet.data.synthetic.source import INFO, open_synthetic
 from hpunet.evaluation import summary as evaluation_summary
 from hpunet.evaluation.compare import compare, comparison_csv, read_evaluated
+from hpunet.evaluation.images import true_instances, with_evaluation_ids
 from hpunet.evaluation.rows import (
     CLUSTER_COLUMNS,
     COLUMNS,
@@ -31,7 +32,7 @@ from hpunet.evaluation.rows import (
 )
 from hpunet.evaluation.run import evaluate
 from hpunet.evaluation.scorer import Scorer
-from hpunet.evaluation.scoring import instances_of, true_instances, with_evaluation_ids
+from hpunet.evaluation.scores import instances_of
 from hpunet.evaluation.summary import listed, pooled
 from hpunet.metrics import (
     border_agreement,

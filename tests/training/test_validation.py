@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tiny_run import tiny_settings, untrained_model, write_tiny_pack
 
 from hpunet.config.settings import load_settings
 from hpunet.data.batch import Batch
@@ -11,11 +12,15 @@ from hpunet.data.open import open_splits
 from hpunet.data.packs import Pack, open_pack, write_pack
 from hpunet.data.synthetic.source import INFO as SYNTHETIC
 from hpunet.data.synthetic.source import open_synthetic
-from hpunet.evaluation.scoring import image_scores, instances_of, true_instances
+from hpunet.evaluation.images import read_item, true_instances
+from hpunet.evaluation.run import evaluate
+from hpunet.evaluation.scorer import Maps, Scorer
+from hpunet.evaluation.scores import image_scores, instances_of
 from hpunet.metrics import rand_error
 from hpunet.reports.saved_run import read_run
 from hpunet.training.loop import train
-from hpunet.training.validation import evaluation_batch, swapped
+from hpunet.training.validation import swapped
+from hpunet.weights.load import load
 
 
 @pytest.fixture
@@ -31,16 +36,34 @@ def mixed(tmp_path: Path) -> Pack:
     return open_pack(tmp_path / "pack", split="val")
 
 
-def test_evaluation_batch_does_not_depend_on_neighbours_of_other_sizes(mixed: Pack) -> None:
+def test_validation_does_not_depend_on_neighbours_of_other_sizes(mixed: Pack) -> None:
     assert len(set(mixed.sizes)) > 1
-    indices = list(range(len(mixed)))
-    together = evaluation_batch(mixed, indices, crop=(8, 8), seed=0)
-    for i in indices:
-        alone = evaluation_batch(mixed, [i], crop=(8, 8), seed=0)
-        for name, value in vars(alone).items():
-            assert torch.equal(value[0], getattr(together, name)[i])
-    assert together.valid.all()
-    assert together.labels.max() < mixed.info.num_classes
+    scorer = Scorer(model=untrained_model(mixed.info), info=mixed.info, crop=(8, 8), num_samples=2)
+
+    def maps_of(indices: list[int]) -> Maps:
+        (drawn,) = scorer.draw(mixed, [read_item(mixed, i, mixed.info) for i in indices])
+        assert drawn.maps is not None
+        return drawn.maps
+
+    together = maps_of(list(range(len(mixed))))
+    for i in range(len(mixed)):
+        alone = maps_of([i])
+        for name, value in vars(alone.batch).items():
+            assert torch.equal(value[0], getattr(together.batch, name)[i])
+    assert together.batch.valid.all()
+    assert together.batch.labels.max() < mixed.info.num_classes
+
+
+def test_validation_scores_like_hpunet_evaluate(tmp_path: Path) -> None:
+    """Validation of all images gives the numbers of an evaluation with seed 0."""
+    settings = tiny_settings("optimiser.iterations=2", "logging.validate_images=100")
+    pack = write_tiny_pack(tmp_path / "pack")
+    newest = train(settings, data=str(pack), run=tmp_path / "run", device=torch.device("cpu"), say=lambda _line: None)
+    trained, val = load(tmp_path / "run"), open_pack(pack, split="val")
+    scorer = Scorer(model=trained.model, info=val.info, crop=(16, 16), num_samples=2)
+    means = evaluate(scorer, source=val, folder=tmp_path / "evaluation")
+    for name, value in newest.items():
+        assert means[name]["mean"] == pytest.approx(value, abs=5e-3), name  # rounding moves single pixels
 
 
 def test_image_scores_of_the_graders_themselves_are_perfect() -> None:

@@ -24,9 +24,9 @@ from hpunet.data.packs import write_pack
 from hpunet.data.synthetic.source import INFO, open_synthetic
 from hpunet.data.types import SetInfo
 from hpunet.errors import ConfigError
+from hpunet.evaluation.images import fast_batch_size, read_item
 from hpunet.evaluation.run import scored
-from hpunet.evaluation.scorer import Scorer, read_item
-from hpunet.evaluation.scoring import fast_batch_size
+from hpunet.evaluation.scorer import Scorer
 from hpunet.kernels.dispatch import fast_sampler, fused_network, reason_against_fused
 from hpunet.models.build import build_model
 from hpunet.models.hpunet import HPUNet

@@ -68,7 +68,7 @@ def instances_command(
     check_image_files(images, data_option=True)
     with loading(quiet=quiet):
         from hpunet.data.io.inputs import Input, read_input
-        from hpunet.evaluation.scoring import as_batch, true_instances
+        from hpunet.evaluation.images import as_batch, true_instances
         from hpunet.predict.draw import SamplingOptions, choose_sampler
         from hpunet.predict.instances import default_num_samples, rand_error_of, require_instances, segment_file
         from hpunet.sampling.instances import clustering_threshold

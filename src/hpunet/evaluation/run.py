@@ -1,4 +1,4 @@
-"""Evaluation of a model on a whole set: rows as they come, then means and deviations, and maps of a few images."""
+"""Evaluation of a model on a whole split: one row per image, then a summary, and maps of a few images."""
 
 import io
 import time
@@ -12,20 +12,21 @@ import numpy as np
 
 from hpunet.data.types import SetInfo, Source
 from hpunet.errors import ConfigError
+from hpunet.evaluation.examples import example_arrays
+from hpunet.evaluation.images import Item, fast_batch_size, read_item
 from hpunet.evaluation.rows import EXAMPLES_FILE, SUMMARY_FILE, Row, RowStore, first_keys, mean_rows
-from hpunet.evaluation.scorer import Drawn, Item, Scorer, read_item
-from hpunet.evaluation.scoring import fast_batch_size
+from hpunet.evaluation.scorer import Drawn, Scorer
 from hpunet.evaluation.summary import plural, summarise
 from hpunet.utils.distributed import rank, world_size
 from hpunet.utils.files import atomic_write, dump_json
 from hpunet.utils.pictures import spread
 
 NUM_SHOWN, NUM_HARDEST = 12, 12
-"""Images whose maps are kept: some spread over the set, and those with the worst score."""
+"""Number of images whose maps are kept: spread over the set, and with the worst scores."""
 WAITING = 2
-"""Batches that may be drawn, with one seed each, and not scored yet."""
+"""How many drawn batches may wait for their scores."""
 Callback = Callable[[int, int], None]
-"""Told how many images are done, and of how many."""
+"""Receives how many images are done, and of how many."""
 
 
 def evaluate(
@@ -41,19 +42,19 @@ def evaluate(
     watch: Callback | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Score a model on a split, going on where an earlier attempt stopped; returns the summary, saved in `folder`.
+    """Score a model on a split, resuming an earlier attempt; returns the summary, saved in `folder`.
 
     Args:
-        scorer: the model, and how it is scored.
+        scorer: the model and how it is scored.
         source: the split.
-        folder: where rows, summary and examples go; see `evaluation_rows.py`.
-        options: with which the data were opened; a part of what they are.
-        about: what else the summary is to say.
-        limit: so many images only, drawn once and for all: the first 10 are among the first 20.
-        batch_size: images that go through the network together; by default as many as is fast.
-        replace: whether another evaluation may be in the folder; whatever is there goes.
-        watch: told of the progress, of this process alone.
-        say: told how many rows were there already, if any, and if images are smaller than what is scored of them.
+        folder: where rows, summary and examples go; see `rows.py`.
+        options: options that the data were opened with; part of their identity.
+        about: further entries of the summary.
+        limit: score a fixed random subset of this size; smaller subsets are part of larger ones.
+        batch_size: images that go through the network together.
+        replace: whether to replace another evaluation in the folder.
+        watch: receives the progress of this process.
+        say: receives messages.
     """
     start = time.perf_counter()
     for name, value in (("limit", limit), ("batch", batch_size)):
@@ -69,8 +70,8 @@ def evaluate(
         batches = [chosen[i : i + size] for i in range(0, len(chosen), size)]
         left = [[i for i in batch if source.identities[i].key not in store.done] for batch in batches]
         if there := len(chosen) - sum(map(len, left)):
-            some = f"{there} of {len(chosen)} rows were there already"
-            every = f"all {there} rows were there already; --replace measures them anew"
+            some = f"{there} of {len(chosen)} rows are done already"
+            every = f"all {there} rows are done already; --replace evaluates them again"
             say(some if there < len(chosen) else every)
         mine = [batch for batch in left if batch][rank() :: world_size()]
         total = sum(map(len, mine))
@@ -84,7 +85,7 @@ def evaluate(
         if small:
             crop, least = ("×".join(map(str, size)) for size in (scorer.crop, min(small)))
             how_many = plural(len(small), "image")
-            say(f"{how_many} smaller than {crop}, the least {least}: only what there is was scored")
+            say(f"{how_many} smaller than {crop} (smallest {least}): scored without padding")
         wanted = {source.identities[i].key for i in chosen}
         rows = [row for row in store.finish() if row.key in wanted]
     summary = {
@@ -105,16 +106,16 @@ def evaluate(
 
 
 def chosen_images(source: Source, limit: int | None) -> list[int]:
-    """Numbers of the images to evaluate, in order: all, or so many of them."""
+    """Indices of the images to evaluate, in order: all, or a fixed random subset."""
     chosen = first_keys((identity.key for identity in source.identities), limit)
     return [i for i, identity in enumerate(source.identities) if identity.key in chosen]
 
 
 def scored(scorer: Scorer, source: Source, batches: Iterable[Sequence[Item]]) -> Iterator[list[Row]]:
-    """The rows of each batch; metrics are taken beside the network's work on the seeds and batches that follow."""
+    """The rows of each batch; metrics are computed while the network draws the next seeds and batches."""
     drawn = (each for items in batches for each in scorer.draw(source, items))
     with_one_seed = _scored_beside(scorer, source, drawn)
-    for by_seed in zip(*[with_one_seed] * scorer.num_seeds, strict=True):  # so many at a time
+    for by_seed in zip(*[with_one_seed] * scorer.num_seeds, strict=True):
         yield mean_rows(by_seed)
 
 
@@ -134,7 +135,7 @@ def _scored_beside(scorer: Scorer, source: Source, drawn: Iterable[Drawn]) -> It
 
 
 def read_ahead(source: Source, batches: Sequence[Sequence[int]], info: SetInfo) -> Iterator[list[Item]]:
-    """The images of each batch; the next one is read while the caller works on one."""
+    """The images of each batch; the next batch is read in the background."""
 
     def read(indices: Sequence[int]) -> list[Item]:
         return [read_item(source, index, info) for index in indices]
@@ -151,7 +152,7 @@ def read_ahead(source: Source, batches: Sequence[Sequence[int]], info: SetInfo) 
 def _noting(
     small: list[tuple[int, ...]], batches: Iterable[list[Item]], *, crop: tuple[int, int]
 ) -> Iterator[list[Item]]:
-    """The same batches; sizes of images that are smaller than the crop are added to a list."""
+    """Pass batches through and collect the sizes of images that are smaller than the crop."""
     for items in batches:
         sizes = [item.sample.valid.shape for item in items if item.sample is not None]
         small += [size for size in sizes if size[0] < crop[0] or size[1] < crop[1]]
@@ -159,10 +160,10 @@ def _noting(
 
 
 def _save_examples(scorer: Scorer, source: Source, rows: Sequence[Row], folder: Path) -> None:
-    """`examples.npz`: some images spread over the set, then the hardest, each once; see `Scorer.examples`.
+    """Write `examples.npz`: images spread over the set, then the hardest, each once; see `example_arrays`.
 
-    Besides: hardness (b,), the metric named by `hardness_metric`, and is_hardest and is_spread (b,), which are
-    among the hardest, and which among those spread over the set.
+    It also holds hardness (b,), the metric named by `hardness_metric`; and is_hardest and is_spread (b,), which say
+    why an image is shown.
     """
     metric = "rand_error" if scorer.finds_instances else "ged2"
     good = [row for row in rows if not row.error]
@@ -172,7 +173,7 @@ def _save_examples(scorer: Scorer, source: Source, rows: Sequence[Row], folder: 
     by_key = {row.key: row for row in good}
     by_hardness = sorted((row for row in good if metric in row.scores), key=lambda row: -row.scores[metric])
     hardest = [row.key for row in by_hardness[:NUM_HARDEST]]
-    arrays = scorer.examples(source, [by_key[key] for key in dict.fromkeys([*over_set, *hardest])])
+    arrays = example_arrays(scorer, source, [by_key[key].image for key in dict.fromkeys([*over_set, *hardest])])
     if not arrays:
         return
     shown = [by_key[key] for key in arrays["keys"].tolist()]

@@ -1,7 +1,7 @@
-"""How a model scores on single images: samples and reconstructions drawn, all metrics taken, one row an image.
+"""How a model scores on single images: draw samples and reconstructions, compute all metrics, one row per image.
 
-Noise belongs to the image's key, the seed and the hypothesis, so that neither the batch size nor the number of
-processes, nor an interruption, changes what is drawn for an image.
+Noise is keyed by the image's key, the seed and the hypothesis, so batch size, number of processes and interruptions
+do not change what is drawn for an image. Validation during training uses the same scorer.
 """
 
 import hashlib
@@ -12,25 +12,22 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int, Int32, UInt8
+from jaxtyping import Bool, Float, Float64, Int, Int32, UInt8
 from torch import Tensor, nn
 
 from hpunet.data.batch import Batch
 from hpunet.data.types import Sample, SetInfo, Source, refuse_other_data
-from hpunet.errors import ConfigError, DataError, HPUNetError
-from hpunet.evaluation.rows import Row, mean_rows
-from hpunet.evaluation.scoring import (
+from hpunet.errors import ConfigError
+from hpunet.evaluation.images import (
+    Item,
     as_batch,
     centre_crop,
-    hidden_scores,
-    image_scores,
-    instances_of,
-    metric_arguments,
     prior_inputs,
-    shown_arrays,
     true_instances,
     with_evaluation_ids,
 )
+from hpunet.evaluation.rows import Row
+from hpunet.evaluation.scores import hidden_scores, image_scores, instances_of, metric_arguments
 from hpunet.evaluation.summary import Scope
 from hpunet.metrics import (
     best_match_dice,
@@ -47,19 +44,11 @@ from hpunet.sampling.orientations import encode_orientations
 from hpunet.sampling.sample import reconstruct, sample
 
 LOGITS_AT_ONCE = 2**25
-"""Logits of an image that are held at once, where their softmax is needed."""
+"""Logits per image held at once if their softmax is needed."""
 
 
-class Item(NamedTuple):
-    """An image of the set as it was read, or why it could not be."""
-
-    number: int
-    sample: Sample | None
-    error: str = ""
-
-
-class _Maps(NamedTuple):
-    """What was drawn for images with one seed, and what it is compared with."""
+class Maps(NamedTuple):
+    """Images with their labels, and the samples drawn for them with one seed."""
 
     indices: Sequence[int]
     keys: Sequence[str]
@@ -69,45 +58,36 @@ class _Maps(NamedTuple):
     confidence: Float[np.ndarray, "b h w"] | None
     rebuilt: Int[Tensor, "b r h w"]
     visible: Bool[Tensor, "b h w"] | None = None
-    """What the prior saw, where a part was hidden from it."""
-
-
-_Drawing = tuple[
-    UInt8[np.ndarray, "b s h w"],
-    Float[np.ndarray, "b h w"] | None,
-    Int[Tensor, "b r h w"],
-    Bool[Tensor, "b h w"] | None,
-]
-"""The last fields of `_Maps`."""
+    """The part that the prior saw, if the rest was hidden."""
 
 
 class Drawn(NamedTuple):
-    """Images of a set, and what was drawn with one seed for those that could be read."""
+    """Images of a set, and the maps of those that could be read."""
 
     items: Sequence[Item]
-    maps: _Maps | None
+    maps: Maps | None
 
 
 @dataclass(frozen=True)
 class Scorer:
-    """A model, and how it is scored on an image."""
+    """A model and how it is scored."""
 
     model: SegmentationModel
     info: SetInfo
-    """What the model was trained on: its classes, and which of them metrics look at."""
+    """The model's training data: classes, and which of them metrics consider."""
     crop: tuple[int, int]
     num_samples: int = 16
     seed: int = 0
     num_seeds: int = 1
-    """Seeds from `seed` on that an image is scored with; its scores are the means over them."""
+    """Number of seeds, from `seed` on; scores are means over them."""
     alpha: int | None = None
-    """Threshold of the clustering to instances; by default the number of samples, as in the paper (App. G)."""
+    """Threshold for clustering samples into instances; by default the number of samples, as in the paper (App. G)."""
     connected: bool = False
-    """Whether parts of a cluster that do not touch are instances of their own."""
+    """Whether disconnected parts of a cluster are separate instances."""
     extrapolate: bool = False
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     sampler: SegmentationModel | None = None
-    """What computes instead of the model itself: the same model on fused kernels, which round differently."""
+    """Computes in place of the model: the same model on fused kernels, which round differently."""
 
     def __post_init__(self) -> None:
         for name in ("num_samples", "num_seeds", "seed"):
@@ -115,24 +95,24 @@ class Scorer:
                 raise ConfigError(f"{name} must be at least {least}, got {getattr(self, name)}")
         if self.num_seeds > 1 and self.info.has_instances:
             raise ConfigError(
-                f"{self.num_seeds} seeds: only for classes, since ids and clustering of instances depend on the seed "
-                "too; evaluate with one --seed at a time, each with its own --out"
+                f"{self.num_seeds} seeds: only for classes, since ids and clusters of instances depend on the seed; "
+                "evaluate with one --seed at a time, each with its own --out"
             )
         clustering_threshold(self.alpha, num_samples=self.num_samples)
 
     @property
     def scope(self) -> Scope:
-        """Which metrics there can be. Average precision is for instances among other classes: street scenes."""
+        """Which metrics apply. Average precision is for instances among other classes (street scenes)."""
         among_others = self.finds_instances and self.info.num_fixed_classes > 1
         return Scope(self.num_samples, self.info.has_instances, among_others, self.extrapolate)
 
     @property
     def finds_instances(self) -> bool:
-        """Whether samples are clustered: not where they are given the ids of a part and are to vary in the rest."""
+        """Whether samples are clustered: not when extrapolating, where samples are meant to differ."""
         return self.info.has_instances and not self.extrapolate
 
     def identity(self, source: Source, *, options: Mapping[str, Any]) -> dict[str, Any]:
-        """All that decides the rows."""
+        """Everything that the rows depend on."""
         return {
             "weights": weights_sum(self.model),
             "data": data_sum(source, options=options),
@@ -140,7 +120,7 @@ class Scorer:
             "samples": self.num_samples,
             "seed": self.seed,
             **({} if self.num_seeds == 1 else {"seeds": self.num_seeds}),
-            "alpha": self._alpha if self.info.has_instances else None,
+            "alpha": self.threshold if self.info.has_instances else None,
             **({"connected": True} if self.connected else {}),
             "crop": list(self.crop),
             "extrapolate": self.extrapolate,
@@ -149,46 +129,57 @@ class Scorer:
         }
 
     @property
-    def _network(self) -> SegmentationModel:
+    def network(self) -> SegmentationModel:
+        """What computes: the sampler or the model."""
         return self.sampler or self.model
 
     @property
-    def _alpha(self) -> int:
+    def threshold(self) -> int:
+        """α of the clustering."""
         return clustering_threshold(self.alpha, num_samples=self.num_samples)
 
     def check(self, source: Source) -> None:
-        """Refuse data that the model was not made for, as a whole."""
+        """Refuse data that the model was not made for."""
         refuse_other_data(source, info=self.info)
 
-    def rows(self, source: Source, items: Sequence[Item]) -> list[Row]:
-        """What the model scores on these images, in their order."""
-        return mean_rows([self.score(source, drawn) for drawn in self.draw(source, items)])
-
-    def draw(self, source: Source, items: Sequence[Item]) -> Iterator["Drawn"]:
-        """The model's part of `rows`: what is drawn with each seed, one after the other."""
+    def draw(self, source: Source, items: Sequence[Item]) -> Iterator[Drawn]:
+        """Draw samples and reconstructions, one seed after the other."""
         read = [(item.number, item.sample) for item in items if item.sample is not None]
         if not read:
             yield from [Drawn(items, None)] * self.num_seeds
             return
         indices, samples = [index for index, _ in read], [found for _, found in read]
         keys = [source.identities[i].key for i in indices]
-        batch, truth = self._batch(samples, keys)
-        for drawn in self._draw(batch, indices=indices, keys=keys):
-            yield Drawn(items, _Maps(indices, keys, batch, truth, *drawn))
+        batch, truth = self.prepare(samples, keys)
+        image, cond = self.prior_inputs(batch, indices)
+        with torch.no_grad():  # not around a `yield`, where it would affect the caller
+            features = encode_orientations(self.network, image=image, cond=cond)
+        labels = batch.labels.to(self.device).long()
+        rebuilt = reconstruct(self.network, image=image, labels=labels, return_logits=False, features=features)
+        common = {"rebuilt": rebuilt.labels.cpu(), "visible": None if cond is None else cond[:, 0].cpu() > 0}
+        for seed in range(self.seed, self.seed + self.num_seeds):
+            generators = self.generators(keys, seed=seed)
+            drawn, confidence = self._sampled(image, features=features, generators=generators)
+            yield Drawn(items, Maps(indices, keys, batch, truth, drawn, confidence, **common))
 
-    def score(self, source: Source, drawn: "Drawn") -> list[Row]:
-        """The metrics' part of `rows`, for one seed: on the CPU, and possible beside other work."""
+    def distribution_scores(self, maps: Maps) -> dict[str, Float64[Tensor, " b"]]:
+        """GED², HM-IoU and their relatives, and reconstruction IoU per image."""
+        samples = torch.from_numpy(maps.labels)
+        return image_scores(samples=samples, reconstructions=maps.rebuilt, batch=maps.batch, info=self.info)
+
+    def score(self, source: Source, drawn: Drawn) -> list[Row]:
+        """All metrics for one seed: on the CPU, can run in parallel to drawing."""
         named = {item.number: _without_scores(source, item) for item in drawn.items}
         if drawn.maps is not None:
             named |= self._scored(source, drawn.maps)
         return [named[item.number] for item in drawn.items]
 
-    def _scored(self, source: Source, drawn: "_Maps") -> dict[int, Row]:
+    def _scored(self, source: Source, drawn: Maps) -> dict[int, Row]:
         indices, keys, batch, truth, labels, confidence, rebuilt, visible = drawn
         maps, common = torch.from_numpy(labels), metric_arguments(batch, self.info)
         all_classes = {name: value for name, value in common.items() if name != "classes"}
         scores = {
-            **image_scores(samples=maps, reconstructions=rebuilt, batch=batch, info=self.info),
+            **self.distribution_scores(drawn),
             "best_match_dice": best_match_dice(samples=maps, **common),
             "calibration_error": calibration_error(samples=maps, **common),
             "uncertainty_error_ncc": uncertainty_error_ncc(samples=maps, **all_classes),
@@ -205,12 +196,12 @@ class Scorer:
             if truth is not None:
                 valid = batch.valid[i].numpy()
                 predicted = instances_of(
-                    labels[i], info=self.info, alpha=self._alpha, connected=self.connected, seed=self.seed
+                    labels[i], info=self.info, alpha=self.threshold, connected=self.connected, seed=self.seed
                 )
                 values["rand_error"] = float(
                     rand_error(prediction=predicted[None], truth=truth[i][None], valid=valid[None])[0]
                 )
-                # Whether membranes, or gaps, are found: the Rand error does not look at them.
+                # Whether membranes or gaps are found: the Rand error ignores them.
                 taken = [(maps > 0).astype(np.uint8)[None] for maps in (predicted, truth[i])]
                 values["background_iou"] = float(iou(*taken, num_classes=2, classes=[0], valid=valid[None])[0])
                 if confidence is not None:
@@ -231,43 +222,26 @@ class Scorer:
             )
         return found
 
-    def _batch(
+    def prepare(
         self, samples: Sequence[Sample], keys: Sequence[str]
     ) -> tuple[Batch, Int32[np.ndarray, "b h w"] | None]:
-        """Images as evaluation sees them, each at its own centre; and true instances, 0 where there is none."""
-        singles = [centre_crop(as_batch(found), crop=self.crop) for found in samples]
-        batch = Batch(**{name: torch.cat([getattr(s, name) for s in singles]) for name in vars(singles[0])})
-        truth = None
-        if self.finds_instances:
-            truth = true_instances(batch, self.info)
+        """Images as evaluation sees them, each cropped at its centre; and true instances, 0 for none."""
+        batch = Batch.cat([centre_crop(as_batch(found), crop=self.crop) for found in samples])
+        truth = true_instances(batch, self.info) if self.finds_instances else None
         return with_evaluation_ids(batch, keys=keys, info=self.info, seed=self.seed), truth
-
-    def _draw(self, batch: Batch, *, indices: Sequence[int], keys: Sequence[str]) -> Iterator[_Drawing]:
-        """For each seed what `_sampled` gives; reconstructions and what was visible, which are the same for all."""
-        image, cond = self._prior_inputs(batch, indices)
-        with torch.no_grad():  # not around a `yield`, where it would reach the caller
-            features = encode_orientations(self._network, image=image, cond=cond)
-        labels = batch.labels.to(self.device).long()
-        rebuilt = reconstruct(
-            self._network, image=image, labels=labels, return_logits=False, features=features
-        ).labels.cpu()
-        visible = None if cond is None else cond[:, 0].cpu() > 0
-        for seed in range(self.seed, self.seed + self.num_seeds):
-            generators = self._generators(keys, seed=seed)
-            yield *self._sampled(image, features=features, generators=generators), rebuilt, visible
 
     def _sampled(
         self, image: Float[Tensor, "b c h w"], *, features: Sequence[Tensor], generators: Sequence[torch.Generator]
     ) -> tuple[UInt8[np.ndarray, "b s h w"], Float[np.ndarray, "b h w"] | None]:
-        """Samples, and the mean softmax of the stochastic classes where that is needed."""
+        """Samples, and the mean softmax of the stochastic classes if average precision needs it."""
         wants_scores = self.scope.has_average_precision
         at_once = self.num_samples
         if wants_scores:
             at_once = max(1, LOGITS_AT_ONCE // (self.info.num_classes * self.crop[0] * self.crop[1]))
         drawn, total = [], torch.zeros(len(image), *self.crop, device=self.device)
-        for start in range(0, self.num_samples, at_once):  # the generators go on where they were
+        for start in range(0, self.num_samples, at_once):  # the generators continue
             part = sample(
-                self._network,
+                self.network,
                 image=image,
                 num_samples=min(at_once, self.num_samples - start),
                 generator=generators,
@@ -280,59 +254,17 @@ class Scorer:
         confidence = (total / self.num_samples).cpu().numpy() if wants_scores else None
         return torch.cat(drawn, dim=1).numpy(), confidence
 
-    def _prior_inputs(self, batch: Batch, indices: Sequence[int]) -> tuple[Tensor, Tensor | None]:
-        on_device = Batch(**{name: value.to(self.device) for name, value in vars(batch).items()})
+    def prior_inputs(self, batch: Batch, indices: Sequence[int]) -> tuple[Tensor, Tensor | None]:
+        """Image and conditioning for the prior, on the device."""
+        num_classes = self.info.num_classes
         return prior_inputs(
-            on_device, places=indices, extrapolate=self.extrapolate, num_classes=self.info.num_classes
+            batch.to(self.device), places=indices, extrapolate=self.extrapolate, num_classes=num_classes
         )
 
-    def _generators(self, keys: Sequence[str], *, seed: int) -> list[torch.Generator]:
+    def generators(self, keys: Sequence[str], *, seed: int) -> list[torch.Generator]:
+        """One generator per image, keyed by seed and image."""
         digests = [hashlib.sha256(f"{seed}\0{key}".encode()).digest() for key in keys]
         return [torch.Generator().manual_seed(int.from_bytes(digest[:7])) for digest in digests]
-
-    def examples(self, source: Source, rows: Sequence[Row]) -> dict[str, np.ndarray]:
-        """Maps of these images where they can be read, as in `shown_arrays`, drawn as with the first seed."""
-        collected: dict[str, list[np.ndarray]] = {}
-        for row in rows:  # one at a time: their logits would not all fit
-            item = read_item(source, row.image, self.info)
-            if item.sample is None:  # it was readable when it was scored
-                continue
-            batch, truth = self._batch([item.sample], [row.key])
-            image, cond = self._prior_inputs(batch, [row.image])
-            on_device = Batch(**{name: value.to(self.device) for name, value in vars(batch).items()})
-            arrays = shown_arrays(
-                self._network,
-                batch=on_device,
-                image=image,
-                cond=cond,
-                keys=[row.key],
-                info=self.info,
-                num_samples=self.num_samples,
-                generators=lambda key=row.key: self._generators([key], seed=self.seed),  # type: ignore[misc]
-                truth=truth,
-                alpha=self._alpha,
-                connected=self.connected,
-                seed=self.seed,
-            )
-            for name, value in arrays.items():
-                collected.setdefault(name, []).append(value)
-        return {name: np.concatenate(values) for name, values in collected.items()}
-
-
-def read_item(source: Source, index: int, info: SetInfo) -> Item:
-    """An image with its labels, checked against what the model takes, or why it cannot be had."""
-    try:
-        found = source[index]
-        if found.image.shape[0] != info.in_channels:
-            raise DataError(f"{found.identity.key}: {found.image.shape[0]} channels, expected {info.in_channels}")
-        highest = int(found.labels.max(initial=0))
-        if highest >= info.num_classes and not info.has_instances:
-            raise DataError(
-                f"{found.identity.key}: label {highest}, the model has classes 0...{info.num_classes - 1}"
-            )
-    except (HPUNetError, OSError) as error:
-        return Item(index, None, str(error) or type(error).__name__)
-    return Item(index, found)
 
 
 def _without_scores(source: Source, item: Item) -> Row:
@@ -341,7 +273,7 @@ def _without_scores(source: Source, item: Item) -> Row:
 
 
 def weights_sum(model: SegmentationModel) -> str:
-    """One name for the values of all weights."""
+    """A hash of all weights."""
     total = hashlib.sha256()
     if isinstance(model, nn.Module):
         for name, tensor in sorted(model.state_dict().items()):
@@ -351,9 +283,9 @@ def weights_sum(model: SegmentationModel) -> str:
 
 
 def data_sum(source: Source, *, options: Mapping[str, Any]) -> str:
-    """One name for a set: a pack's own, else the sum of its description and of the names of its images.
+    """A hash of a set: a pack's fingerprint, else the hash of its description and its images' names.
 
-    So a changed image in a folder is not noticed, a changed pack is.
+    A changed image in a folder goes unnoticed, a changed pack does not.
     """
     own = getattr(source, "fingerprint", None)
     if isinstance(own, str):

@@ -15,7 +15,7 @@ from PIL import Image
 from hpunet.data.io.inputs import Input
 from hpunet.data.types import SetInfo
 from hpunet.errors import ConfigError, DataError
-from hpunet.evaluation.scoring import instances_of
+from hpunet.evaluation.scores import instances_of
 from hpunet.metrics import rand_error
 from hpunet.predict.draw import SamplingOptions, sample_image
 from hpunet.predict.output_folder import VolumeWriter, result_folder, slice_folder

@@ -5,8 +5,9 @@ import torch
 
 from hpunet.data.batch import Batch
 from hpunet.data.types import SetInfo
+from hpunet.evaluation.images import prior_inputs
 from hpunet.evaluation.rows import HIDDEN_METRICS
-from hpunet.evaluation.scoring import hidden_scores, prior_inputs
+from hpunet.evaluation.scores import hidden_scores
 
 
 def graded_differently() -> Batch:

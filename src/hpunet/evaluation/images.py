@@ -1,0 +1,106 @@
+"""Images as evaluation sees them: read and checked, cropped at the centre, with fixed ids and fixed hidden parts."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int32, Integer
+from torch import Tensor
+
+from hpunet.data.augment import NO_AUGMENTATION, apply_warp, draw_warp
+from hpunet.data.batch import Batch
+from hpunet.data.extrapolation import NUM_UNIFORMS, hide
+from hpunet.data.instance_ids import assign_ids, evaluation_table
+from hpunet.data.types import Sample, SetInfo, Source
+from hpunet.errors import DataError, HPUNetError
+from hpunet.utils.keyed_random import Stream, keyed_uniform
+
+NUM_TABLE_IDS = 4096
+
+
+class Item(NamedTuple):
+    """An image of the set, or why it could not be read."""
+
+    number: int
+    sample: Sample | None
+    error: str = ""
+
+
+def read_item(source: Source, index: int, info: SetInfo) -> Item:
+    """Read an image with its labels and check it against what the model takes."""
+    try:
+        found = source[index]
+        if found.image.shape[0] != info.in_channels:
+            raise DataError(f"{found.identity.key}: {found.image.shape[0]} channels, expected {info.in_channels}")
+        highest = int(found.labels.max(initial=0))
+        if highest >= info.num_classes and not info.has_instances:
+            raise DataError(
+                f"{found.identity.key}: label {highest}, the model has classes 0...{info.num_classes - 1}"
+            )
+    except (HPUNetError, OSError) as error:
+        return Item(index, None, str(error) or type(error).__name__)
+    return Item(index, found)
+
+
+def fast_batch_size(device: torch.device) -> int:
+    """Default number of images that go through the network together."""
+    return 8 if device.type == "cpu" else 32
+
+
+def as_batch(sample: Sample) -> Batch:
+    """A batch of one image."""
+    return Batch(**{name: torch.from_numpy(getattr(sample, name))[None] for name in Batch.__dataclass_fields__})
+
+
+def centre_crop(batch: Batch, *, crop: tuple[int, int]) -> Batch:
+    """The centre of each image, of this height and width; a smaller image is padded with invalid pixels."""
+    index = torch.arange(len(batch.image), device=batch.image.device)
+    size = (batch.image.shape[2], batch.image.shape[3])
+    warp = draw_warp(
+        NO_AUGMENTATION, seed=0, step=0, index=index, source_size=size, crop_size=crop, device=batch.image.device
+    )
+    return apply_warp(batch, warp, crop_size=crop)
+
+
+def with_evaluation_ids(batch: Batch, *, keys: Sequence[str], info: SetInfo, seed: int) -> Batch:
+    """Map instances to ids, fixed by seed and image key; classes stay as they are."""
+    if not info.has_instances:
+        return batch
+    table = evaluation_table(keys, seed=seed, num_random_ids=info.num_random_ids, num_instances=NUM_TABLE_IDS)
+    labels = assign_ids(
+        batch.labels,
+        num_fixed_classes=info.num_fixed_classes,
+        num_random_ids=info.num_random_ids,
+        table=table.to(batch.labels.device),
+    )
+    return Batch(image=batch.image, labels=labels, valid=batch.valid, graders=batch.graders)
+
+
+def of_first_grader(batch: Batch, maps: Integer[Tensor, "b r h w"]) -> Integer[Tensor, "b h w"]:
+    """The map of each image's first grader: the truth where there can be only one."""
+    first = batch.graders.int().argmax(dim=1)
+    return maps[torch.arange(len(first), device=maps.device), first.to(maps.device)]
+
+
+def prior_inputs(
+    batch: Batch, *, places: Sequence[int], extrapolate: bool, num_classes: int
+) -> tuple[Float[Tensor, "b c h w"], Float[Tensor, "b e h w"] | None]:
+    """Image and conditioning for the prior; when extrapolating, the images' numbers decide which part is hidden.
+
+    The labels of the visible part are those of each image's first grader.
+    """
+    if not extrapolate:
+        return batch.image, None
+    index = torch.tensor(places, device=batch.image.device)
+    uniform = keyed_uniform(seed=0, step=0, index=index, stream=Stream.HIDE, count=NUM_UNIFORMS)
+    hidden = hide(
+        image=batch.image, labels=of_first_grader(batch, batch.labels), uniform=uniform, num_classes=num_classes
+    )
+    return hidden.image, hidden.cond
+
+
+def true_instances(batch: Batch, info: SetInfo) -> Int32[np.ndarray, "b h w"]:
+    """Instances of each image's first grader, 0 for none; `batch` has labels as stored."""
+    labels = of_first_grader(batch, batch.labels).cpu().numpy()
+    return np.asarray(np.maximum(labels - (info.num_fixed_classes - 1), 0), dtype=np.int32)

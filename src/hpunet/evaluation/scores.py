@@ -1,0 +1,93 @@
+"""Scores of samples and reconstructions on single images."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float64, Int32, Integer
+from torch import Tensor
+
+from hpunet.data.batch import Batch
+from hpunet.data.types import SetInfo
+from hpunet.evaluation.images import of_first_grader
+from hpunet.metrics import (
+    border_agreement,
+    hidden_accuracy,
+    hidden_iou,
+    hidden_sample_disagreement,
+    iou_rec,
+    pair_ious,
+)
+from hpunet.sampling.instances import cluster, connected_parts, merge_to_background, postprocess
+
+
+def metric_arguments(batch: Batch, info: SetInfo) -> dict[str, Any]:
+    """The arguments that all metrics of samples share."""
+    return {
+        "labels": batch.labels,
+        "num_classes": info.num_classes,
+        "classes": info.stochastic_classes,
+        "valid": batch.valid,
+        "graders": batch.graders,
+    }
+
+
+def image_scores(
+    *, samples: Integer[Tensor, "b s h w"], reconstructions: Integer[Tensor, "b r h w"], batch: Batch, info: SetInfo
+) -> dict[str, Float64[Tensor, " b"]]:
+    """GED², HM-IoU and their relatives and reconstruction IoU per image, on the CPU; NaN where undefined."""
+    common = metric_arguments(batch, info)
+    pairs = pair_ious(samples=samples, **common)
+    scores = {
+        "ged2": pairs.ged2(),
+        "ged2_unbiased": pairs.ged2_unbiased(),
+        "hm_iou": pairs.hungarian_iou(),
+        "sample_diversity": pairs.sample_diversity(),
+        "iou_rec": iou_rec(reconstructions=reconstructions, **common),
+    }
+    return {name: torch.as_tensor(values, device="cpu") for name, values in scores.items()}
+
+
+def hidden_scores(
+    *,
+    samples: Integer[Tensor, "b s h w"],
+    reconstructions: Integer[Tensor, "b r h w"],
+    visible: Bool[Tensor, "b h w"],
+    batch: Batch,
+    info: SetInfo,
+) -> dict[str, Float64[Tensor, " b"]]:
+    """Scores of the hidden part of each image, on the CPU; NaN where undefined.
+
+    Truth and reconstruction are those of the grader whose visible labels the prior gets.
+    """
+    labels = of_first_grader(batch, batch.labels)
+    rebuilt = of_first_grader(batch, reconstructions).unsqueeze(1)
+    pixels: dict[str, Any] = {"visible": visible, "valid": batch.valid, "num_classes": info.num_classes}
+    all_classes = {**pixels, "labels": labels}
+    stochastic = {**all_classes, "classes": info.stochastic_classes}
+    scores = {
+        "hidden_iou_rec": hidden_iou(maps=rebuilt, **stochastic),
+        "hidden_iou_samples": hidden_iou(maps=samples, **stochastic),
+        "hidden_accuracy_rec": hidden_accuracy(maps=rebuilt, **all_classes),
+        "hidden_accuracy_samples": hidden_accuracy(maps=samples, **all_classes),
+        "hidden_accuracy_background": hidden_accuracy(maps=torch.zeros_like(rebuilt), **all_classes),
+        "border_agreement_samples": border_agreement(maps=samples, **stochastic),
+        "border_agreement_truth": border_agreement(maps=labels.unsqueeze(1), **stochastic),
+        "hidden_sample_disagreement": hidden_sample_disagreement(samples=samples, **pixels),
+    }
+    return {name: torch.as_tensor(values, device="cpu") for name, values in scores.items()}
+
+
+def instances_of(
+    samples: Integer[np.ndarray, "s h w"], *, info: SetInfo, alpha: int, seed: int, connected: bool = False
+) -> Int32[np.ndarray, "h w"]:
+    """Cluster samples into instances and post-process them as in the paper (App. G and H).
+
+    With other classes (street scenes) everything but instances becomes background first, and thin clusters without
+    neighbours vanish; where all is instances (EM) they stay. With `connected`, clusters are first split into their
+    connected parts.
+    """
+    merged = merge_to_background(samples, stochastic_classes=info.stochastic_classes)
+    clusters = cluster(merged, num_classes=1 + len(info.stochastic_classes), threshold=alpha, seed=seed)
+    clusters = connected_parts(clusters) if connected else clusters
+    return postprocess(clusters, keep_unmatched=info.num_fixed_classes == 1)
