@@ -156,11 +156,11 @@ class Scorer:
             features = encode_orientations(self.network, image=image, cond=cond)
         labels = batch.labels.to(self.device).long()
         rebuilt = reconstruct(self.network, image=image, labels=labels, return_logits=False, features=features)
-        common = {"rebuilt": rebuilt.labels.cpu(), "visible": None if cond is None else cond[:, 0].cpu() > 0}
+        maps, visible = rebuilt.labels.cpu(), None if cond is None else cond[:, 0].cpu() > 0
         for seed in range(self.seed, self.seed + self.num_seeds):
             generators = self.generators(keys, seed=seed)
             drawn, confidence = self._sampled(image, features=features, generators=generators)
-            yield Drawn(items, Maps(indices, keys, batch, truth, drawn, confidence, **common))
+            yield Drawn(items, Maps(indices, keys, batch, truth, drawn, confidence, maps, visible))
 
     def distribution_scores(self, maps: Maps) -> dict[str, Float64[Tensor, " b"]]:
         """GED², HM-IoU and their relatives, and reconstruction IoU per image."""
