@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 from tiny_run import tiny_settings, write_tiny_pack
 
 from hpunet.cli.compare import compare_command

@@ -155,7 +155,7 @@ def test_demo_command_says_that_it_starts_anew_after_an_interruption(
 def test_run_demo_deletes_nothing_that_is_not_its_own(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data/precious").write_text("")
-    with pytest.raises(ConfigError, match="data: earlier demonstration"):
+    with pytest.raises(ConfigError, match="earlier demonstration"):
         run_demo(tmp_path)
     assert (tmp_path / "data/precious").is_file()
     with pytest.raises(ConfigError, match="cannot hold the demonstration"):
