@@ -269,8 +269,8 @@ def test_a_bad_image_is_named_and_the_rest_goes_on(hpunet_command: Callable[...,
     lines = result.stderr.splitlines()
     assert [line.split(":")[1].strip() for line in lines[:-1]] == bad
     assert lines[-1] == "7 of 8 failed."
-    assert "3 channel(s), the model was trained on 1; convert it, for instance with Pillow: Image.open" in lines[1]
-    assert "trained on images of 8 bits; say with --window" in lines[2]
+    assert "3 channel(s), the model was trained on 1; convert it" in lines[1]
+    assert "trained on images of 8 bits" in lines[2]
     assert "expected an image or a volume as .nii, .nii.gz, .png, .jpg, .jpeg, .tif, .tiff or .npy" in lines[5]
     assert [path.name for path in Path("out").iterdir()] == ["whole"]
     again = hpunet_command("sample", "lesions", "whole.png", "--out", "out", "--samples", 2)
