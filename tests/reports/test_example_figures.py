@@ -119,9 +119,8 @@ def test_figures_show_examples_spread_over_the_set(tmp_path: Path) -> None:
     expected = [0, 2, 4, 7, 9, 11]
     assert shown(many(12)) == expected
     hardest = np.arange(20) % 3 == 0
-    # The last eight were saved for their hardness alone; files of earlier versions do not say so.
+    # The last eight were saved for their hardness alone.
     assert shown(many(20, is_hardest=hardest, is_spread=np.arange(20) < 12)) == expected
-    assert shown(many(20, is_hardest=hardest)) == expected
 
 
 def test_figures_leave_dollars_in_names_alone(tmp_path: Path) -> None:

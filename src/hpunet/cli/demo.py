@@ -41,7 +41,7 @@ def demo_command(
         for row in shown.rows:
             table.add_row(*row)
         console.print(table)
-        console.print(shown.says, highlight=False)
+        console.print(shown.caption, highlight=False)
     console.print(f"Took {time.perf_counter() - start:.0f} seconds. Open the page:", highlight=False)
     console.print(str(result.report), highlight=False, soft_wrap=True)
 

@@ -1,38 +1,35 @@
 """The comparison of several runs as a figure."""
 
-import io
 from collections.abc import Mapping
 from typing import Any
 
 from hpunet.evaluation.summary import DIRECTIONS, counts, listed
 from hpunet.reports.curves import run_style
-from hpunet.reports.layout import new_figure
+from hpunet.reports.layout import as_png, as_svg, new_figure
 
 
 def draw_comparison(comparison: Mapping[str, Any]) -> dict[str, bytes]:
     """The comparison as a figure, by format: png and svg.
 
-    Left the metrics of each run, mean ± standard deviation over images; right the differences to the first run with
-    95 % intervals, thick over images and thin, below, over patients. Runs are told apart by colour and marker.
+    On the left the metrics of each run, on the right the differences to the first run with 95 % intervals.
     """
     names = [run["name"] for run in comparison["runs"]]
     shown = [name for name in listed(comparison) if any(comparison[name]["runs"])]
-    page = new_figure(layout="constrained", figsize=(12, 1.6 + (0.25 + 0.2 * len(names)) * len(shown)))
-    left, right = page.subplots(1, 2, sharey=True)
+    figure = new_figure(layout="constrained", figsize=(12, 1.6 + (0.25 + 0.2 * len(names)) * len(shown)))
+    left, right = figure.subplots(1, 2, sharey=True)
     for number, name in enumerate(names):
-        look = run_style(number)
+        style = run_style(number)
         for place, metric in enumerate(shown):
             y = place + (number - (len(names) - 1) / 2) * 0.7 / len(names)
             label = name if place == 0 else None
             if entry := comparison[metric]["runs"][number]:
-                left.errorbar(entry["mean"], y, xerr=entry["std"], label=label, capsize=3, **look)
+                left.errorbar(entry["mean"], y, xerr=entry["std"], label=label, capsize=3, **style)
             if number and (gap := comparison[metric]["differences"][number - 1]):
                 below = y + 0.25 / len(names)
-                right.plot((gap["low"], gap["high"]), (y, y), color=look["color"], linewidth=3.2)
-                right.plot(
-                    (gap["patient_low"], gap["patient_high"]), (below, below), color=look["color"], linewidth=1
-                )
-                right.plot(gap["mean"], y, **look)
+                ends, patient_ends = (gap["low"], gap["high"]), (gap["patient_low"], gap["patient_high"])
+                right.plot(ends, (y, y), color=style["color"], linewidth=3.2)
+                right.plot(patient_ends, (below, below), color=style["color"], linewidth=1)
+                right.plot(gap["mean"], y, **style)
     left.set_yticks(range(len(shown)), [f"{name} {DIRECTIONS.get(name, '')}".strip() for name in shown])
     left.invert_yaxis()
     right.axvline(0, color="black", linewidth=1)
@@ -41,14 +38,7 @@ def draw_comparison(comparison: Mapping[str, Any]) -> dict[str, bytes]:
     for axis in (left, right):
         axis.grid(axis="x", alpha=0.3)
         axis.spines[["top", "right"]].set_visible(False)
-    page.suptitle(counts(comparison) + "; ↑ more is better, ↓ less", fontsize=12)
-    page.legend(
-        *left.get_legend_handles_labels(), loc="outside lower center", ncols=min(4, len(names)), frameon=False
-    )
-    return {kind: _saved(page, kind) for kind in ("png", "svg")}
-
-
-def _saved(page: Any, kind: str) -> bytes:
-    buffer = io.BytesIO()
-    page.savefig(buffer, format=kind, dpi=110)
-    return buffer.getvalue()
+    figure.suptitle(counts(comparison) + "; ↑ higher is better, ↓ lower is better", fontsize=12)
+    how: dict[str, Any] = {"loc": "outside lower center", "ncols": min(4, len(names)), "frameon": False}
+    figure.legend(*left.get_legend_handles_labels(), **how)
+    return {"png": as_png(figure, dpi=110), "svg": as_svg(figure)}

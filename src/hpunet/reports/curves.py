@@ -9,80 +9,73 @@ from hpunet.reports.layout import WIDTH, new_figure
 from hpunet.reports.saved_run import SavedRun
 from hpunet.utils.label_painter import PALETTE
 
-_LINE_STYLES = ("-", "--", "-.", ":")
+_LINE_STYLES, _MARKERS = ("-", "--", "-.", ":"), ("o", "s", "^", "D", "v", "P")
 _SMALLEST_KL = 1e-3
 _METRICS = {"val_ged2": "GED² (lower is better)", "val_hm_iou": "matched IoU", "val_iou_rec": "IoU_rec"}
 
 
 def training_dynamics(runs: Sequence[SavedRun]) -> Any:
-    """Reconstruction against κ, λ, and KL altogether and by scale over the iterations; runs overlaid."""
+    """Cross-entropy against κ, λ, and the KL in total and by scale over the iterations; runs overlaid."""
     scales = [[i for i, dim in enumerate(run.settings.model.latent_dims) if dim] for run in runs]
     panels = [("rec", "cross-entropy per counted pixel"), ("lambda", "λ"), ("kl", "KL, all scales (nats)")]
-    panels += [(f"kl_{i}", f"KL, scale {i}{_which(i, scales)}") for i in sorted({i for own in scales for i in own})]
+    panels += [(f"kl_{i}", f"KL, scale {i}{_extent(i, scales)}") for i in sorted({i for own in scales for i in own})]
     rows = -(-len(panels) // 3)
-    page = new_figure(layout="constrained", figsize=(WIDTH, 2.4 * rows + 0.4))
-    axes = page.subplots(rows, 3, squeeze=False).ravel()
+    figure = new_figure(layout="constrained", figsize=(WIDTH, 2.4 * rows + 0.4))
+    axes = figure.subplots(rows, 3, squeeze=False).ravel()
     for axis, (name, title) in zip(axes, panels, strict=False):
         _prepare(axis, title)
         for number, run in enumerate(runs):
             if name.startswith("kl_") and int(name.removeprefix("kl_")) not in scales[number]:
-                continue  # what it logs there is the 0 of no latents
+                continue  # a scale without latents logs 0
             steps, values = run.series(name)
             if name.startswith("kl"):
                 values = values.clip(min=_SMALLEST_KL)
-            look = _style(number)
-            axis.plot(steps, values, color=look["color"], alpha=0.25, linewidth=0.8)
-            axis.plot(steps, values if name == "lambda" else _running_mean(values), **look)  # λ is smooth as it is
+            style = _style(number)
+            axis.plot(steps, values, color=style["color"], alpha=0.25, linewidth=0.8)
+            axis.plot(steps, values if name == "lambda" else _running_mean(values), **style)  # λ is smooth already
             if name == "rec" and run.settings.objective.kind == "geco":
-                axis.axhline(run.settings.objective.kappa, color=look["color"], linestyle=":", linewidth=1.2)
+                axis.axhline(run.settings.objective.kappa, color=style["color"], linestyle=":", linewidth=1.2)
         if name == "lambda" and not any(len(run.series(name)[0]) for run in runs):
             axis.text(0.5, 0.5, "no run uses GECO", transform=axis.transAxes, ha="center")
         else:
             _logarithmic(axis)
     for axis in axes[len(panels) :]:
         axis.set_visible(False)
-    _legend(page, runs)
-    return page
+    _legend(figure, runs)
+    return figure
 
 
 def validation_curves(runs: Sequence[SavedRun]) -> Any:
     """The validation metrics over the iterations; runs overlaid."""
-    page = new_figure(layout="constrained", figsize=(WIDTH, 2.9))
-    for axis, (name, title) in zip(page.subplots(1, len(_METRICS)), _METRICS.items(), strict=True):
+    figure = new_figure(layout="constrained", figsize=(WIDTH, 2.9))
+    for axis, (name, title) in zip(figure.subplots(1, len(_METRICS)), _METRICS.items(), strict=True):
         _prepare(axis, title)
         for number, run in enumerate(runs):
             axis.plot(*run.series(name), marker="o", markersize=4, **_style(number))
         axis.set_xlim(left=0)
         axis.set_ylim(0, axis.get_ylim()[1] * 1.05)
-    _legend(page, runs)
-    return page
+    _legend(figure, runs)
+    return figure
 
 
-def _which(scale: int, scales: Sequence[Sequence[int]]) -> str:
-    """What a scale is to all the runs that have it, given the scales of each run."""
+def _extent(scale: int, scales: Sequence[Sequence[int]]) -> str:
+    """Whether a scale is the most global or local one of all runs that have it, given the scales of each run."""
     ends = {(scale == own[0], scale == own[-1]) for own in scales if scale in own}
     if all(first for first, _ in ends) and not all(last for _, last in ends):
         return " (most global)"
     return " (most local)" if all(last and not first for first, last in ends) else ""
 
 
-_MARKERS = ("o", "s", "^", "D", "v", "P")
-
-
 def run_style(number: int) -> dict[str, Any]:
     """Colour and marker of the n-th run, for single values."""
-    marker = _MARKERS[number % len(_MARKERS)]
-    return {"color": _style(number)["color"], "marker": marker, "markersize": 6, "linestyle": "none"}
+    how = {"marker": _MARKERS[number % len(_MARKERS)], "markersize": 6, "linestyle": "none"}
+    return {"color": _style(number)["color"], **how}
 
 
 def _style(number: int) -> dict[str, Any]:
-    """Colour and dashes of the n-th run: told apart in any colour vision, and in print without colours."""
-    colours = [tuple(rgb / 255) for rgb in PALETTE[[5, 6, 3, 7, 1, 2]]]
-    return {
-        "color": colours[number % len(colours)],
-        "linestyle": _LINE_STYLES[number % len(_LINE_STYLES)],
-        "linewidth": 1.8,
-    }
+    """Colour and dashes of the n-th run: distinct for any colour vision, and in print without colours."""
+    colour = PALETTE[(5, 6, 3, 7, 1, 2)[number % 6]] / 255
+    return {"color": tuple(colour), "linestyle": _LINE_STYLES[number % len(_LINE_STYLES)], "linewidth": 1.8}
 
 
 def _prepare(axis: Any, title: str) -> None:
@@ -94,7 +87,7 @@ def _prepare(axis: Any, title: str) -> None:
 
 
 def _logarithmic(axis: Any) -> None:
-    """A logarithmic y axis with plain numbers, and labels between the powers of ten only where there is room."""
+    """A logarithmic y axis with plain numbers, labelled between powers of ten where there is room."""
     from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
 
     axis.set_yscale("log")
@@ -105,12 +98,12 @@ def _logarithmic(axis: Any) -> None:
     axis.yaxis.set_minor_formatter(NullFormatter())
 
 
-def _legend(page: Any, runs: Sequence[SavedRun]) -> None:
+def _legend(figure: Any, runs: Sequence[SavedRun]) -> None:
     from matplotlib.lines import Line2D
 
     handles = [Line2D([], [], **_style(i), label=run.name) for i, run in enumerate(runs)]
     place = {"loc": "outside upper center", "ncols": min(4, len(runs))}
-    legend = page.legend(handles=handles, **place, frameon=False, fontsize=9.5)
+    legend = figure.legend(handles=handles, **place, frameon=False, fontsize=9.5)
     for text in legend.get_texts():
         text.set_parse_math(False)  # a name may hold dollar signs
 

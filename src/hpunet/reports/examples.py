@@ -1,28 +1,29 @@
-"""Example images with what a model makes of them: one .npz file, read back and checked. Needs neither torch nor data.
+"""Example images with a model's predictions: one .npz file, read back and checked. Needs neither torch nor data.
 
-Validation saves such a file as `pictures/step-*.npz`, evaluation as `evaluation/*/examples.npz`; the report draws
-both the same way. Arrays, with b images, r graders, s samples (dimension legend in `batch.py`):
+Validation saves such a file as `pictures/step-*.npz`, evaluation as `evaluation/*/examples.npz`. Arrays, with b
+images, r graders, s samples:
 
     always         image (b c h w) as the data have it, in [0, 1]; labels, reconstructions (b r h w); graders (b r);
                    valid (b h w); keys (b); samples_full (b s h w)
     scales         prior_mean (b h w); samples_global, samples_local (b s h w); std_full, std_global, std_local
                    (b h w): samples and standard deviation by what was sampled
     instances      true_instances, instances (b h w): those of the data, and those found by clustering the samples; 0
-                   where there is none
+                   is background
     hardness       hardness (b), NaN where it is undefined, and hardness_metric (), "rand_error" or "ged2"
-    hardest        is_hardest (b): which are the hardest of a whole set, not just of these images
-    spread         is_spread (b): which were taken evenly over the whole set, in its order
+    evaluation     is_hardest (b), is_spread (b): whether an image is among the hardest of the evaluated set, and
+                   whether it is one of those spread evenly over it
     extrapolation  visible (b h w), false where the prior did not see the image
     classes        stochastic_classes (n), class_names (k): "id 1", "id 2", … are random ids of instances
 
-A group is there as a whole or not at all; only the first must be. Files may hold other arrays beside these.
+A group is complete or absent; only the first is required. Other arrays are ignored.
 """
 
 import io
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Integer
@@ -31,41 +32,38 @@ from hpunet.errors import DataError
 from hpunet.utils.files import read_file
 
 MAX_UNPACKED_BYTES = 2**31
-"""Bound on what a file of examples may unpack to."""
 WAYS = ("full", "global", "local")
 """What was sampled: all latent scales, or one with the others at their mean."""
 _ALWAYS = ("image", "labels", "graders", "valid", "keys", "reconstructions", "samples_full")
-_SCALES = ("prior_mean", "samples_global", "samples_local", *(f"std_{way}" for way in WAYS))
-_INSTANCES = ("true_instances", "instances")
-_HARDNESS = ("hardness", "hardness_metric")
-_CLASSES = ("stochastic_classes", "class_names")
-_SHAPES = {
-    "image": "b c h w",  # first: the others are held against it
-    **dict.fromkeys(("labels", "reconstructions"), "b r h w"),
-    **{f"samples_{way}": "b s h w" for way in WAYS},
-    **{f"std_{way}": "b h w" for way in WAYS},
-    **dict.fromkeys(("valid", "prior_mean", "instances", "true_instances", "visible"), "b h w"),
-    "graders": "b r",
-    "keys": "b",
-    "hardness": "b",
-    "is_hardest": "b",
-    "is_spread": "b",
-    "hardness_metric": "",
-    "stochastic_classes": "n",
-    "class_names": "k",
+_GROUPS = (
+    ("prior_mean", "samples_global", "samples_local", *(f"std_{way}" for way in WAYS)),
+    ("true_instances", "instances"),
+    ("hardness", "hardness_metric"),
+    ("is_hardest", "is_spread"),
+    ("stochastic_classes", "class_names"),
+)
+_ARRAYS = {
+    "image": ("f", "b c h w"),  # first: it sets the sizes of the others
+    **dict.fromkeys(("labels", "reconstructions"), ("iu", "b r h w")),
+    **{f"samples_{way}": ("iu", "b s h w") for way in WAYS},
+    **{f"std_{way}": ("f", "b h w") for way in WAYS},
+    **dict.fromkeys(("prior_mean", "instances", "true_instances"), ("iu", "b h w")),
+    **dict.fromkeys(("valid", "visible"), ("b", "b h w")),
+    "graders": ("b", "b r"),
+    "keys": ("U", "b"),
+    "hardness": ("f", "b"),
+    **dict.fromkeys(("is_hardest", "is_spread"), ("b", "b")),
+    "hardness_metric": ("U", ""),
+    "stochastic_classes": ("iu", "n"),
+    "class_names": ("U", "k"),
 }
-_KINDS = {
-    **dict.fromkeys(("image", "hardness", *(f"std_{way}" for way in WAYS)), "f"),
-    **dict.fromkeys(("graders", "valid", "visible", "is_hardest", "is_spread"), "b"),
-    **dict.fromkeys(("keys", "class_names", "hardness_metric"), "U"),
-}
-"""Kinds of numpy types; what is not named holds whole numbers, 0 or more."""
-_KIND_WORDS = {"f": "floats", "b": "booleans", "U": "words", "iu": "whole numbers"}
+"""Kind of numpy type and dimensions."""
+_KIND_WORDS = {"f": "floats", "b": "booleans", "U": "strings", "iu": "whole numbers"}
 
 
 @dataclass(frozen=True)
 class Examples:
-    """Images, what graders said and what a model says; see the module for the groups that may be missing."""
+    """The arrays of a file; samples and standard deviations by way of sampling. None or empty is an absent group."""
 
     image: Float[np.ndarray, "b c h w"]
     labels: Integer[np.ndarray, "b r h w"]
@@ -74,9 +72,7 @@ class Examples:
     keys: Sequence[str]
     reconstructions: Integer[np.ndarray, "b r h w"]
     samples: Mapping[str, Integer[np.ndarray, "b _ h w"]]
-    """By way of sampling; "full" is always there."""
     std: Mapping[str, Float[np.ndarray, "b h w"]]
-    """By way of sampling; empty where scales were not taken apart."""
     prior_mean: Integer[np.ndarray, "b h w"] | None
     true_instances: Integer[np.ndarray, "b h w"] | None
     instances: Integer[np.ndarray, "b h w"] | None
@@ -94,14 +90,24 @@ class Examples:
         names = [self.class_names[c] for c in self.stochastic_classes]
         return self.instances is not None or names == [f"id {i + 1}" for i in range(len(names))]
 
+    @property
+    def has_other_classes(self) -> bool:
+        """Whether there are classes besides the background and the stochastic ones."""
+        return len(self.class_names) > len(self.stochastic_classes) + 1
+
+    @property
+    def hardness_name(self) -> str:
+        """The metric of the hardness, as figures show it."""
+        return {"rand_error": "Rand error", "ged2": "GED²"}.get(self.hardness_metric, self.hardness_metric)
+
 
 def read_examples(path: Path, *, same_classes: Examples | None = None) -> Examples:
     """Read a file of examples, or raise an error that names the file and what is wrong with it.
 
-    What it does not say of classes is as in `same_classes`; else all but class 0 are stochastic and have no names.
+    A file without classes has those of `same_classes`, else all but class 0 are stochastic.
     """
     arrays = _read_arrays(path)
-    has_scales = _check(arrays, path)
+    _check(arrays, path)
     if "class_names" in arrays:
         stochastic, names = arrays["stochastic_classes"].tolist(), arrays["class_names"].tolist()
     elif same_classes is not None:
@@ -109,26 +115,12 @@ def read_examples(path: Path, *, same_classes: Examples | None = None) -> Exampl
     else:
         num_classes = 1 + max(1, *(int(arrays[n].max()) for n in ("labels", "reconstructions", "samples_full")))
         stochastic, names = range(1, num_classes), [f"class {i}" for i in range(num_classes)]
-    return Examples(
-        image=arrays["image"],
-        labels=arrays["labels"],
-        graders=arrays["graders"],
-        valid=arrays["valid"],
-        keys=arrays["keys"].tolist(),
-        reconstructions=arrays["reconstructions"],
-        samples={way: arrays[f"samples_{way}"] for way in (WAYS if has_scales else WAYS[:1])},
-        std={way: arrays[f"std_{way}"] for way in (WAYS if has_scales else ())},
-        stochastic_classes=stochastic,
-        class_names=names,
-        prior_mean=arrays.get("prior_mean"),
-        true_instances=arrays.get("true_instances"),
-        instances=arrays.get("instances"),
-        hardness=arrays.get("hardness"),
-        hardness_metric=str(arrays.get("hardness_metric", "")),
-        is_hardest=arrays.get("is_hardest"),
-        is_spread=arrays.get("is_spread"),
-        visible=arrays.get("visible"),
-    )
+    values: dict[str, Any] = {field.name: arrays.get(field.name) for field in fields(Examples)}
+    for kind in ("samples", "std"):
+        values[kind] = {way: arrays[f"{kind}_{way}"] for way in WAYS if f"{kind}_{way}" in arrays}
+    metric = str(arrays.get("hardness_metric", ""))
+    values |= {"keys": arrays["keys"].tolist(), "hardness_metric": metric}
+    return Examples(**values | {"stochastic_classes": stochastic, "class_names": names})
 
 
 def _read_arrays(path: Path) -> dict[str, np.ndarray]:
@@ -139,40 +131,32 @@ def _read_arrays(path: Path) -> dict[str, np.ndarray]:
         if size > MAX_UNPACKED_BYTES:
             raise DataError(f"{path}: unpacks to {size} bytes, more than the {MAX_UNPACKED_BYTES} this reader takes")
         with np.load(io.BytesIO(content), allow_pickle=False) as archive:
-            return {name: np.asarray(archive[name]) for name in archive.files if name in _SHAPES}
+            return {name: np.asarray(archive[name]) for name in archive.files if name in _ARRAYS}
     except DataError:
         raise
     except Exception as error:  # zipfile, zlib and numpy raise errors of many kinds
         raise DataError(f"{path}: not a readable .npz file ({error})") from None
 
 
-def _check(arrays: Mapping[str, np.ndarray], path: Path) -> bool:
-    """Refuse arrays that are missing, of another kind, or do not fit each other; says whether scales are there."""
-    groups = [group for group in (_SCALES, _INSTANCES, _HARDNESS, _CLASSES) if any(name in arrays for name in group)]
-    missing = [name for group in (_ALWAYS, *groups) for name in group if name not in arrays]
-    if missing:
+def _check(arrays: Mapping[str, np.ndarray], path: Path) -> None:
+    """Refuse arrays that are missing, have the wrong kind, or do not fit each other."""
+    groups = [group for group in _GROUPS if any(name in arrays for name in group)]
+    if missing := [name for group in (_ALWAYS, *groups) for name in group if name not in arrays]:
         raise DataError(f"{path}: lacks {', '.join(missing)}")
     sizes: dict[str, int] = {}
-    for name, shape in _SHAPES.items():
-        if name in arrays:
-            _check_array(arrays[name], name=name, dims=shape.split(), sizes=sizes, path=path)
-    if "stochastic_classes" in arrays and arrays["stochastic_classes"].max() >= len(arrays["class_names"]):
-        raise DataError(f"{path}: stochastic_classes: class_names has {len(arrays['class_names'])} classes only")
-    return _SCALES in groups
-
-
-def _check_array(array: np.ndarray, *, name: str, dims: Sequence[str], sizes: dict[str, int], path: Path) -> None:
-    kind = _KINDS.get(name, "iu")
-    fits = array.ndim == len(dims) and array.size > 0 and array.dtype.kind in kind
-    if fits:
-        for dim, size in zip(dims, array.shape, strict=True):
-            # Ways of sampling may be shown by different numbers of samples.
-            fits &= dim == "s" or sizes.setdefault(dim, size) == size
-    if not fits:
-        wanted = " ".join(f"{dim}={sizes[dim]}" if dim in sizes else dim for dim in dims)
-        got = f"{array.dtype} of shape {array.shape}"
-        raise DataError(f"{path}: {name}: expected {_KIND_WORDS[kind]} ({wanted}), got {got}")
-    if kind == "iu" and array.min() < 0:
-        raise DataError(f"{path}: {name}: expected numbers from 0 on, found {array.min()}")
-    if kind == "f" and name != "hardness" and not np.isfinite(array).all():
-        raise DataError(f"{path}: {name}: holds values that are not finite")
+    for name, (kind, shape) in _ARRAYS.items():
+        if name not in arrays:
+            continue
+        array, dims = arrays[name], shape.split()
+        fits = array.ndim == len(dims) and array.size > 0 and array.dtype.kind in kind
+        # Ways of sampling may have different numbers of samples.
+        if not fits or any(d != "s" and sizes.setdefault(d, n) != n for d, n in zip(dims, array.shape, strict=True)):
+            wanted = " ".join(f"{dim}={sizes[dim]}" if dim in sizes else dim for dim in dims)
+            got = f"{array.dtype} of shape {array.shape}"
+            raise DataError(f"{path}: {name}: expected {_KIND_WORDS[kind]} ({wanted}), got {got}")
+        if kind == "iu" and array.min() < 0:
+            raise DataError(f"{path}: {name}: expected 0 or more, found {array.min()}")
+        if kind == "f" and name != "hardness" and not np.isfinite(array).all():
+            raise DataError(f"{path}: {name}: holds values that are not finite")
+    if "class_names" in arrays and arrays["stochastic_classes"].max() >= len(arrays["class_names"]):
+        raise DataError(f"{path}: stochastic_classes: class_names has only {len(arrays['class_names'])} classes")

@@ -1,7 +1,4 @@
-"""One self-contained HTML page from what runs saved, and its figures as files: how they trained, what they predict.
-
-Reads the run folders only (see `saved_run.py`): no torch, no data, no network; pictures are part of the page.
-"""
+"""One self-contained HTML page, with its figures, from run folders. Needs no torch, no data and no network."""
 
 import base64
 import re
@@ -35,26 +32,20 @@ thead th { border-bottom: 2px solid #111; }
 @media print { body { max-width: none; margin: 0; padding: 0; font-size: 10pt; }
                .wide { overflow: visible; } img { max-height: 240mm; } }
 """
-
-
 _EVALUATIONS = (
     "Mean ± standard deviation over bootstraps of the images; columns are run, split and number of samples. Lower is "
     "better for ged2, ged2_unbiased, calibration_error and rand_error, higher for the others. sample_diversity and "
     "hidden_sample_disagreement are neither good nor bad by themselves; hidden_accuracy_background and "
-    "border_agreement_truth are marks to hold the samples against."
+    "border_agreement_truth are baselines for the samples."
 )
-
-
-def _silently(drawings: Iterable[Drawing], _count: int) -> Iterable[Drawing]:
-    return drawings
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table for the head of the page, with a sentence that says what it shows."""
+    """A table for the top of the page."""
 
     title: str
-    says: str
+    caption: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
 
@@ -66,26 +57,29 @@ def write_report(
     figures: Path | None = None,
     title: str = "Training report",
     tables: Sequence[Table] = (),
-    progress: Progress = _silently,
+    progress: Progress = lambda drawings, _count: drawings,
 ) -> Path:
-    """Write the page of these run folders to `out`, replacing what is there; returns its path.
+    """Write the page of these run folders to `out`, overwriting it; returns its path.
 
-    `figures` is a folder for the same figures as PNG (300 dpi) and SVG, with `captions.txt`; files of the same names
-    are replaced. `progress` goes over the drawings, given them and their number.
+    `figures` is a folder for the same figures as PNG (300 dpi) and SVG, with `captions.txt`; existing files are
+    overwritten. `progress` iterates over the drawings, given them and their number.
     """
     if not runs:
         raise ConfigError("a report needs at least one run")
-    saved = [read_run(run, name=name) for run, name in zip(runs, _names(runs), strict=True)]
+    names = [run.resolve().name for run in runs]
+    if len(set(names)) < len(names):
+        names = [str(run) for run in runs]
+    saved = [read_run(run, name=name) for run, name in zip(runs, names, strict=True)]
     sections = report_sections(saved)
     drawings = [drawing for section in sections for drawing in section.drawings]
     files = _file_names(drawings)
     shown: dict[str, str] = {}
     for drawing in progress(drawings, len(drawings)):
-        drawn = drawing.draw()
-        shown[drawing.name] = _figure(as_png(drawn, dpi=PAGE_DPI), drawing)
+        figure = drawing.draw()
+        shown[drawing.name] = _figure(as_png(figure, dpi=PAGE_DPI), drawing)
         if figures is not None:
-            atomic_write(figures / f"{files[drawing.name]}.png", as_png(drawn, dpi=PRINT_DPI))
-            atomic_write(figures / f"{files[drawing.name]}.svg", as_svg(drawn))
+            atomic_write(figures / f"{files[drawing.name]}.png", as_png(figure, dpi=PRINT_DPI))
+            atomic_write(figures / f"{files[drawing.name]}.svg", as_svg(figure))
     if figures is not None:
         captions = [f"{files[d.name]}: {d.title}\n{d.caption}\n" for d in drawings]
         atomic_write(figures / "captions.txt", "\n".join(captions).encode())
@@ -93,14 +87,8 @@ def write_report(
     return out
 
 
-def _names(runs: Sequence[Path]) -> list[str]:
-    """The folders' own names, or their whole paths where these are not unique."""
-    names = [run.resolve().name for run in runs]
-    return names if len(set(names)) == len(names) else [str(run) for run in runs]
-
-
 def _file_names(drawings: Sequence[Drawing]) -> dict[str, str]:
-    """What each drawing's files are called: its name without what a file name cannot hold, and unique."""
+    """A unique file name, without extension, for each drawing."""
     files: dict[str, str] = {}
     for drawing in drawings:
         plain = name = re.sub(r"[^\w.-]+", "-", drawing.name).strip("-.")
@@ -120,9 +108,8 @@ def _page(
     title: str,
     tables: Sequence[Table],
 ) -> str:
-    parts = [_table(table) for table in tables]
-    parts += ["<h2>Runs</h2>", _runs_table(runs)]
-    parts += [_table(_evaluations(runs))] if any(run.evaluations for run in runs) else []
+    evaluated = [_evaluations(runs)] if any(run.evaluations for run in runs) else []
+    parts = [_table(table) for table in (*tables, _runs_table(runs), *evaluated)]
     for section in sections:
         parts.append(f"<h2>{escape(section.heading)}</h2>")
         parts += [f"<p>{escape(section.note)}</p>"] if section.note else []
@@ -136,15 +123,15 @@ def _page(
     )
 
 
-def _runs_table(runs: Sequence[SavedRun]) -> str:
-    columns = ["run", "model", "objective", "optimiser", "made with"]
+def _runs_table(runs: Sequence[SavedRun]) -> Table:
+    columns = ["run", "model", "objective", "optimiser", "software"]
     rows = []
     for run in runs:
         model, objective, optimiser = run.settings.model, run.settings.objective, run.settings.optimiser
         weight = f"κ {objective.kappa:g}" if objective.kind == "geco" else f"β {objective.beta:g}"
         counted = "all pixels" if objective.top_k == "all" else f"top {objective.top_k:g} of the pixels"
-        rates = ", ".join(f"{rate:g}" for rate in optimiser.learning_rates)
         made = run.description
+        rates = ", ".join(f"{rate:g}" for rate in optimiser.learning_rates)
         rows.append(
             [
                 f"{run.name} (seed {run.settings.seed})",
@@ -155,27 +142,26 @@ def _runs_table(runs: Sequence[SavedRun]) -> str:
                 f"hpunet {made.get('hpunet')}, torch {made.get('torch')}, {made.get('device')}",
             ]
         )
-    return _html_table(columns, rows)
+    return Table("Runs", "", columns, rows)
 
 
 def _evaluations(runs: Sequence[SavedRun]) -> Table:
     found = {f"{run.name}, {name}": each for run in runs for name, each in run.evaluations.items()}
-    metrics = dict.fromkeys(metric for each in found.values() for metric in each.scores)
     rows = [["images", *(str(each.num_images) for each in found.values())]]
-    for metric in metrics:
+    for metric in dict.fromkeys(metric for each in found.values() for metric in each.scores):
         scores = [each.scores.get(metric) for each in found.values()]
         rows.append([metric, *("–" if score is None else f"{score[0]:.4f} ± {score[1]:.4f}" for score in scores)])
     return Table("Evaluations", _EVALUATIONS, ["", *found], rows)
 
 
 def _table(table: Table) -> str:
-    return f"<h2>{escape(table.title)}</h2>\n<p>{escape(table.says)}</p>\n{_html_table(table.columns, table.rows)}"
-
-
-def _html_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in columns)
-    lines = "\n".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f'<div class="wide"><table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{lines}\n</tbody>\n</table></div>'
+    caption = f"<p>{escape(table.caption)}</p>\n" if table.caption else ""
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in table.columns)
+    lines = "\n".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in table.rows)
+    return (
+        f'<h2>{escape(table.title)}</h2>\n{caption}<div class="wide"><table>\n<thead><tr>{head}</tr></thead>\n'
+        f"<tbody>\n{lines}\n</tbody>\n</table></div>"
+    )
 
 
 def _figure(png: bytes, drawing: Drawing) -> str:

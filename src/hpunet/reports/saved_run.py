@@ -1,6 +1,5 @@
-"""What a training run left in its folder, read back and checked. Needs neither torch nor the data."""
+"""Read back and check the folder of a training run. Needs neither torch nor the data."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,37 +11,32 @@ from hpunet.config.settings import Settings, check_settings
 from hpunet.errors import DataError
 from hpunet.reports.examples import Examples, read_examples
 from hpunet.training.loggers import LOG_FILE, read_log
-from hpunet.utils.files import read_file
+from hpunet.utils.files import parse_json, read_file
 
 
 @dataclass(frozen=True)
 class SavedEvaluation:
-    """What an evaluation of a run saved: its numbers, and examples unless every image failed."""
+    """An evaluation of a run: mean and standard deviation by metric, and examples unless every image failed."""
 
     num_images: int
     scores: Mapping[str, tuple[float, float]]
-    """Mean and standard deviation of every metric that is defined."""
     examples: Examples | None
 
 
 @dataclass(frozen=True)
 class SavedRun:
-    """A run: its settings, where it ran, its log, the examples that validation saved, and its evaluations."""
+    """A run: its settings, log, the examples of its newest validation at `step`, and evaluations by folder name."""
 
     name: str
-    folder: Path
     settings: Settings
     description: dict[str, Any]
     log: list[dict[str, Any]]
-    examples: Examples | None
-    """What the newest validation saved; None before the first one."""
+    examples: Examples | None  # none before the first validation
     step: int
-    """The iteration of that validation."""
     evaluations: Mapping[str, SavedEvaluation]
-    """By the names of their folders: "test-16"."""
 
     def series(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """Steps and values of a logged number; steps where it was not finite are left out."""
+        """Steps and values of a logged number, where it was finite."""
         points = [(line["step"], line[name]) for line in self.log if line.get(name) is not None]
         steps, values = zip(*points, strict=True) if points else ((), ())
         return np.array(steps, dtype=np.int64), np.array(values, dtype=np.float64)
@@ -50,10 +44,9 @@ class SavedRun:
 
 def read_run(folder: Path, *, name: str | None = None) -> SavedRun:
     """Read a run's folder, or raise an error that names the file and what is wrong with it."""
-    if not folder.is_dir():
-        raise DataError(f"{folder}: no such folder; expected one that `hpunet train` wrote")
     if not (folder / "settings.json").exists():
-        raise DataError(f"{folder}: not a run's folder (no settings.json); expected one that `hpunet train` wrote")
+        why = "not a run's folder (no settings.json)" if folder.is_dir() else "no such folder"
+        raise DataError(f"{folder}: {why}; expected one that `hpunet train` wrote")
     settings = check_settings(_read_object(folder / "settings.json"), where=str(folder / "settings.json"))
     log = read_log(folder / LOG_FILE, strict=True)
     if not log:
@@ -64,7 +57,6 @@ def read_run(folder: Path, *, name: str | None = None) -> SavedRun:
     evaluated = sorted(path.parent for path in folder.glob("evaluation/*/summary.json"))
     return SavedRun(
         name=name or folder.resolve().name,
-        folder=folder,
         settings=settings,
         description=_read_object(folder / "run.json"),
         log=log,
@@ -90,11 +82,7 @@ def _read_evaluation(folder: Path, *, same_classes: Examples | None) -> SavedEva
 
 
 def _read_object(path: Path) -> dict[str, Any]:
-    content = read_file(path, error=DataError)
-    try:
-        value = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}: not JSON ({error}); expected what hpunet wrote") from None
+    value = parse_json(read_file(path, error=DataError), name=str(path))
     if not isinstance(value, dict):
         raise DataError(f"{path}: expected a JSON object, got {type(value).__name__}")
     return value
