@@ -51,7 +51,7 @@ class DemoResult:
         ]
         comparison = Table(
             title="Against the known truth",
-            caption=f"Test images, {NUM_SAMPLES} samples per image, mean ± standard deviation by bootstrap over images. "
+            caption=f"Test images, {NUM_SAMPLES} samples per image, mean ± standard deviation over image bootstraps. "
             "GED² compares the samples with the exact distribution of the graders; a perfect sampler has "
             f"{self.perfect_ged2:.3f}. Matched IoU compares them with {NUM_SAMPLES} draws from that distribution. "
             "IoU_rec scores reconstructions of the graders' maps.",
@@ -60,7 +60,7 @@ class DemoResult:
         )
         scales = Table(
             title="What each scale decides",
-            caption="Share of the HPU-Net's sample variance within 2 pixels of a possible outline (core or halo), when "
+            caption="Share of the HPU-Net's sample variance within 2 pixels of a possible outline (core or halo), if "
             "only one latent scale is sampled. If the coarse scale decides about whole lesions and the fine scale "
             "about borders, the second share is larger.",
             columns=["sampled", "variance at borders"],
