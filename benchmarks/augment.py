@@ -158,7 +158,7 @@ def on_gpu(batch_size: int, rounds: int, device: torch.device) -> None:
 
     def draw_only(step: int) -> object:
         size = {"source_size": (SOURCE, SOURCE), "crop_size": (CROP, CROP)}
-        return draw_warp(SETTINGS, seed=0, step=step, index=index, device=device, **size)
+        return draw_warp(SETTINGS, seed=0, step=step, index=index, **size)
 
     print(f"{torch.cuda.get_device_name(device)}, batch {batch_size}, {rounds} rounds, torch {torch.__version__}")
     print(f"{'':20}{'ms a batch':>12}{'images/s':>12}")

@@ -13,7 +13,6 @@ from hpunet.data.augment import NO_AUGMENTATION, Warp, apply_warp, augment, draw
 from hpunet.data.batch import Batch
 from hpunet.errors import DataError
 
-CPU = torch.device("cpu")
 MANY = 4000
 EVERYTHING = AugmentationSettings(translate=0.1, gamma=(0.7, 1.5))
 HALF_AND_FULL = (
@@ -33,7 +32,7 @@ def make_batch(b=3, c=1, r=2, h=20, w=16, *, dtype=torch.float32, high=2**31 - 1
 
 def draw(settings: AugmentationSettings, *, source=(180, 180), crop=(128, 128), b=MANY, seed=5, step=17) -> Warp:
     index = torch.arange(b)
-    return draw_warp(settings, seed=seed, step=step, index=index, source_size=source, crop_size=crop, device=CPU)
+    return draw_warp(settings, seed=seed, step=step, index=index, source_size=source, crop_size=crop)
 
 
 def only(**changes) -> AugmentationSettings:

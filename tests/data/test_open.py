@@ -7,13 +7,13 @@ import pytest
 from PIL import Image
 
 from hpunet.data.open import (
-    check_options_of_settings,
+    adapt_options,
+    check_data_options,
     detect_kind,
     open_data,
     open_splits,
-    options_of_run,
     pack_data,
-    settled_options,
+    with_pack_options,
 )
 from hpunet.data.packs import open_pack, pack_origin, write_pack
 from hpunet.data.snemi3d import open_snemi3d
@@ -218,11 +218,11 @@ def test_pack_refuses_options_that_it_was_not_made_with(nuclei: Path, tmp_path: 
         {"classes": ["background", "foreground"]},
     ):
         assert keys_of(every, split="val", options=options) == ["n00", "n10"]
-        check_options_of_settings(str(every), options)
+        check_data_options(str(every), options)
     for options in ({"num_random_ids": 5}, {"window": "none"}, {"val_every": "none"}):
-        check_options_of_settings(str(plain), options)
+        check_data_options(str(plain), options)
     with pytest.raises(ConfigError) as caught:
-        check_options_of_settings(str(plain), {"val_every": 10})
+        check_data_options(str(plain), {"val_every": 10})
     assert str(caught.value) == (
         f"data.options.val_every: 10 is requested, but the pack {plain} was made with none; pack again (hpunet data "
         "pack WHERE OUT --set val_every=10), or use the options of the pack (--set data.options.val_every=none)"
@@ -232,15 +232,15 @@ def test_pack_refuses_options_that_it_was_not_made_with(nuclei: Path, tmp_path: 
     ):
         open_splits(str(every), options={"num_random_ids": 5})
     with pytest.raises(ConfigError) as caught:
-        check_options_of_settings(str(every), {"val_every": 5, "num_random_ids": 15, "window": [0.0, 4.0]})
+        check_data_options(str(every), {"val_every": 5, "num_random_ids": 15, "window": [0.0, 4.0]})
     assert "val_every: 5 is requested" in str(caught.value)
     assert "data.options.window: [0.0,4.0] is requested" in str(caught.value)
     assert "WHERE OUT --set num_random_ids=15 --set window=[0.0,4.0] --set val_every=5), or" in str(caught.value)
     assert "(--set data.options.val_every=10 --set data.options.window=none)" in str(caught.value)
     with pytest.raises(ConfigError, match=r"data.options.patch: set by the preset.* snemi3d data, .*kind folder and"):
-        check_options_of_settings(str(every), {"patch": 64})
+        check_data_options(str(every), {"patch": 64})
     with pytest.raises(ConfigError, match="val_every: option of pack data, expected a whole number"):
-        check_options_of_settings(str(every), {"val_every": "ten"})
+        check_data_options(str(every), {"val_every": "ten"})
 
 
 def test_pack_of_a_pack_remembers_the_options_of_the_first(nuclei: Path, tmp_path: Path) -> None:
@@ -256,10 +256,10 @@ def test_pack_without_recorded_options_is_read_and_checked_as_before(nuclei: Pat
     pack_data(str(nuclei), tmp_path / "new", options={"val_every": 10})
     old, new = (open_pack(tmp_path / name, split="val") for name in ("old", "new"))
     assert old.fingerprint == new.fingerprint  # the same content
-    check_options_of_settings(str(tmp_path / "old"), {"val_every": 5})
+    check_data_options(str(tmp_path / "old"), {"val_every": 5})
     run = {"kind": "folder", "options": {"val_every": 5}}
-    assert options_of_run(str(tmp_path / "old"), **run) == {}
-    assert settled_options(str(tmp_path / "old"), {"val_every": 5}) == {"val_every": 5}
+    assert adapt_options(str(tmp_path / "old"), **run) == {}
+    assert with_pack_options(str(tmp_path / "old"), {"val_every": 5}) == {"val_every": 5}
 
 
 def test_options_of_a_run_go_to_other_data_as_far_as_they_have_them(nuclei: Path, tmp_path: Path) -> None:
@@ -267,23 +267,23 @@ def test_options_of_a_run_go_to_other_data_as_far_as_they_have_them(nuclei: Path
     pack_data(str(nuclei), Path(plain), options={})
     pack_data(str(nuclei), Path(every), options={"val_every": 10})
     options = {"val_every": 10, "patch": 64}
-    assert options_of_run(str(nuclei), kind="snemi3d", options=options) == {"val_every": 10}
+    assert adapt_options(str(nuclei), kind="snemi3d", options=options) == {"val_every": 10}
     for where in (str(nuclei), every):
-        assert options_of_run(where, kind="folder", options=options) == {"val_every": 10}
-    assert options_of_run(plain, kind="snemi3d", options=options) == {}
+        assert adapt_options(where, kind="folder", options=options) == {"val_every": 10}
+    assert adapt_options(plain, kind="snemi3d", options=options) == {}
     with pytest.raises(ConfigError, match=r"val_every: the run was trained with 10, but the pack .*made with none; "):
-        options_of_run(plain, kind="folder", options=options)
+        adapt_options(plain, kind="folder", options=options)
     with pytest.raises(ConfigError, match=r"trained with none, .*made with 10; .*\(--set val_every=10\)"):
-        options_of_run(every, kind="folder", options={})
-    unseen = options_of_run(plain, kind="folder", options=options, changes={"val_every": "none"})
+        adapt_options(every, kind="folder", options={})
+    unseen = adapt_options(plain, kind="folder", options=options, changes={"val_every": "none"})
     assert keys_of(Path(plain), split="val", options=unseen) == keys_of(nuclei, split="val")
 
 
-def test_settled_options_are_those_of_the_pack_that_are_not_usual(nuclei: Path, tmp_path: Path) -> None:
+def test_with_pack_options_are_those_of_the_pack_that_are_not_usual(nuclei: Path, tmp_path: Path) -> None:
     pack_data(str(nuclei), tmp_path / "pack", options={"val_every": 10, "num_random_ids": 5})
-    assert settled_options(str(tmp_path / "pack"), {}) == {"val_every": 10}
-    assert settled_options(str(tmp_path / "pack"), {"seed": 0}) == {"val_every": 10, "seed": 0}
-    assert settled_options(str(nuclei), {"seed": 1}) == {"seed": 1}
+    assert with_pack_options(str(tmp_path / "pack"), {}) == {"val_every": 10}
+    assert with_pack_options(str(tmp_path / "pack"), {"seed": 0}) == {"val_every": 10, "seed": 0}
+    assert with_pack_options(str(nuclei), {"seed": 1}) == {"seed": 1}
 
 
 @pytest.mark.parametrize(("kind", "most"), [("folder", 255), ("snemi3d", 255), ("cityscapes", 238)])

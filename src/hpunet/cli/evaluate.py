@@ -128,7 +128,7 @@ def _own_folder(run: Path, *, name: str) -> Path:
 def _evaluate_run(
     run: Path, *, name: str, data: str, split: str, folder: Path, checkpoint: str, device: Any, **how: Any
 ) -> dict[str, Any]:
-    from hpunet.data.open import open_split, options_of_run
+    from hpunet.data.open import adapt_options, open_split
     from hpunet.evaluation.run import evaluate
     from hpunet.evaluation.scorer import Scorer
     from hpunet.kernels.dispatch import fast_sampler
@@ -138,7 +138,7 @@ def _evaluate_run(
     trained = set_orientations(load(run, checkpoint=checkpoint, device=device, name=name), how["orientations"])
     require_posterior(trained, where=run)
     set_temperature(trained, how["temperature"])
-    options = options_of_run(
+    options = adapt_options(
         data, kind=trained.info.kind, options=trained.settings.data.options, changes=how["options"]
     )
     source = open_split(data, split=split, options=options)

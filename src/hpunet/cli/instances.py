@@ -154,12 +154,12 @@ def _summarise(errors: Mapping[str, float], *, out: Path, quiet: bool) -> None:
 
 def _open(where: str, *, split: str, options: list[str], trained: "TrainedModel") -> "Source":
     """The data, with the options of training if they are of the same kind; refused if they do not fit the model."""
-    from hpunet.data.open import open_split, options_of_run
+    from hpunet.data.open import adapt_options, open_split
     from hpunet.data.options import to_toml
     from hpunet.data.types import refuse_other_data
 
     changes = parse_assignments(options)
-    chosen = options_of_run(where, kind=trained.info.kind, options=trained.settings.data.options, changes=changes)
+    chosen = adapt_options(where, kind=trained.info.kind, options=trained.settings.data.options, changes=changes)
     source = open_split(where, split=split, options=chosen)
     refuse_other_data(source, info=trained.info, same_ids=False)
     for name, what in (("image_bits", "bits a pixel"), ("intensity_window", "as window of stored values")):

@@ -1,25 +1,21 @@
-"""Random warps of whole batches: image, labels and validity in one pass, on the batch's device.
+"""Random warps of whole batches: image, labels and validity in one pass, on the batch's device (App. C).
 
-Geometry (App. C: elastic deformation, rotation, mirroring, shearing, scaling and a randomly translated crop). A
-warp maps each pixel q of the crop to a position p in the source, both in pixels as (y, x), pixel centres at whole
-numbers:
+A warp maps each pixel q of the crop to a position p in the source, both (y, x) with pixel centres at whole numbers:
 
     p(q) = corner + centre + shift + 1/scale · R(angle) · Shear · Mirror · (q − centre) + elastic(q)
 
 with `corner` the position of the unwarped crop in the source and `centre` the middle of the crop.
 
-* Labels and validity come from the nearest source pixel, floor(p + 1/2). A crop pixel is valid if this source pixel
-  exists and is valid; elsewhere its labels are 0.
-* The image is interpolated bilinearly. Positions up to half a pixel beyond the outermost pixel centres are clamped to
-  them; further out the image is 0. Invalid source pixels keep their content. (At the edge of an image padded to fit
-  its batch, the outermost half pixel mixes with the padding.)
-
-The few random numbers per image are float64, the positions per pixel float32.
+* Labels and validity come from the nearest source pixel, floor(p + 1/2). Where it does not exist or is invalid, the
+  crop pixel is invalid and its labels are 0.
+* The image is interpolated bilinearly, with positions up to half a pixel beyond the outermost pixel centres clamped
+  to them; further out it is 0. Invalid source pixels keep their content.
 """
 
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import torch
 from jaxtyping import Float, Float32, Float64, Int, Int64, Shaped
@@ -30,19 +26,12 @@ from hpunet.data.batch import Batch
 from hpunet.errors import DataError
 from hpunet.utils.keyed_random import Stream, keyed_normal, keyed_uniform
 
-CONTROL_POINTS = 5
-"""Elastic deformation: control points per axis, the outermost at the crop's outermost pixel centres."""
+CONTROL_POINTS = 5  # of elastic deformation, per axis; the outermost at the crop's outermost pixel centres
+Size = tuple[int, int]
+Step = int | Int[Tensor, ""]
 
-
-NO_AUGMENTATION = AugmentationSettings(
-    elastic=0.0,
-    rotation=0.0,
-    mirror_up_down=False,
-    mirror_left_right=False,
-    shear=0.0,
-    scale=(1.0, 1.0),
-    random_crop=False,
-)
+_OFF: dict[str, Any] = {"elastic": 0.0, "rotation": 0.0, "shear": 0.0, "scale": (1.0, 1.0), "random_crop": False}
+NO_AUGMENTATION = AugmentationSettings(**_OFF, mirror_up_down=False, mirror_left_right=False)
 """The centre crop alone, as in evaluation."""
 
 
@@ -50,9 +39,8 @@ NO_AUGMENTATION = AugmentationSettings(
 class Warp:
     """One warp per image of a batch.
 
-    `affine` maps (y, x, 1) of the crop to (y, x) of the source, in pixels. Elastic deformation adds `displacement` in
-    source pixels, (y, x) first, at the control points; natural cubic splines interpolate between them. `gamma` is the
-    exponent of the image. The last two are None when switched off.
+    `affine` maps (y, x, 1) of the crop to (y, x) of the source. Elastic deformation adds `displacement`, in source
+    pixels at the control points, with natural cubic splines in between. `gamma` is the exponent of the image.
     """
 
     affine: Float64[Tensor, "b 2 3"]
@@ -64,21 +52,22 @@ def draw_warp(
     settings: AugmentationSettings,
     *,
     seed: int,
-    step: int | Int[Tensor, ""],
+    step: Step,
     index: Int[Tensor, " b"],
-    source_size: tuple[int, int],
-    crop_size: tuple[int, int],
-    device: torch.device,
+    source_size: Size,
+    crop_size: Size,
 ) -> Warp:
     """The warps of the images `index` at training step `step`, from sources to crops of (height, width).
 
     Each depends only on its (seed, step, index). A source smaller than the crop lands at any position inside it.
     """
-    index = index.to(device)
     uniform = keyed_uniform(seed=seed, step=step, index=index, stream=Stream.WARP, count=10).double()
     angle, scale, shear, flip_y, flip_x, corner_y, corner_x, shift_y, shift_x, gamma = uniform.unbind(1)
 
-    strength = _strength(settings, step)
+    strength: float | Tensor = 1.0  # of the operations that fade, down to 0
+    if settings.fade is not None:
+        first, last = settings.fade
+        strength = ((last - torch.as_tensor(step)).double() / (last - first)).clamp(0, 1)
     angle = math.radians(settings.rotation) * (2 * angle - 1)
     shrink = 1 / _log_uniform(settings.scale, scale, strength=strength)
     cos, sin = shrink * angle.cos(), shrink * angle.sin()
@@ -93,30 +82,31 @@ def draw_warp(
     rows = []
     for axis, (row, corner, shift) in enumerate(((row_y, corner_y, shift_y), (row_x, corner_x, shift_x))):
         source, crop = source_size[axis], crop_size[axis]
-        margin, first = abs(source - crop), min(0, source - crop)
-        start = first + ((margin + 1) * corner).floor() if settings.random_crop else first + margin // 2
+        margin, lowest = abs(source - crop), min(0, source - crop)
+        start = lowest + ((margin + 1) * corner).floor() if settings.random_crop else lowest + margin // 2
         middle = start + (crop - 1) / 2 + strength * settings.translate * crop * (2 * shift - 1)
         rows.append(torch.stack([*row, middle - row[0] * centre_y - row[1] * centre_x], dim=1))
     displacement = exponent = None
     if settings.elastic:
-        sigma = strength * settings.elastic
-        displacement = _draw_displacement(sigma, seed=seed, step=step, index=index, crop_size=crop_size)
+        sigma, n = strength * settings.elastic, CONTROL_POINTS
+        normal = keyed_normal(seed=seed, step=step, index=index, stream=Stream.ELASTIC, count=2 * n**2).double()
+        parts = zip(crop_size, normal.view(-1, 2, n, n).unbind(1), strict=True)
+        displacement = torch.stack([sigma * side * part for side, part in parts], dim=1)
     if settings.gamma != (1, 1):
         exponent = _log_uniform(settings.gamma, gamma, strength=strength).float()
     return Warp(affine=torch.stack(rows, dim=1), displacement=displacement, gamma=exponent)
 
 
 @torch.no_grad()
-def apply_warp(batch: Batch, warp: Warp, *, crop_size: tuple[int, int]) -> Batch:
+def apply_warp(batch: Batch, warp: Warp, *, crop_size: Size) -> Batch:
     """Warp a batch into crops of (height, width). The identity leaves every bit unchanged."""
     b, _, source_h, source_w = batch.image.shape
     if warp.affine.shape[0] != b:
         raise DataError(f"warp: made for {warp.affine.shape[0]} images, the batch has {b}")
     for name, planes in (("labels", batch.labels), ("valid", batch.valid)):
         if planes.shape[0] != b or planes.shape[-2:] != batch.image.shape[-2:]:
-            raise DataError(
-                f"batch: {name} of shape {tuple(planes.shape)} do not fit the image of {tuple(batch.image.shape)}"
-            )
+            shapes = f"{tuple(planes.shape)} do not fit the image of {tuple(batch.image.shape)}"
+            raise DataError(f"batch: {name} of shape {shapes}")
     y, x = _source_positions(warp, crop_size=crop_size)
     image = _bilinear(batch.image, y=y, x=x)
     nearest_y, nearest_x = y.add_(0.5).floor_().int(), x.add_(0.5).floor_().int()
@@ -127,63 +117,24 @@ def apply_warp(batch: Batch, warp: Warp, *, crop_size: tuple[int, int]) -> Batch
     labels = _gather(batch.labels, pixel).mul_(valid.unsqueeze(1))
     image.mul_(exists.unsqueeze(1))
     if warp.gamma is not None:
-        image = _power(image, warp.gamma)
+        exponent = warp.gamma.view(-1, 1, 1, 1).to(image.dtype)
+        image = torch.where(exponent == 1, image, image.pow(exponent))  # a gamma of 1 changes no bit
     return Batch(image=image.to(batch.image.dtype), labels=labels, valid=valid, graders=batch.graders)
 
 
 def augment(
-    batch: Batch,
-    *,
-    settings: AugmentationSettings,
-    crop_size: tuple[int, int],
-    seed: int,
-    step: int | Int[Tensor, ""],
-    index: Int[Tensor, " b"],
+    batch: Batch, *, settings: AugmentationSettings, crop_size: Size, seed: int, step: Step, index: Int[Tensor, " b"]
 ) -> Batch:
     """A random warp of each image of the batch; `index` are the numbers of the images in their set (`draw_warp`)."""
-    h, w = batch.image.shape[2:]
-    warp = draw_warp(
-        settings,
-        seed=seed,
-        step=step,
-        index=index,
-        source_size=(h, w),
-        crop_size=crop_size,
-        device=batch.image.device,
-    )
+    (h, w), index = batch.image.shape[2:], index.to(batch.image.device)
+    warp = draw_warp(settings, seed=seed, step=step, index=index, source_size=(h, w), crop_size=crop_size)
     return apply_warp(batch, warp, crop_size=crop_size)
 
 
-def _strength(settings: AugmentationSettings, step: int | Int[Tensor, ""]) -> float | Float64[Tensor, ""]:
-    """The remaining strength of the operations that fade: 1 at first, 0 in the end."""
-    if settings.fade is None:
-        return 1.0
-    start, end = settings.fade
-    left = (end - torch.as_tensor(step)).double() / (end - start)
-    return left.clamp(0, 1)
-
-
-def _log_uniform(
-    bounds: tuple[float, float], uniform: Float64[Tensor, " b"], *, strength: float | Float64[Tensor, ""]
-) -> Float64[Tensor, " b"]:
+def _log_uniform(bounds: tuple[float, float], uniform: Tensor, *, strength: float | Tensor) -> Float64[Tensor, " b"]:
     """Log-uniform in `bounds`, contracted towards 1 by `strength`."""
     low, high = map(math.log, bounds)
     return (strength * low + strength * (high - low) * uniform).exp()
-
-
-def _draw_displacement(
-    sigma: float | Float64[Tensor, ""],
-    *,
-    seed: int,
-    step: int | Int[Tensor, ""],
-    index: Int[Tensor, " b"],
-    crop_size: tuple[int, int],
-) -> Float64[Tensor, "b 2 5 5"]:
-    """Displacements of the control points, in pixels."""
-    count = 2 * CONTROL_POINTS**2
-    normal = keyed_normal(seed=seed, step=step, index=index, stream=Stream.ELASTIC, count=count).double()
-    normal = normal.view(-1, 2, CONTROL_POINTS, CONTROL_POINTS)
-    return torch.stack([sigma * side * normal[:, axis] for axis, side in enumerate(crop_size)], dim=1)
 
 
 @lru_cache(maxsize=32)
@@ -192,20 +143,16 @@ def _axis_basis(side: int, device: torch.device) -> Float64[Tensor, "side 7"]:
     from scipy.interpolate import CubicSpline  # imported late: it takes a second, and sampling does not need it
 
     position = torch.arange(side, dtype=torch.float64)
-    knots = range(CONTROL_POINTS)
-    spline = CubicSpline(knots, torch.eye(CONTROL_POINTS).numpy(), bc_type="natural")
+    spline = CubicSpline(range(CONTROL_POINTS), torch.eye(CONTROL_POINTS).numpy(), bc_type="natural")
     weights = torch.from_numpy(spline(position.numpy() * ((CONTROL_POINTS - 1) / max(side - 1, 1))))
     return torch.cat([weights, position.unsqueeze(1), torch.ones(side, 1, dtype=torch.float64)], dim=1).to(device)
 
 
-def _source_positions(
-    warp: Warp, *, crop_size: tuple[int, int]
-) -> tuple[Float32[Tensor, "b h w"], Float32[Tensor, "b h w"]]:
+def _source_positions(warp: Warp, *, crop_size: Size) -> tuple[Float32[Tensor, "b h w"], Float32[Tensor, "b h w"]]:
     """The source position (y, x) of each crop pixel.
 
-    Affine map and splines are one bilinear form, rows-basis · coefficients · columns-basis: two matrix products,
-    several times faster than upsampling the control grid. In float64, which autocast and TF32 leave alone, and in
-    which a whole-pixel map stays exact.
+    Affine map and splines are one bilinear form, rows-basis · coefficients · columns-basis, several times faster than
+    upsampling the control grid. float64 keeps whole-pixel maps exact, and autocast and TF32 leave it alone.
     """
     affine, n = warp.affine.transpose(0, 1), CONTROL_POINTS  # axis first, so that y and x are contiguous
     coefficients = affine.new_zeros(*affine.shape[:2], n + 2, n + 2)
@@ -238,11 +185,8 @@ def _gather(
 def _bilinear(
     image: Float[Tensor, "b c h w"], *, y: Float32[Tensor, "b y x"], x: Float32[Tensor, "b y x"]
 ) -> Float[Tensor, "b c y x"]:
-    """The image at positions (y, x), clamped to its outermost pixel centres; at least float32.
-
-    `torch.nn.functional.grid_sample` is faster, but its normalised coordinates miss whole pixels by a little, so the
-    identity would change the image.
-    """
+    """The image at positions (y, x), clamped to its outermost pixel centres; at least float32."""
+    # grid_sample is faster, but its normalised coordinates miss whole pixels: the identity would change the image.
     h, w = image.shape[2:]
     y, x = y.clamp(0, h - 1), x.clamp(0, w - 1)
     # The upper left of the four taps; on the last row (column) the one before, at weight 1, where lerp is exact.
@@ -255,12 +199,5 @@ def _bilinear(
     def taps(offset: int) -> Tensor:
         return _gather(image, pixel, offset=offset).to(work)
 
-    upper = taps(0).lerp_(taps(beside), right)
-    lower = taps(below).lerp_(taps(below + beside), right)
+    upper, lower = taps(0).lerp_(taps(beside), right), taps(below).lerp_(taps(below + beside), right)
     return upper.lerp_(lower, down)
-
-
-def _power(image: Float[Tensor, "b c h w"], gamma: Float32[Tensor, " b"]) -> Float[Tensor, "b c h w"]:
-    """Image values to the power of gamma; a gamma of 1 changes no bit."""
-    exponent = gamma.view(-1, 1, 1, 1).to(image.dtype)
-    return torch.where(exponent == 1, image, image.pow(exponent))

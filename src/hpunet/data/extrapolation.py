@@ -9,20 +9,19 @@ from torch import Tensor
 from hpunet.errors import DataError
 from hpunet.utils.tensors import one_hot
 
-NUM_UNIFORMS = 5
-"""Random numbers per image: side, shape, then extent, depth and position of the hidden part."""
-MIN_SIDE = 4
-"""In smaller images there may be no whole number of pixels between a quarter and half."""
+NUM_UNIFORMS = 5  # random numbers per image: side, shape, then extent, depth and position of the hidden part
+MIN_SIDE = 4  # in smaller images there may be no whole number of pixels between a quarter and half
 
 
 class Hidden(NamedTuple):
-    """An image with a part hidden, and the conditioning of the prior."""
+    """An image with a part hidden (0), and the conditioning of the prior.
+
+    `cond` holds visibility and the one-hot labels of the visible part (all zero where hidden): 1 + k channels.
+    """
 
     image: Float[Tensor, "b c h w"]
-    """0 where hidden."""
     visible: Bool[Tensor, "b h w"]
     cond: Float[Tensor, "b e h w"]
-    """Visibility, then the one-hot labels of the visible part (all zero where hidden): 1 + k channels."""
 
 
 def _draw(uniform: Tensor, low: Tensor, high: Tensor) -> Tensor:
@@ -39,9 +38,7 @@ def visibility(uniform: Float[Tensor, "b 5"], *, height: int, width: int) -> Boo
     if min(height, width) < MIN_SIDE:
         raise DataError(f"image: {height}x{width} is too small to hide a part, expected {MIN_SIDE} pixels per side")
     side = (uniform[:, 0] * 4).long().clamp(max=3)  # top, bottom, left, right
-    horizontal = side < 2
-    length = torch.where(horizontal, width, height)
-    across = torch.where(horizontal, height, width)
+    length, across = torch.where(side < 2, width, height), torch.where(side < 2, height, width)
     extent = torch.where(uniform[:, 1] < 0.5, length, _draw(uniform[:, 2], (length + 1) // 2, length))
     pixels = length * across
     # extent >= length / 2, hence depth <= across; extent * depth is a quarter to half of the pixels.
@@ -63,8 +60,7 @@ def hide(
 
     The posterior sees the masked image and the full labels; the prior the masked image and `cond`.
     """
-    visible = visibility(uniform, height=image.shape[2], width=image.shape[3])
-    shown = visible.unsqueeze(1)
+    shown = visibility(uniform, height=image.shape[2], width=image.shape[3]).unsqueeze(1)
     cond = torch.cat([shown, one_hot(labels, num_classes) & shown], dim=1).to(image.dtype)
     # Not a product, in which a hidden NaN would stay NaN.
-    return Hidden(image=torch.where(shown, image, 0), visible=visible, cond=cond)
+    return Hidden(image=torch.where(shown, image, 0), visible=shown.squeeze(1), cond=cond)

@@ -1,7 +1,7 @@
 """Random ids: instances shown to the network as stochastic classes (App. C).
 
-At each training step every instance of an image draws an id, uniformly and with replacement. A table holds the draws
-of a batch, one row per image; `assign_ids` applies it. Evaluation uses a fixed row per image, `evaluation_table`.
+At each training step every instance draws an id, uniformly and with replacement: a table with one row per image.
+Evaluation uses a fixed row per image.
 """
 
 import hashlib
@@ -22,9 +22,9 @@ def draw_id_table(uniform: Float[Tensor, "b n"], num_random_ids: int) -> Int[Ten
 def assign_ids(
     labels: Int[Tensor, "b r h w"], *, num_fixed_classes: int, num_random_ids: int, table: Int[Tensor, "b n"]
 ) -> Int[Tensor, "b r h w"]:
-    """Replace instances by classes: instance i of image b becomes num_fixed_classes + table[b, i].
+    """Replace instances by classes: instance i of image b, of any grader, becomes num_fixed_classes + table[b, i].
 
-    Instances i and i + n share an id; entries are taken modulo `num_random_ids`. All graders use the same row.
+    Instances i and i + n share an id; entries are taken modulo `num_random_ids`.
     """
     instance = (labels - num_fixed_classes).long()
     index = instance.clamp(min=0) % table.shape[1]

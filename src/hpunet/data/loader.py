@@ -1,10 +1,8 @@
-"""The images of each training step, and their batches: a pure function of (seed, step).
-
-A resumed run sees the same data, whatever the number of workers and of processes that share a batch.
-"""
+"""Batches of training steps: a pure function of (seed, step), whatever the number of workers and processes."""
 
 from collections.abc import Iterator
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,10 +28,7 @@ def images_at(*, seed: int, step: int, batch_size: int, num_images: int) -> Int[
 
 
 class TrainingSteps(Dataset[Batch]):
-    """The batches of a run by step: `steps[7]` is the batch of training step 7, before augmentation.
-
-    Each process takes `batch_size / world_size` consecutive images of the whole batch.
-    """
+    """The batches of a run by step, before augmentation; each process takes an equal, consecutive share."""
 
     def __init__(self, pack: Pack, *, batch_size: int, seed: int, rank: int = 0, world_size: int = 1) -> None:
         if batch_size < 1 or batch_size % world_size or not 0 <= rank < world_size:
@@ -51,18 +46,12 @@ class TrainingSteps(Dataset[Batch]):
         return self.pack.batch(self.images(step))
 
     def iterate(self, first: int, end: int, *, num_workers: int = 0) -> Iterator[Batch]:
-        """Steps `first` to `end` (exclusive), read ahead by `num_workers` processes.
-
-        Batches of a pack on a GPU are assembled there, without workers.
-        """
+        """Steps `first` to `end` (exclusive), read ahead by `num_workers` processes unless the pack is on a GPU."""
         if num_workers == 0 or self.pack.device.type != "cpu":
             yield from (self[step] for step in range(first, end))
             return
-        yield from DataLoader(
-            self,
-            sampler=range(first, end),
-            batch_size=None,
-            num_workers=num_workers,
-            generator=torch.Generator(),  # keeps the global generator unchanged
-            multiprocessing_context="fork" if not torch.cuda.is_initialized() else "spawn",
-        )
+        how: dict[str, Any] = {"batch_size": None, "num_workers": num_workers}
+        context = "spawn" if torch.cuda.is_initialized() else "fork"
+        generator = torch.Generator()  # keeps the global generator unchanged
+        steps = range(first, end)
+        yield from DataLoader(self, sampler=steps, generator=generator, multiprocessing_context=context, **how)

@@ -29,8 +29,7 @@ _OPENERS: dict[str, Callable[..., Source]] = {
     "synthetic": open_synthetic,
 }
 SYNTHETIC_PREFIX = "synthetic:"
-_MAX_ENTRIES = 1000
-"""Entries of a folder of unknown layout that are searched for a hint."""
+_MAX_ENTRIES = 1000  # of a folder of unknown layout, searched for a hint
 
 
 def detect_kind(where: str) -> str:
@@ -41,8 +40,7 @@ def detect_kind(where: str) -> str:
     if not path.exists():
         names = ", ".join(SYNTHETIC_PREFIX + name for name in SYNTHETIC)
         raise DataError(f"{where}: no such file or folder (generated sets: {names})")
-    found = _layout(path)
-    if found is not None:
+    if (found := _layout(path)) is not None:
         return found
     inside = [entry for entry in sorted(path.iterdir())[:_MAX_ENTRIES] if _layout(entry)] if path.is_dir() else []
     raise DataError(
@@ -75,8 +73,7 @@ def open_data(where: str, *, split: str, options: Mapping[str, Any] | None = Non
     _check_options(where, arguments)
     if kind == "pack":
         _check_same_as_packed(where, arguments)
-        own = inspect.signature(open_pack).parameters
-        arguments = {name: value for name, value in arguments.items() if name in own}
+        arguments = {name: value for name, value in arguments.items() if name in _options("pack")}
     first = where.removeprefix(SYNTHETIC_PREFIX) if kind == "synthetic" else Path(where)
     return _OPENERS[kind](first, split=split, **arguments)
 
@@ -85,11 +82,9 @@ def pack_data(
     where: str, out: Path, *, options: Mapping[str, Any], processes: int = 1, progress: Progress | None = None
 ) -> dict[str, Source]:
     """Write all splits of the data at `where` as a pack that records their options; returns the splits."""
-    sources = open_splits(where, options=options)
-    if detect_kind(where) == "pack":
-        made_with = pack_origin(Path(where))[1]
-    else:
-        made_with = {**_defaults(detect_kind(where)), **_as_arguments(options)}
+    sources, kind = open_splits(where, options=options), detect_kind(where)
+    given = {**_defaults(kind), **_as_arguments(options)}
+    made_with = pack_origin(Path(where))[1] if kind == "pack" else given
     write_pack(sources, out, processes=processes, progress=progress, options=made_with)
     return sources
 
@@ -103,41 +98,47 @@ def open_split(where: str, *, split: str, options: Mapping[str, Any] | None = No
     raise NoSuchSplitError(f"{where}: has no split {split!r}, only {existing}; choose one with --split")
 
 
+def open_splits(where: str, *, options: Mapping[str, Any] | None = None) -> dict[str, Source]:
+    """All splits of the data; at least one."""
+    found: dict[str, Source] = {}
+    for split in SPLITS:
+        with suppress(NoSuchSplitError):
+            found[split] = open_data(where, split=split, options=options)
+    if not found:
+        raise DataError(f"{where}: has none of the splits {', '.join(SPLITS)}")
+    refuse_shared_patients(list(found.values()))
+    return found
+
+
 def known_options(where: str) -> dict[str, Any]:
     """The options of this kind of data and their types; a pack also has those of the packed data."""
-    kinds = [detect_kind(where)]
-    if kinds == ["pack"]:
-        kind, made_with = _packed(where)
-        kinds += [kind] if made_with is not None else []
-    return {name: option.annotation for kind in reversed(kinds) for name, option in _options(kind).items()}
+    kind, made_with = _origin(where)
+    kinds = [kind] if made_with is None else [kind, "pack"]
+    return {name: option.annotation for kind in kinds for name, option in _options(kind).items()}
 
 
-def options_of_run(
+def adapt_options(
     where: str, *, kind: str, options: Mapping[str, Any], changes: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """The run's options that fit the data at `where`, updated by `changes`.
+    """The `options` of a trained model that apply to the data at `where`, updated by `changes`.
 
-    A pack of the run's kind must have been made with the run's options or `changes`: with another split, training
-    images would be scored.
+    A pack of the same `kind` must have been made with these options: with another split, training images would be
+    scored.
     """
-    changes = changes or {}
-    known = known_options(where)
+    changes, known = changes or {}, known_options(where)
     chosen = {name: value for name, value in options.items() if name in known and name not in changes}
-    if detect_kind(where) == "pack":
-        if pack_origin(Path(where))[0] != kind:
-            return dict(changes)
-        packed_kind, made_with = _packed(where)
-        if made_with is not None:
-            usual = {name: value for name, value in _defaults(packed_kind).items() if name not in changes}
-            _check_same_as_packed(where, {**usual, **_as_arguments(chosen)}, by_run=True)
+    packed_kind, made_with = _origin(where)
+    if detect_kind(where) == "pack" and pack_origin(Path(where))[0] != kind:
+        return dict(changes)
+    if made_with is not None:
+        usual = {name: value for name, value in _defaults(packed_kind).items() if name not in changes}
+        _check_same_as_packed(where, {**usual, **_as_arguments(chosen)}, by_run=True)
     return {**chosen, **changes}
 
 
-def settled_options(where: str, options: Mapping[str, Any]) -> dict[str, Any]:
+def with_pack_options(where: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """`options`, and for a pack also those it was made with."""
-    if detect_kind(where) != "pack":
-        return dict(options)
-    kind, made_with = _packed(where)
+    kind, made_with = _origin(where)
     if made_with is None:
         return dict(options)
     defaults = _defaults(kind)
@@ -145,26 +146,22 @@ def settled_options(where: str, options: Mapping[str, Any]) -> dict[str, Any]:
     return {**unusual, **options}
 
 
-def check_options_of_settings(where: str, options: Mapping[str, Any]) -> None:
+def check_data_options(where: str, options: Mapping[str, Any]) -> None:
     """Refuse `data.options` that do not fit the data at `where`: of another kind, or packed with other options."""
-    kind = detect_kind(where)
+    kind, _ = _origin(where)
     if kind == "pack":
-        kind, made_with = _packed(where)
-        if made_with is None:
-            return
+        return
     known = known_options(where)
-    for name in options:
-        if name not in known:
-            kinds = [other for other in _OPENERS if name in _options(other)]
-            made_for = f", an option of {' and '.join(kinds)} data" if kinds else ""
-            raise ConfigError(
-                f"data.options.{name}: set by the preset or settings{made_for}, but {where} is of kind {kind} and "
-                f"has no such option; write settings for these data: hpunet init --data {where}"
-            )
+    for name in (name for name in options if name not in known):
+        kinds = [other for other in _OPENERS if name in _options(other)]
+        made_for = f", an option of {' and '.join(kinds)} data" if kinds else ""
+        raise ConfigError(
+            f"data.options.{name}: set by the preset or settings{made_for}, but {where} is of kind {kind} and "
+            f"has no such option; write settings for these data: hpunet init --data {where}"
+        )
     arguments = _as_arguments(options)
     _check_options(where, arguments)
-    if detect_kind(where) == "pack":
-        _check_same_as_packed(where, arguments, prefix="data.options.")
+    _check_same_as_packed(where, arguments, prefix="data.options.")
 
 
 def _check_options(where: str, arguments: Mapping[str, Any]) -> None:
@@ -179,11 +176,9 @@ def _check_options(where: str, arguments: Mapping[str, Any]) -> None:
             raise ConfigError(f"{name}: option of {kind} data, expected {wanted}; got {got}") from None
 
 
-def _check_same_as_packed(
-    where: str, arguments: Mapping[str, Any], *, prefix: str = "", by_run: bool = False
-) -> None:
+def _check_same_as_packed(where: str, arguments: dict[str, Any], *, prefix: str = "", by_run: bool = False) -> None:
     """Refuse options that differ from those of the pack: its splits and ids would be different ones."""
-    kind, made_with = _packed(where)
+    kind, made_with = _origin(where)
     if made_with is None:
         return
     usual = _defaults(kind)
@@ -192,10 +187,8 @@ def _check_same_as_packed(
     if not different:
         return
     words = "the run was trained with {}" if by_run else "{} is requested"
-    what = [
-        f"{prefix}{name}: {words.format(to_toml(value))}, but the pack {where} was made with {to_toml(there[name])}"
-        for name, value in different.items()
-    ]
+    said = {name: f"{prefix}{name}: {words.format(to_toml(value))}" for name, value in different.items()}
+    what = [f"{text}, but the pack {where} was made with {to_toml(there[name])}" for name, text in said.items()]
     wanted = {**there, **different}
     to_pack = [set_arguments(name, wanted[name]) for name in usual if wanted[name] != usual[name]]
     to_take = [set_arguments(prefix + name, there[name]) for name in different]
@@ -206,11 +199,15 @@ def _check_same_as_packed(
     )
 
 
-def _packed(where: str) -> tuple[str, dict[str, Any] | None]:
-    """The kind of the packed data, and their options if recorded."""
-    name, made_with = pack_origin(Path(where))
-    kind = name.partition("-")[0]  # synthetic-lesions is of kind synthetic
-    return kind, made_with if kind in _OPENERS else None
+def _origin(where: str) -> tuple[str, dict[str, Any] | None]:
+    """The kind of the data; for a pack the kind of the packed data and their options, if it records them."""
+    kind = detect_kind(where)
+    if kind == "pack":
+        name, made_with = pack_origin(Path(where))
+        packed_kind = name.partition("-")[0]  # synthetic-lesions is of kind synthetic
+        if made_with is not None and packed_kind in _OPENERS:
+            return packed_kind, made_with
+    return kind, None
 
 
 def _options(kind: str) -> dict[str, inspect.Parameter]:
@@ -220,18 +217,6 @@ def _options(kind: str) -> dict[str, inspect.Parameter]:
 
 def _defaults(kind: str) -> dict[str, Any]:
     return {name: option.default for name, option in _options(kind).items()}
-
-
-def open_splits(where: str, *, options: Mapping[str, Any] | None = None) -> dict[str, Source]:
-    """All splits of the data; at least one."""
-    found: dict[str, Source] = {}
-    for split in SPLITS:
-        with suppress(NoSuchSplitError):
-            found[split] = open_data(where, split=split, options=options)
-    if not found:
-        raise DataError(f"{where}: has none of the splits {', '.join(SPLITS)}")
-    refuse_shared_patients(list(found.values()))
-    return found
 
 
 def _as_arguments(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ Bits are in the order of `numpy.packbits`; each map starts a new byte.
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from operator import getitem
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
+from torch.nn.functional import pad
 
 from hpunet.data.batch import Batch
 from hpunet.data.types import Identity, NoSuchSplitError, Sample, SetInfo, Source, make_sample, refuse_shared_patients
@@ -33,7 +35,7 @@ MANIFEST = "pack.json"
 _PIXELS: dict[int, np.dtype[Any]] = {8: np.dtype("u1"), 16: np.dtype("<u2"), 32: np.dtype("<f4")}
 
 Progress = Callable[[Iterable[Sample], int, str], Iterable[Sample]]
-"""Wraps an iterable of samples, given their number and a title, to show progress."""
+"""Wraps samples, given their number and a title, to show progress."""
 
 
 def is_pack(path: Path) -> bool:
@@ -49,24 +51,20 @@ def write_pack(
     progress: Progress | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write the splits `sources` as one pack, read by `processes`; `out` must not exist yet.
-
-    `options` are all options that the sources were opened with; the pack records them.
-    """
+    """Write the splits `sources` as one pack, read by `processes`; it records the `options` they were opened with."""
     if not sources:
         raise ConfigError("a pack needs at least one split")
     infos = {split: source.info for split, source in sources.items()}
-    info = next(iter(infos.values()))
-    if any(other != info for other in infos.values()):
+    info, *others = infos.values()
+    if any(other != info for other in others):
         raise DataError(f"the splits {', '.join(sources)} do not describe the same kind of data: {infos}")
     refuse_shared_patients(list(sources.values()))
     with atomic_folder(out, error=DataError) as partial:
         for split, source in sources.items():
             with workers(max(processes, 1), source) as run:
                 samples = run(getitem, range(len(source)))
-                _write_split(
-                    progress(samples, len(source), f"packing {split}") if progress else samples, partial / split, info
-                )
+                shown = progress(samples, len(source), f"packing {split}") if progress else samples
+                _write_split(shown, partial / split, info)
         files = {p.relative_to(partial).as_posix(): p for p in sorted(partial.rglob("*")) if p.is_file()}
         manifest = {
             "format": FORMAT,
@@ -93,12 +91,9 @@ def open_pack(path: Path, *, split: str, verify: bool = True) -> "Pack":
             raise DataError(f"{file}: is missing or not {expected['bytes']} bytes long; make the pack again")
         if verify and _sha256(file) != expected["sha256"]:
             raise DataError(f"{file}: its content has changed (SHA-256 differs); make the pack again")
-    return Pack(
-        path,
-        split=split,
-        info=SetInfo.from_json(manifest["info"], where=str(path)),
-        fingerprint=_fingerprint(manifest),
-    )
+    content = {name: value for name, value in manifest.items() if name != "options"}
+    fingerprint = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    return Pack(path, split=split, info=SetInfo.from_json(manifest["info"], where=str(path)), fingerprint=fingerprint)
 
 
 def pack_origin(path: Path) -> tuple[str, dict[str, Any] | None]:
@@ -111,7 +106,7 @@ def pack_origin(path: Path) -> tuple[str, dict[str, Any] | None]:
 class Pack:
     """A split of a pack: a `Source` that also yields whole batches on any device.
 
-    Files stay as stored, mapped from disk until `to(device)` copies them; each batch is converted once.
+    Files stay mapped from disk until `to(device)` copies them; each batch is converted once.
     """
 
     def __init__(self, path: Path, *, split: str, info: SetInfo, fingerprint: str) -> None:
@@ -121,14 +116,15 @@ class Pack:
         self.identities = [Identity(patient=p, key=k) for p, k in zip(index["patients"], index["keys"], strict=True)]
         self.sizes = [(int(h), int(w)) for h, w in index["sizes"]]
         self._all_sizes = set(self.sizes)
-        n, r = len(self.identities), info.num_graders
-        pixels = np.array([h * w for h, w in self.sizes])
-        per_map = _map_bytes(info, pixels)
+        r, pixels = info.num_graders, np.array([h * w for h, w in self.sizes])
+        per_map = -(-pixels // 8) if _as_bits(info) else pixels * (2 if info.has_instances else 1)
         self._images = _map_file(folder / "images.bin", _PIXELS[info.image_bits], info.in_channels * pixels)
         self._labels = _map_file(folder / "labels.bin", np.dtype("u1"), r * per_map)
         has_invalid = (folder / "valid.bin").is_file()
         self._valid = _map_file(folder / "valid.bin", np.dtype("u1"), -(-pixels // 8)) if has_invalid else None
-        self._graders = _map_file(folder / "graders.bin", np.dtype("u1"), np.full(n, r))
+        self._graders = _map_file(folder / "graders.bin", np.dtype("u1"), np.full(len(index["sizes"]), r))
+        parts = (self._images, self._labels, self._valid, self._graders)
+        self._parts = [part for part in parts if part is not None]
 
     def __len__(self) -> int:
         return len(self.identities)
@@ -143,8 +139,7 @@ class Pack:
     @property
     def nbytes(self) -> int:
         """Memory used on a device."""
-        parts = (self._images, self._labels, self._valid, self._graders)
-        return sum(part.data.nbytes for part in parts if part is not None)
+        return sum(part.data.nbytes for part in self._parts)
 
     @property
     def device(self) -> torch.device:
@@ -153,23 +148,16 @@ class Pack:
 
     def to(self, device: torch.device) -> "Pack":
         """Copy all files to a device and assemble batches there."""
-        for part in (self._images, self._labels, self._valid, self._graders):
-            if part is not None:
-                part.data = part.data.to(device, copy=True)
+        for part in self._parts:
+            part.data = part.data.to(device, copy=True)
         return self
 
     def __getitem__(self, index: int) -> Sample:
         index = range(len(self))[index]
-        batch = self.batch(torch.tensor([index]))
-        return make_sample(
-            image=batch.image[0].cpu().numpy(),
-            labels=batch.labels[0].cpu().numpy(),
-            valid=batch.valid[0].cpu().numpy(),
-            graders=batch.graders[0].cpu().numpy(),
-            identity=self.identities[index],
-            info=self.info,
-            where=f"{self.path}/{self.split}, {self.identities[index].key}",
-        )
+        tensors = {name: part[0].cpu().numpy() for name, part in vars(self.batch(torch.tensor([index]))).items()}
+        identity = self.identities[index]
+        where = f"{self.path}/{self.split}, {identity.key}"
+        return make_sample(**tensors, identity=identity, info=self.info, where=where)
 
     def batch(self, indices: Int[Tensor, " b"]) -> Batch:
         """The images `indices` with all graders, on the pack's device.
@@ -181,12 +169,7 @@ class Pack:
             return self._uniform(indices.to(self.device), *next(iter(sizes)))
         singles = [self._uniform(indices[i : i + 1].to(self.device), *self.sizes[j]) for i, j in enumerate(indices)]
         height, width = (max(size[axis] for size in sizes) for axis in (0, 1))
-        return Batch(
-            image=torch.cat([_pad(single.image, height, width) for single in singles]),
-            labels=torch.cat([_pad(single.labels, height, width) for single in singles]),
-            valid=torch.cat([_pad(single.valid, height, width) for single in singles]),
-            graders=torch.cat([single.graders for single in singles]),
-        )
+        return Batch.cat([_pad(single, height, width) for single in singles])
 
     def _uniform(self, indices: Int[Tensor, " b"], h: int, w: int) -> Batch:
         b, c, r = len(indices), self.info.in_channels, self.info.num_graders
@@ -201,9 +184,8 @@ class Pack:
             labels = low + 256 * high
         else:
             labels = stored.to(torch.int32)
-        if self._valid is None:
-            valid = torch.ones(b, h, w, dtype=torch.bool, device=image.device)
-        else:
+        valid = torch.ones(b, h, w, dtype=torch.bool, device=image.device)
+        if self._valid is not None:
             valid = _unpack_bits(self._valid.rows(indices), h * w).view(b, h, w)
         graders = self._graders.rows(indices).bool()
         return Batch(image=image, labels=labels.view(b, r, h, w), valid=valid, graders=graders)
@@ -236,42 +218,33 @@ def _as_bits(info: SetInfo) -> bool:
     return info.num_classes == 2 and not info.has_instances
 
 
-def _map_bytes(info: SetInfo, pixels: np.ndarray) -> np.ndarray:
-    """Bytes of one label map."""
-    return -(-pixels // 8) if _as_bits(info) else pixels * (2 if info.has_instances else 1)
-
-
 def _unpack_bits(packed: Tensor, count: int) -> Tensor:
     shifts = torch.arange(7, -1, -1, dtype=torch.uint8, device=packed.device)
-    bits = (packed.unsqueeze(-1) >> shifts).bitwise_and_(1)
-    return bits.flatten(-2)[..., :count].bool()
+    return (packed.unsqueeze(-1) >> shifts).bitwise_and_(1).flatten(-2)[..., :count].bool()
 
 
-def _pad(planes: Tensor, height: int, width: int) -> Tensor:
-    above, left = (height - planes.shape[-2]) // 2, (width - planes.shape[-1]) // 2
-    below, right = height - planes.shape[-2] - above, width - planes.shape[-1] - left
-    return torch.nn.functional.pad(planes, (left, right, above, below))
+def _pad(batch: Batch, height: int, width: int) -> Batch:
+    down, across = height - batch.valid.shape[1], width - batch.valid.shape[2]
+    sides = (across // 2, across - across // 2, down // 2, down - down // 2)
+    image, labels, valid = (pad(planes, sides) for planes in (batch.image, batch.labels, batch.valid))
+    return Batch(image=image, labels=labels, valid=valid, graders=batch.graders)
 
 
 def _write_split(samples: Iterable[Sample], folder: Path, info: SetInfo) -> None:
     folder.mkdir(parents=True)
     index: dict[str, list[Any]] = {"patients": [], "keys": [], "sizes": []}
     all_valid = True
-    with (
-        (folder / "images.bin").open("wb") as images,
-        (folder / "labels.bin").open("wb") as labels,
-        (folder / "valid.bin").open("wb") as valid,
-        (folder / "graders.bin").open("wb") as graders,
-    ):
+    with ExitStack() as stack:
+        files = [folder / f"{name}.bin" for name in ("images", "labels", "valid", "graders")]
+        images, labels, valid, graders = (stack.enter_context(file.open("wb")) for file in files)
         for sample in samples:
             images.write(_stored_image(sample, info).tobytes())
             labels.write(_stored_labels(sample, info).tobytes())
             valid.write(np.packbits(sample.valid).tobytes())
             graders.write(sample.graders.astype(np.uint8).tobytes())
             all_valid &= bool(sample.valid.all())
-            index["patients"].append(sample.identity.patient)
-            index["keys"].append(sample.identity.key)
-            index["sizes"].append(sample.valid.shape)
+            for name, value in zip(index, (*sample.identity, sample.valid.shape), strict=True):
+                index[name].append(value)
     if all_valid:
         (folder / "valid.bin").unlink()
     (folder / "index.json").write_text(json.dumps(index, ensure_ascii=False))
@@ -304,17 +277,11 @@ def _read_manifest(path: Path) -> dict[str, Any]:
                 raise DataError(f"{file}: names a file outside the pack, {name!r}")
             int(entry["bytes"]), str(entry["sha256"])
         dict(manifest["splits"]), dict(manifest["info"]), dict(manifest.get("options", {}))
+    except DataError:
+        raise
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        if isinstance(error, DataError):
-            raise
         raise DataError(f"{file}: not a pack's description ({error})") from None
     return dict(manifest)
-
-
-def _fingerprint(manifest: Mapping[str, Any]) -> str:
-    """A hash of the pack's content, without its options."""
-    content = {name: value for name, value in manifest.items() if name != "options"}
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _sha256(path: Path) -> str:

@@ -7,6 +7,7 @@ The paper splits the one volume by slice, so the `patient` of a sample is its sl
 import math
 from collections.abc import Mapping
 from functools import cached_property
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from hpunet.data.types import SPLITS, Identity, NoSuchSplitError, Sample, SetInf
 from hpunet.errors import ConfigError, DataError
 
 _ENDINGS = (".tif", ".tiff", ".h5", ".hdf5")
+Corner = tuple[int, int, int]
 
 
 def open_snemi3d(
@@ -33,10 +35,9 @@ def open_snemi3d(
 ) -> "StackSource":
     """The non-overlapping patches of a split's slices, from a folder with `train-input` and `train-labels`.
 
-    `slices` gives (first, end) per split, the end exclusive; by default `default_slices`. Slices whose size is not a
-    multiple of `patch` are an error, unless `allow_remainder` drops their right and bottom rest. `patch` counts
-    stored pixels; `reduce` r downscales them by r: the mean of each r×r block, and the label of its middle (below and
-    right of it for even r). Voxels are read at the first sample, in each process.
+    `slices` gives (first, end) per split, the end exclusive. Slices whose size is not a multiple of `patch` stored
+    pixels are an error, unless `allow_remainder` drops the rest. `reduce` r downscales by r: the mean of each r×r
+    block, and the label of its middle (below and right of it for even r).
     """
     check_split(split)
     if patch < 1:
@@ -64,21 +65,11 @@ def open_snemi3d(
     first, end = ranges.get(split, (0, 0))
     if first == end:
         raise NoSuchSplitError(f"{input_path}: no slices for {split!r} in {dict(ranges)}; give others as slices")
-    corners = [
-        (z, y, x)
-        for z in range(first, end)
-        for y in range(0, height - patch + 1, patch)
-        for x in range(0, width - patch + 1, patch)
-    ]
-    return StackSource(
-        input_path,
-        labels_path,
-        split=split,
-        corners=corners,
-        patch=patch,
-        num_random_ids=num_random_ids,
-        reduce=reduce,
-    )
+    rows, columns = range(0, height - patch + 1, patch), range(0, width - patch + 1, patch)
+    ids = tuple(range(1, 1 + num_random_ids))
+    info = SetInfo("snemi3d", 1, 1, ("background",), num_random_ids, stochastic_classes=ids)
+    corners = list(product(range(first, end), rows, columns))
+    return StackSource((input_path, labels_path), corners, info=info, split=split, patch=patch, reduce=reduce)
 
 
 def default_slices(depth: int) -> dict[str, tuple[int, int]]:
@@ -88,8 +79,7 @@ def default_slices(depth: int) -> dict[str, tuple[int, int]]:
 
 
 def _check_slices(ranges: Mapping[str, tuple[int, int]], *, depth: int, where: str) -> None:
-    unknown = set(ranges) - set(SPLITS)
-    if unknown:
+    if unknown := set(ranges) - set(SPLITS):
         raise ConfigError(f"slices: {sorted(unknown)} are not among {SPLITS}")
     last = 0
     for split, (first, end) in sorted(ranges.items(), key=lambda item: item[1]):
@@ -97,7 +87,7 @@ def _check_slices(ranges: Mapping[str, tuple[int, int]], *, depth: int, where: s
             raise ConfigError(f"slices: {split} = ({first}, {end}) is outside the {depth} slices of {where}")
         if first < last:
             raise ConfigError(f"slices: {split} = ({first}, {end}) overlaps another split")
-        last = max(last, end)
+        last = end
 
 
 def _find(folder: Path, stem: str) -> Path:
@@ -109,39 +99,20 @@ def _find(folder: Path, stem: str) -> Path:
 
 
 class StackSource:
-    """Patches of a stack of slices; see `open_snemi3d`."""
+    """Patches of a stack of slices; see `open_snemi3d`. Each process reads the voxels at its first sample."""
 
     def __init__(
-        self,
-        input_path: Path,
-        labels_path: Path,
-        *,
-        split: str,
-        corners: list[tuple[int, int, int]],
-        patch: int,
-        num_random_ids: int,
-        reduce: int,
+        self, paths: tuple[Path, Path], corners: list[Corner], *, info: SetInfo, split: str, patch: int, reduce: int
     ) -> None:
-        self.info = SetInfo(
-            kind="snemi3d",
-            in_channels=1,
-            num_graders=1,
-            fixed_classes=("background",),
-            num_random_ids=num_random_ids,
-            stochastic_classes=tuple(range(1, 1 + num_random_ids)),
-        )
-        self.split = split
-        self.identities = [
-            Identity(patient=f"z-{z:03d}", key=f"z-{z:03d}/y-{y:04d}_x-{x:04d}") for z, y, x in corners
-        ]
-        self._paths, self._corners, self._patch, self._reduce = (input_path, labels_path), corners, patch, reduce
+        self.info, self.split = info, split
+        self.identities = [Identity(f"z-{z:03d}", f"z-{z:03d}/y-{y:04d}_x-{x:04d}") for z, y, x in corners]
+        self._paths, self._corners, self._patch, self._reduce = paths, corners, patch, reduce
 
     @cached_property
-    def _stacks(self) -> tuple[np.ndarray, np.ndarray]:
-        return read_stack(self._paths[0]), read_stack(self._paths[1])
+    def _stacks(self) -> list[np.ndarray]:
+        return [read_stack(path) for path in self._paths]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the voxels: another process reads them itself."""
         return {name: value for name, value in self.__dict__.items() if name != "_stacks"}
 
     def __len__(self) -> int:
@@ -155,12 +126,7 @@ class StackSource:
             blocks = image.reshape(self._patch // r, r, self._patch // r, r)
             image = np.rint(blocks.mean(axis=(1, 3), dtype=np.float32)).astype(image.dtype)
             labels = labels[r // 2 :: r, r // 2 :: r]
-        where = f"{self._paths[1]}, slice {z}"
-        numbered = number_instances(labels, num_fixed_classes=self.info.num_fixed_classes, name=where)
-        return make_sample(
-            image=np.asarray(image)[None],
-            labels=numbered[None],
-            identity=self.identities[index],
-            info=self.info,
-            where=where,
-        )
+        where, info = f"{self._paths[1]}, slice {z}", self.info
+        labels = number_instances(labels, num_fixed_classes=info.num_fixed_classes, name=where)[None]
+        identity = self.identities[index]
+        return make_sample(image=np.asarray(image)[None], labels=labels, identity=identity, info=info, where=where)

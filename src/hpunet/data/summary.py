@@ -14,22 +14,21 @@ from hpunet.utils.pictures import grey_or_colour, sheet, spread, stretched
 
 @dataclass(frozen=True)
 class Summary:
-    """Statistics of one split. Class shares are of valid pixels."""
+    """Statistics of one split.
+
+    `sizes` counts images by (height, width). Per grader: the share of images graded, and of these the share marked.
+    `num_marked_by_all` images were marked by every existing grader (subset B of LIDC). Class shares are of valid
+    pixels, mean over graders, with all instances as one class. `instances_per_image` holds mean and maximum.
+    """
 
     num_images: int
     num_patients: int
     sizes: dict[tuple[int, int], int]
-    """Number of images by (height, width)."""
     grader_present: list[float]
-    """Share of images graded, by grader."""
     grader_marked: list[float]
-    """Share of graded images with a mark other than background, by grader."""
     num_marked_by_all: int
-    """Images that every existing grader marked: subset B of LIDC."""
     class_shares: dict[str, float]
-    """Mean over graders; all instances together are one class."""
     instances_per_image: tuple[float, int]
-    """Mean and maximum; 0 without instances."""
     invalid_share: float
 
 
@@ -53,8 +52,7 @@ def summarise(source: Source, samples: Iterable[Sample]) -> Summary:
         values = sample.labels[:, sample.valid][sample.graders]
         pixels += np.bincount(np.minimum(values, num_fixed).ravel(), minlength=num_fixed + 1)
         if info.has_instances:
-            number = len(np.unique(values[values >= num_fixed]))
-            num_instances += number
+            num_instances += (number := len(np.unique(values[values >= num_fixed])))
             most_instances = max(most_instances, number)
     names = [*info.fixed_classes, *(["instances"] if info.has_instances else [])]
     return Summary(
@@ -77,10 +75,8 @@ def contact_sheet(source: Source, *, num_images: int = 8) -> Image.Image:
         sample = source[index]
         row = [grey_or_colour(stretched(sample.image))]
         for labels, exists in zip(sample.labels, sample.graders, strict=True):
-            if not exists:
-                row.append(np.full_like(row[0], 255))
-                continue
-            row.append(cover_hidden(overlay(image=sample.image, labels=labels), visible=sample.valid))
+            shown = cover_hidden(overlay(image=sample.image, labels=labels), visible=sample.valid)
+            row.append(shown if exists else np.full_like(row[0], 255))
         if source.info.num_graders == 1:
             flat = overlay(image=np.zeros_like(sample.image), labels=sample.labels[0], opacity=1.0)
             row.append(cover_hidden(flat, visible=sample.valid))

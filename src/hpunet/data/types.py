@@ -1,16 +1,14 @@
 """The contract of data sources: samples, the description of a set, and splits by patient.
 
-A source is a sequence of `Sample`s of one split. Its labels are of one of two kinds (`SetInfo`):
-
-* classes: each value is a class index (LIDC: 0 background, 1 lesion);
-* instances: values below `num_fixed_classes` are classes, each other value is an instance. Training maps instances
-  to `num_random_ids` stochastic classes, drawn at each step (`instance_ids.py`).
+Labels are classes (LIDC: 0 background, 1 lesion) or instances: values below `num_fixed_classes` are classes, each
+other value is an instance, which training maps to one of `num_random_ids` stochastic classes (`instance_ids.py`).
 """
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -39,8 +37,8 @@ class Identity(NamedTuple):
 class Sample:
     """One image with the label maps of its graders.
 
-    `graders` says which label maps exist: a missing grader is not an empty map. Labels of missing graders and where
-    `valid` is false are 0 and ignored.
+    `graders` says which label maps exist: a missing grader is not an empty map. Its labels, and those of invalid
+    pixels, are 0 and ignored.
     """
 
     pixels: Shaped[np.ndarray, "c h w"]
@@ -128,10 +126,7 @@ def make_sample(
     valid: np.ndarray | None = None,
     graders: np.ndarray | None = None,
 ) -> Sample:
-    """A checked `Sample`; `where` names the file in errors.
-
-    Images are uint8, uint16 or floats in [0, 1]. Labels that are ignored become 0.
-    """
+    """A checked `Sample` of uint8, uint16 or float pixels in [0, 1]; `where` names the file in errors."""
     if image.ndim != 3 or image.shape[0] != info.in_channels or 0 in image.shape:
         raise DataError(f"{where}: expected an image of {info.in_channels} channels, got shape {image.shape}")
     is_integer = image.dtype in (np.uint8, np.uint16)
@@ -154,29 +149,17 @@ def make_sample(
     low, high = int(labels.min()), int(labels.max())
     if low < 0 or (high >= info.num_classes and not info.has_instances):
         raise DataError(f"{where}: label values must lie in 0...{info.num_classes - 1}, found {low}...{high}")
-    return Sample(
-        pixels=np.ascontiguousarray(image, dtype=image.dtype if is_integer else np.float32),
-        labels=labels,
-        valid=valid,
-        graders=graders,
-        identity=identity,
-    )
+    pixels = np.ascontiguousarray(image, dtype=image.dtype if is_integer else np.float32)
+    return Sample(pixels=pixels, labels=labels, valid=valid, graders=graders, identity=identity)
 
 
 def split_by_patient(patients: Iterable[str], *, fractions: Mapping[str, float], seed: int) -> dict[str, list[str]]:
     """Assign patients to splits by a seeded shuffle that does not depend on the order of `patients`."""
     if any(f < 0 for f in fractions.values()) or abs(sum(fractions.values()) - 1) > 1e-6:
         raise ConfigError(f"split fractions must be positive and add up to 1, got {dict(fractions)}")
-    unique = sorted(set(patients))
-    order = sorted(unique, key=lambda p: hashlib.sha256(f"{seed}\0{p}".encode()).digest())
-    splits: dict[str, list[str]] = {}
-    start, share = 0, 0.0
-    for name, fraction in fractions.items():
-        share += fraction
-        end = round(share * len(order))
-        splits[name] = sorted(order[start:end])
-        start = end
-    return splits
+    order = sorted(set(patients), key=lambda p: hashlib.sha256(f"{seed}\0{p}".encode()).digest())
+    ends = [round(share * len(order)) for share in accumulate(fractions.values(), initial=0.0)]
+    return {name: sorted(order[start:end]) for name, (start, end) in zip(fractions, pairwise(ends), strict=True)}
 
 
 def check_split(split: str) -> None:
@@ -191,9 +174,8 @@ def check_disjoint(patients: Mapping[str, Iterable[str]], *, where: str) -> None
     for split, members in patients.items():
         for patient in sorted(set(members)):
             if split_of.setdefault(patient, split) != split:
-                raise DataError(
-                    f"{where}: patient {patient} is in both {split_of[patient]} and {split}; split by patient"
-                )
+                both = f"both {split_of[patient]} and {split}"
+                raise DataError(f"{where}: patient {patient} is in {both}; split by patient")
 
 
 def refuse_shared_patients(sources: Sequence[Source]) -> None:
@@ -203,21 +185,15 @@ def refuse_shared_patients(sources: Sequence[Source]) -> None:
 
 
 def refuse_other_data(source: Source, *, info: SetInfo, same_ids: bool = True) -> None:
-    """Raise a `DataError` unless data fit a model trained on `info`: channels, classes, random ids.
+    """Raise a `DataError` unless data fit a model trained on `info`.
 
     Without `same_ids` the number of ids may differ: for comparisons of instances as such.
     """
-    ours, theirs = (
-        {
-            "image channels": one.in_channels,
-            "classes": one.num_fixed_classes,
-            "random ids of instances": one.num_random_ids,
-        }
-        for one in (info, source.info)
-    )
-    if not same_ids and source.info.has_instances and info.has_instances:
-        ours["random ids of instances"] = theirs["random ids of instances"]
-    different = [f"{theirs[k]} {k} where the model has {ours[k]}" for k in ours if ours[k] != theirs[k]]
+    names = {"in_channels": "image channels", "num_fixed_classes": "classes"}
+    if same_ids or not (source.info.has_instances and info.has_instances):
+        names["num_random_ids"] = "random ids of instances"
+    values = {name: (getattr(source.info, field), getattr(info, field)) for field, name in names.items()}
+    different = [f"{its} {name} where the model has {ours}" for name, (its, ours) in values.items() if its != ours]
     if different:
         raise DataError(f"{source.info.kind} data do not fit the model: {'; '.join(different)}")
     if not len(source):

@@ -57,9 +57,7 @@ def centre_crop(batch: Batch, *, crop: tuple[int, int]) -> Batch:
     """The centre of each image, of this height and width; a smaller image is padded with invalid pixels."""
     index = torch.arange(len(batch.image), device=batch.image.device)
     size = (batch.image.shape[2], batch.image.shape[3])
-    warp = draw_warp(
-        NO_AUGMENTATION, seed=0, step=0, index=index, source_size=size, crop_size=crop, device=batch.image.device
-    )
+    warp = draw_warp(NO_AUGMENTATION, seed=0, step=0, index=index, source_size=size, crop_size=crop)
     return apply_warp(batch, warp, crop_size=crop)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from hpunet.config.settings import Settings
-from hpunet.data.open import check_options_of_settings, pack_data, settled_options
+from hpunet.data.open import check_data_options, pack_data, with_pack_options
 from hpunet.data.packs import is_pack, open_pack
 from hpunet.errors import ConfigError
 from hpunet.models.build import check_network
@@ -72,7 +72,7 @@ def train(
     check_network(settings)
     trained = None if start is None else load_start(start, settings, device=device)
     pack_path = prepare_data(data, options=settings.data.options, run=run, progress=progress)
-    options = settled_options(data, settings.data.options)
+    options = with_pack_options(data, settings.data.options)
     settings = settings.model_copy(update={"data": settings.data.model_copy(update={"options": options})})
     training = Training(settings, pack_path=pack_path, run=run, device=device)
     restored = resume and restore(training, say)
@@ -149,7 +149,7 @@ def prepare_data(where: str, *, options: dict[str, Any], run: Path, progress: An
 
     The name of a new pack contains a hash of its origin, so that a run never resumes with a pack of other data.
     """
-    check_options_of_settings(where, options)
+    check_data_options(where, options)
     if where.startswith("synthetic:"):
         origin = where
     elif is_pack(Path(where)):

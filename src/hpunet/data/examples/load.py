@@ -1,7 +1,4 @@
-"""`hpunet.example`: a small real image with its gradings, without a download and without torch.
-
-The files below `lidc/` follow the layout of your own data: `images/<name>.png`, `graders/<grader>/<name>.png`.
-"""
+"""`hpunet.example`: a small real image with its gradings; needs no download and no torch."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,9 +23,8 @@ class Example:
     name: str
     image: UInt8[np.ndarray, "h w"]
     labels: Int32[np.ndarray, "r h w"]
-    """One class map per grader: 0 is background, 1 is lesion. An empty map says "nothing here"."""
+    """One map per grader: 0 is background, 1 is lesion. An empty map says "nothing here"."""
     path: Path
-    """The image file."""
     credit: str
     """Source and licence. Show it wherever you show the image."""
 
@@ -36,9 +32,8 @@ class Example:
 def example(name: str = "lidc") -> Example:
     """An image that ships with hpunet: "lidc-1", "lidc-2" or "lidc-3" ("lidc" is the first).
 
-    All three are 128×128 lung CT crops with four gradings, from patients held out from training. They were chosen
-    by how much the graders disagree: in lidc-1 two of four marked a lesion, in lidc-2 all four did but with
-    different outlines, in lidc-3 all four agree.
+    128×128 lung CT crops with four gradings, of patients held out from training: in lidc-1 two of four graders marked
+    a lesion, in lidc-2 all four did but with different outlines, in lidc-3 all four agree.
     """
     names = sorted(file.stem for file in (_LIDC / "images").glob("*.png"))
     chosen = f"{name}-1" if name == "lidc" else name

@@ -1,8 +1,8 @@
 """Lesions in lung-like images, with the exact distribution of the graders' label maps.
 
-Uncertainty on two scales: whether a lesion is marked at all, and for each side whether the outline includes the halo.
-The image shows every probability: the overall contrast that of marking anything, the brightness of a core that of
-marking the lesion, the brightness of the halo on one side that of including this side.
+Graders differ in whether they mark a lesion, and on which sides of it they include the halo. The image shows every
+probability: its contrast that of marking anything, the brightness of a core and of each side of a halo that of
+including it.
 """
 
 from dataclasses import dataclass
@@ -13,15 +13,12 @@ from jaxtyping import Bool, Float64, Int32, Int64, UInt8
 
 from hpunet.data.synthetic.texture import smooth_noise, to_bytes
 
-NUM_SIDES = 3
-"""Sides of a halo, 120 degrees each, that a grader includes independently."""
+NUM_SIDES = 3  # of a halo, 120 degrees each; a grader includes each independently
 MAX_LESIONS = 3
-_PARTS = 1 + NUM_SIDES
-"""A lesion's core and the sides of its halo."""
+_PARTS = 1 + NUM_SIDES  # a lesion's core and the sides of its halo
 _STATES = np.array([(0,) * _PARTS, *((1, *sides) for sides in product((0, 1), repeat=NUM_SIDES))], dtype=np.int64)
 """The parts that a grader can draw: none, or the core with any of the sides."""
-_CORE = 0.65
-"""Radius of the core relative to the lesion."""
+_CORE = 0.65  # radius of the core relative to the lesion
 
 
 @dataclass(frozen=True)
@@ -29,8 +26,7 @@ class KnownDistribution:
     """The exact, finite distribution of the label maps of one image.
 
     A grader marks anything at all with probability `p_call`; if so, lesion i is in state j (0 not marked, else the
-    core with some sides of the halo) with probability `p_state[i, j]`, independently of other lesions. Lesions are
-    disjoint, so areas of intersections and unions are sums over parts.
+    core with some sides of the halo) with probability `p_state[i, j]`, independently of other lesions.
     """
 
     regions: Int32[np.ndarray, "h w"]
@@ -63,26 +59,24 @@ class KnownDistribution:
     @property
     def probabilities(self) -> Float64[np.ndarray, " m"]:
         """Probability of each of the `states`."""
-        given_call = np.take_along_axis(self.p_state, self.states.T, axis=1).prod(axis=0)
-        probabilities: np.ndarray = self.p_call * given_call
+        probabilities = np.asarray(self.p_call * np.take_along_axis(self.p_state, self.states.T, axis=1).prod(axis=0))
         probabilities[0] += 1 - self.p_call
         return probabilities
 
     @property
     def iou(self) -> Float64[np.ndarray, "m m"]:
         """IoU of each pair of `states`; empty against empty is 1."""
-        drawn = _STATES[self.states].reshape(len(self.states), -1)  # m, parts of all lesions
-        weighted = drawn * self._part_areas()
-        intersection = weighted @ drawn.T
-        areas = weighted.sum(axis=1)
+        drawn = _STATES[self.states].reshape(len(self.states), -1)  # m, parts of all lesions, which are disjoint
+        part_areas = np.bincount(self.regions.ravel(), minlength=1 + _PARTS * len(self.p_state))[1:]
+        weighted = drawn * part_areas.astype(np.int64)
+        intersection, areas = weighted @ drawn.T, weighted.sum(axis=1)
         union = areas[:, None] + areas[None, :] - intersection
         return np.where(union == 0, 1.0, intersection / np.maximum(union, 1))
 
     @property
     def mean_distance(self) -> float:
         """D, the expected 1 − IoU of two independent label maps."""
-        probabilities = self.probabilities
-        return float(probabilities @ (1 - self.iou) @ probabilities)
+        return float(self.probabilities @ (1 - self.iou) @ self.probabilities)
 
     def expected_ged(self, *, num_samples: int, num_graders: int) -> float:
         """Expected GED² (with self-pairs, App. B) of a perfect sampler: (1/samples + 1/graders) · D."""
@@ -91,17 +85,13 @@ class KnownDistribution:
     @property
     def marginals(self) -> Float64[np.ndarray, "h w"]:
         """Probability that a pixel is marked."""
-        table: np.ndarray = np.concatenate([[0.0], (self.p_call * self.p_state @ _STATES).ravel()])
+        table = np.concatenate([[0.0], (self.p_call * self.p_state @ _STATES).ravel()])
         return np.asarray(table[self.regions])
-
-    def _part_areas(self) -> Int64[np.ndarray, " parts"]:
-        return np.bincount(self.regions.ravel(), minlength=1 + _PARTS * len(self.p_state))[1:].astype(np.int64)
 
     def _draw(self, states: np.ndarray) -> Int32[np.ndarray, "n h w"]:
         """Label maps of lesion states (n, lesions)."""
         parts = _STATES[states].reshape(len(states), -1)
-        table = np.pad(parts, ((0, 0), (1, 0))).astype(np.int32)
-        return table[:, self.regions]
+        return np.pad(parts, ((0, 0), (1, 0))).astype(np.int32)[:, self.regions]
 
 
 def make_lesions(
@@ -118,9 +108,7 @@ def make_lesions(
         top, left = quarter // 2 * (h // 2), quarter % 2 * (w // 2)
         window = np.s_[top : top + h // 2, left : left + w // 2]
         distance, side = _polar(rng, size=(h // 2, w // 2))
-        part = np.where(distance < _CORE, 0, 1 + side)
-        regions[window] = np.where(distance < 1, 1 + _PARTS * lesion + part, 0)
-
+        regions[window] = np.where(distance < 1, 1 + _PARTS * lesion + np.where(distance < _CORE, 0, 1 + side), 0)
         marked, p_sides = rng.uniform(0.35, 1.0), rng.uniform(0.1, 0.9, NUM_SIDES)
         chosen = np.where(_STATES[:, 1:] == 1, p_sides, 1 - p_sides).prod(axis=1)
         p_state[lesion] = np.where(_STATES[:, 0] == 1, marked * chosen, 1 - marked)
@@ -135,8 +123,7 @@ def make_lesions(
 
 def _polar(rng: np.random.Generator, *, size: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
     """Distance (h, w) from the centre of a wobbly ellipse, 1 on its outline, exactly 0 at one pixel; side (h, w)."""
-    h, w = size
-    shorter = min(size)
+    (h, w), shorter = size, min(size)
     y = np.arange(h)[:, None] - int(h * rng.uniform(0.42, 0.58))
     x = np.arange(w)[None, :] - int(w * rng.uniform(0.42, 0.58))
     angle, stretch = rng.uniform(0, np.pi), rng.uniform(1, 1.3)
@@ -153,8 +140,10 @@ def _lung(rng: np.random.Generator, *, size: tuple[int, int]) -> np.ndarray:
     side = min(size)
     tissue = 0.17 + 0.03 * smooth_noise(rng, size=size, scale=side / 3)
     tissue += 0.012 * smooth_noise(rng, size=size, scale=side / 24)
-    vessel = np.abs(smooth_noise(rng, size=size, scale=side / 3.5))
-    wide = smooth_noise(rng, size=size, scale=side / 4)
+    vessel, wide = (
+        np.abs(smooth_noise(rng, size=size, scale=side / 3.5)),
+        smooth_noise(rng, size=size, scale=side / 4),
+    )
     tissue += 0.3 * np.clip(1 - vessel / (0.04 + 0.08 * np.clip(wide, 0, 2)), 0, 1) * (wide > 0.2)
 
     angle = rng.uniform(0, 2 * np.pi)

@@ -13,14 +13,10 @@ from scipy import ndimage
 
 from hpunet.data.synthetic.texture import smooth_noise, to_bytes
 
-_MARGIN = 2
-"""Grid squares around the image: one for the warp, which moves less than a square, one for neighbours."""
-_JITTER = 0.3
-"""Largest distance of a site from the middle of its square, so that the nearest site is in the 3×3 around a pixel."""
-_MEMBRANE = 1.3
-"""Half the width of a membrane in pixels, in the labels."""
-_SMALLEST_CELL = 12
-"""Pixels; smaller pieces are background."""
+_MARGIN = 2  # grid squares around the image: one for the warp, which moves less than a square, one for neighbours
+_JITTER = 0.3  # of a site from the middle of its square; small, so that the nearest site is in the 3×3 around a pixel
+_MEMBRANE = 1.3  # half the width of a membrane in the labels, pixels
+_SMALLEST_CELL = 12  # pixels; smaller pieces are background
 
 
 def make_neurites(
@@ -31,35 +27,26 @@ def make_neurites(
     components, _ = ndimage.label(cells > 0)
     keep = np.bincount(components.ravel()) >= _SMALLEST_CELL
     keep[0] = False
-    numbers = np.where(keep, keep.cumsum(), 0)
-    return image, numbers[components].astype(np.int32)
+    return image, np.where(keep, keep.cumsum(), 0)[components].astype(np.int32)
 
 
 def make_neurite_slices(
     rng: np.random.Generator, *, size: tuple[int, int]
 ) -> Iterator[tuple[UInt8[np.ndarray, "h w"], Int32[np.ndarray, "h w"]]]:
-    """Endless consecutive slices of one tissue: images and cells, with the same numbers in all slices.
-
-    As in real stacks, a slice may show several pieces of a cell.
-    """
+    """Endless consecutive slices: images and cells. Several pieces of a slice may be one cell, as in real stacks."""
     spacing = float(np.clip(min(size) / 6, 12, 36))
     grid = (int(size[0] / spacing) + 1 + 2 * _MARGIN, int(size[1] / spacing) + 1 + 2 * _MARGIN)
     y = np.arange(size[0], dtype=np.float32)[:, None] + _warp(rng, size=size, spacing=spacing)
     x = np.arange(size[1], dtype=np.float32)[None, :] + _warp(rng, size=size, spacing=spacing)
     cell_of_site = _join_neighbours(rng, grid=grid)
-    appearance = _Appearance.draw(rng, num_sites=grid[0] * grid[1], spacing=spacing)
-    phase = rng.uniform(0, 2 * np.pi, (2, *grid))
-    drift = rng.uniform(-0.25, 0.25, (2, *grid))
+    appearance = _draw_appearance(rng, num_sites=grid[0] * grid[1], spacing=spacing)
+    phase, drift = rng.uniform(0, 2 * np.pi, (2, *grid)), rng.uniform(-0.25, 0.25, (2, *grid))
     square = np.indices(grid)
     while True:
         sites = (square - _MARGIN + 0.5 + _JITTER * np.sin(phase)) * spacing
-        near = _Neighbourhood.find(
-            y=y, x=x, sites=sites.astype(np.float32), cell_of_site=cell_of_site, spacing=spacing
-        )
-        yield (
-            _render(rng, near=near, appearance=appearance),
-            np.where(near.is_membrane(), 0, near.cell + 1).astype(np.int32),
-        )
+        near = _neighbourhood(y, x, sites=sites.astype(np.float32), cell_of_site=cell_of_site, spacing=spacing)
+        image = _render(rng, near=near, appearance=appearance)
+        yield image, np.where(near.is_membrane(), 0, near.cell + 1).astype(np.int32)
         phase = phase + drift
 
 
@@ -72,8 +59,7 @@ def _warp(rng: np.random.Generator, *, size: tuple[int, int], spacing: float) ->
 def _join_neighbours(rng: np.random.Generator, *, grid: tuple[int, int]) -> np.ndarray:
     """The cell (sites,) of each site: a site may join the one on its right or the one below."""
     site = np.arange(grid[0] * grid[1]).reshape(grid)
-    choice = rng.random(grid)
-    joined = site.copy()
+    choice, joined = rng.random(grid), site.copy()
     np.copyto(joined[:, :-1], site[:, 1:], where=choice[:, :-1] < 0.22)
     np.copyto(joined[:-1], site[1:], where=choice[:-1] > 0.78)
     parent = joined.ravel()
@@ -92,18 +78,16 @@ class _Appearance:
     axes: np.ndarray
     turn: np.ndarray
 
-    @staticmethod
-    def draw(rng: np.random.Generator, *, num_sites: int, spacing: float) -> "_Appearance":
-        has_mitochondrion = rng.random(num_sites) < 0.45
-        long = rng.uniform(0.13, 0.28, num_sites) * spacing * has_mitochondrion
-        angle = rng.uniform(0, np.pi, num_sites)
-        return _Appearance(
-            tone=(0.05 * rng.standard_normal(num_sites)).astype(np.float32),
-            vesicles=rng.random(num_sites) < 0.3,
-            centre=(rng.uniform(-0.22, 0.22, (2, num_sites)) * spacing).astype(np.float32),
-            axes=np.stack([long, long * rng.uniform(0.45, 0.8, num_sites)]).astype(np.float32),
-            turn=np.stack([np.cos(angle), np.sin(angle)]).astype(np.float32),
-        )
+
+def _draw_appearance(rng: np.random.Generator, *, num_sites: int, spacing: float) -> _Appearance:
+    has_mitochondrion = rng.random(num_sites) < 0.45
+    long = rng.uniform(0.13, 0.28, num_sites) * spacing * has_mitochondrion
+    angle = rng.uniform(0, np.pi, num_sites)
+    tone = (0.05 * rng.standard_normal(num_sites)).astype(np.float32)
+    vesicles = rng.random(num_sites) < 0.3
+    centre = (rng.uniform(-0.22, 0.22, (2, num_sites)) * spacing).astype(np.float32)
+    axes = np.stack([long, long * rng.uniform(0.45, 0.8, num_sites)]).astype(np.float32)
+    return _Appearance(tone, vesicles, centre, axes, np.stack([np.cos(angle), np.sin(angle)]).astype(np.float32))
 
 
 @dataclass(frozen=True)
@@ -115,45 +99,43 @@ class _Neighbourhood:
     offset: tuple[np.ndarray, np.ndarray]
     border: Float32[np.ndarray, "h w"]
 
-    @staticmethod
-    def find(
-        *, y: np.ndarray, x: np.ndarray, sites: np.ndarray, cell_of_site: np.ndarray, spacing: float
-    ) -> "_Neighbourhood":
-        """Look at the 3×3 sites around each pixel (coordinates y, x); `sites` is (2, rows, columns)."""
-        columns = sites.shape[2]
-        site_y, site_x = sites.reshape(2, -1)
-        steps = np.asarray([row * columns + column for row in (-1, 0, 1) for column in (-1, 0, 1)])
-        square = (np.floor(y / spacing).astype(np.intp) + _MARGIN) * columns
-        square += np.floor(x / spacing).astype(np.intp) + _MARGIN
-        squared = np.empty((len(steps), *y.shape), dtype=np.float32)
-        choice = np.zeros(y.shape, dtype=np.intp)
-        nearest = np.full(y.shape, np.inf, dtype=np.float32)
-        for k, step in enumerate(steps):
-            other = square + step
-            np.add((y - site_y.take(other)) ** 2, (x - site_x.take(other)) ** 2, out=squared[k])
-            np.copyto(choice, k, where=squared[k] < nearest)
-            np.minimum(nearest, squared[k], out=nearest)
-
-        # A pixel is (d² - d₀²) / (2 · distance of the sites) away from the line halfway between its site and another.
-        # The divisor is tabulated by grid square, nearest and other site; NaN where both belong to one cell.
-        around = np.clip(np.arange(len(site_y))[:, None] + steps, 0, len(site_y) - 1)
-        apart = np.hypot(*(s[around][:, :, None] - s[around][:, None, :] for s in (site_y, site_x)))
-        same_cell = cell_of_site[around][:, :, None] == cell_of_site[around][:, None, :]
-        factor = np.where(same_cell, np.nan, 0.5 / np.where(same_cell, 1, apart)).astype(np.float32).ravel()
-        row = (square * len(steps) + choice) * len(steps)
-        border = np.full(y.shape, spacing, dtype=np.float32)
-        for k in range(len(steps)):
-            np.fmin(border, (squared[k] - nearest) * factor.take(row + k), out=border)
-        site = square + steps[choice]
-        offset = (y - site_y[site], x - site_x[site])
-        return _Neighbourhood(site=site, cell=cell_of_site[site], offset=offset, border=border)
-
     def is_membrane(self) -> np.ndarray:
         """Near a border, or next to a pixel of another cell, so that no cells touch."""
         membrane = self.border < _MEMBRANE
         membrane[1:] |= self.cell[1:] != self.cell[:-1]
         membrane[:, 1:] |= self.cell[:, 1:] != self.cell[:, :-1]
         return membrane
+
+
+def _neighbourhood(
+    y: np.ndarray, x: np.ndarray, *, sites: np.ndarray, cell_of_site: np.ndarray, spacing: float
+) -> _Neighbourhood:
+    """Search the 3×3 `sites` (2, rows, columns) around each pixel, at coordinates (y, x)."""
+    columns = sites.shape[2]
+    site_y, site_x = sites.reshape(2, -1)
+    steps = np.asarray([row * columns + column for row in (-1, 0, 1) for column in (-1, 0, 1)])
+    square = (np.floor(y / spacing).astype(np.intp) + _MARGIN) * columns
+    square += np.floor(x / spacing).astype(np.intp) + _MARGIN
+    squared = np.empty((len(steps), *y.shape), dtype=np.float32)
+    choice, nearest = np.zeros(y.shape, dtype=np.intp), np.full(y.shape, np.inf, dtype=np.float32)
+    for k, step in enumerate(steps):
+        other = square + step
+        np.add((y - site_y.take(other)) ** 2, (x - site_x.take(other)) ** 2, out=squared[k])
+        np.copyto(choice, k, where=squared[k] < nearest)
+        np.minimum(nearest, squared[k], out=nearest)
+
+    # A pixel is (d² - d₀²) / (2 · distance of the sites) away from the line halfway between its site and another.
+    # The divisor is tabulated by grid square, nearest and other site; NaN where both belong to one cell.
+    around = np.clip(np.arange(len(site_y))[:, None] + steps, 0, len(site_y) - 1)
+    apart = np.hypot(*(s[around][:, :, None] - s[around][:, None, :] for s in (site_y, site_x)))
+    same_cell = cell_of_site[around][:, :, None] == cell_of_site[around][:, None, :]
+    factor = np.where(same_cell, np.nan, 0.5 / np.where(same_cell, 1, apart)).astype(np.float32).ravel()
+    row = (square * len(steps) + choice) * len(steps)
+    border = np.full(y.shape, spacing, dtype=np.float32)
+    for k in range(len(steps)):
+        np.fmin(border, (squared[k] - nearest) * factor.take(row + k), out=border)
+    site = square + steps[choice]
+    return _Neighbourhood(site, cell_of_site[site], (y - site_y[site], x - site_x[site]), border)
 
 
 def _render(rng: np.random.Generator, *, near: _Neighbourhood, appearance: _Appearance) -> np.ndarray:

@@ -18,32 +18,20 @@ from hpunet.data.synthetic.streets import make_street
 from hpunet.data.types import SPLITS, Identity, Sample, SetInfo, check_split, make_sample
 from hpunet.errors import ConfigError
 
+
+def _instances_info(kind: str, *, in_channels: int, fixed_classes: tuple[str, ...], num_random_ids: int) -> SetInfo:
+    ids = tuple(range(len(fixed_classes), len(fixed_classes) + num_random_ids))
+    return SetInfo(kind, in_channels, 1, fixed_classes, num_random_ids, stochastic_classes=ids)
+
+
 INFO = {
-    "lesions": SetInfo(
-        kind="synthetic-lesions",
-        in_channels=1,
-        num_graders=4,
-        fixed_classes=("background", "lesion"),
-        stochastic_classes=(1,),
+    "lesions": SetInfo("synthetic-lesions", 1, 4, ("background", "lesion"), stochastic_classes=(1,)),
+    "neurites": _instances_info(
+        "synthetic-neurites", in_channels=1, fixed_classes=("background",), num_random_ids=15
     ),
-    "neurites": SetInfo(
-        kind="synthetic-neurites",
-        in_channels=1,
-        num_graders=1,
-        fixed_classes=("background",),
-        num_random_ids=15,
-        stochastic_classes=tuple(range(1, 16)),
-    ),
-    "streets": SetInfo(
-        kind="synthetic-streets",
-        in_channels=3,
-        num_graders=1,
-        fixed_classes=FIXED_CLASSES,
-        num_random_ids=5,
-        stochastic_classes=tuple(range(len(FIXED_CLASSES), len(FIXED_CLASSES) + 5)),
-    ),
+    "streets": _instances_info("synthetic-streets", in_channels=3, fixed_classes=FIXED_CLASSES, num_random_ids=5),
 }
-"""The kinds and their descriptions."""
+"""Descriptions by name; positional: kind, image channels, graders, fixed classes."""
 IMAGES_PER_PATIENT = 4
 _DEFAULT_HEIGHT = {"lesions": 64, "neurites": 128, "streets": 128}
 _MIN_SIDE = 16
@@ -76,9 +64,7 @@ class SyntheticSource:
     """A `Source` that generates its samples; see `open_synthetic`."""
 
     def __init__(self, name: str, *, split: str, num_images: int, size: tuple[int, int], seed: int) -> None:
-        self.info = INFO[name]
-        self.split = split
-        self.size = size
+        self.info, self.split, self.size = INFO[name], split, size
         patients = [f"{name}-s{seed}-{split}-{i // IMAGES_PER_PATIENT:04d}" for i in range(num_images)]
         self.identities = [Identity(patient=p, key=f"{p}/{i:05d}") for i, p in enumerate(patients)]
         self._name = name
@@ -88,9 +74,7 @@ class SyntheticSource:
         return len(self.identities)
 
     def __getitem__(self, index: int) -> Sample:
-        identity = self.identities[index]
-        rng = self.rng(index)
-        valid = None
+        rng, valid, where = self.rng(index), None, self.identities[index].key
         if self._name == "lesions":
             image, distribution = make_lesions(rng, size=self.size)
             image, labels = image[None], distribution.sample(rng, self.info.num_graders)
@@ -99,11 +83,10 @@ class SyntheticSource:
             image, labels = image[None], cells[None]
         else:
             image, ids = make_street(rng, size=self.size)
-            classes, valid = car_labels(ids, name=identity.key)
-            labels = classes[None]
-        return make_sample(
-            image=image, labels=labels, valid=valid, identity=identity, info=self.info, where=identity.key
-        )
+            labels, valid = car_labels(ids, name=where)
+            labels = labels[None]
+        identity, info = self.identities[index], self.info
+        return make_sample(image=image, labels=labels, valid=valid, identity=identity, info=info, where=where)
 
     def distribution(self, index: int) -> KnownDistribution:
         """The exact distribution of the label maps of image `index`; lesions only."""

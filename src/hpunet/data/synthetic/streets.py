@@ -10,20 +10,16 @@ from PIL import Image
 from scipy import ndimage
 
 from hpunet.data.cityscapes.classes import LABEL_IDS
-from hpunet.data.synthetic.street_objects import Camera, Painter, paint_objects
+from hpunet.data.synthetic.street_objects import Camera, Painter, Street, paint_objects
 from hpunet.data.synthetic.texture import smooth_noise, to_bytes
 
-_EGO_VEHICLE, _BORDER = LABEL_IDS["ego vehicle"], LABEL_IDS["rectification border"]
 _COLOURS = {
-    name: np.asarray(colour, np.float32)
-    for name, colour in {
-        "road": (96, 94, 98),
-        "sidewalk": (142, 136, 132),
-        "sky": (196, 210, 226),
-        "vegetation": (62, 86, 48),
-        "wall": (128, 120, 112),
-        "fence": (90, 84, 80),
-    }.items()
+    "road": np.asarray((96, 94, 98), np.float32),
+    "sidewalk": np.asarray((142, 136, 132), np.float32),
+    "sky": np.asarray((196, 210, 226), np.float32),
+    "vegetation": np.asarray((62, 86, 48), np.float32),
+    "wall": np.asarray((128, 120, 112), np.float32),
+    "fence": np.asarray((90, 84, 80), np.float32),
 }
 _HOUSES = ((168, 148, 126), (186, 176, 160), (142, 98, 82), (198, 184, 150), (122, 118, 120), (160, 166, 172))
 
@@ -36,37 +32,25 @@ def make_street(
     Cars of a group (far away, where single ones are hard to tell) have the plain id 26.
     """
     h, w = size
-    camera = Camera(
-        focal=1.1 * max(w, 1.5 * h),
-        horizon=h * rng.uniform(0.4, 0.46),
-        centre=w * rng.uniform(0.44, 0.56),
-        height=1.5,
-    )
-    half_road = tuple(rng.uniform(4.5, 7.5, 2))
-    sidewalk = tuple(rng.uniform(2.5, 5, 2))
-    end = rng.uniform(70, 140)
-    colour, ids = _surroundings(rng, camera=camera, size=size, half_road=half_road, sidewalk=sidewalk, end=end)
+    horizon, centre = h * rng.uniform(0.4, 0.46), w * rng.uniform(0.44, 0.56)
+    camera = Camera(focal=1.1 * max(w, 1.5 * h), horizon=horizon, centre=centre, height=1.5)
+    street = Street(tuple(rng.uniform(4.5, 7.5, 2)), tuple(rng.uniform(2.5, 5, 2)), rng.uniform(70, 140))
+    colour, ids = _surroundings(rng, camera=camera, size=size, street=street)
     painter = Painter(colour=Image.fromarray(to_bytes(colour / 255)), ids=Image.fromarray(ids), camera=camera)
-    paint_objects(rng, painter=painter, half_road=half_road, sidewalk=sidewalk, end=end)
+    paint_objects(rng, painter=painter, street=street)
     _paint_own_car(rng, painter=painter, size=size)
     ids = _renumber(np.array(painter.ids))
     return _photograph(rng, colour=np.array(painter.colour), ids=ids), ids
 
 
 def _surroundings(
-    rng: np.random.Generator,
-    *,
-    camera: Camera,
-    size: tuple[int, int],
-    half_road: tuple[float, ...],
-    sidewalk: tuple[float, ...],
-    end: float,
+    rng: np.random.Generator, *, camera: Camera, size: tuple[int, int], street: Street
 ) -> tuple[np.ndarray, np.ndarray]:
     """Ground, house fronts and sky: colours (h, w, 3) and ids (h, w)."""
-    h, w = size
+    (h, w), end = size, street.end
     y, x = np.arange(h, dtype=np.float32)[:, None], np.arange(w, dtype=np.float32)[None, :]
     on_right = (x >= camera.centre).astype(int)
-    front = np.asarray(half_road)[on_right] + np.asarray(sidewalk)[on_right]
+    front = np.asarray(street.half_road)[on_right] + np.asarray(street.sidewalk)[on_right]
     depth = np.minimum(camera.focal * front / np.maximum(np.abs(x - camera.centre), 1e-3), end)
     height = camera.height - (y - camera.horizon) * depth / camera.focal  # in metres, of the ray at the front
     colour = _sky(rng, size=size)
@@ -86,9 +70,8 @@ def _surroundings(
 
     below = np.maximum(y - camera.horizon, 1e-3)
     ground_depth = camera.focal * camera.height / below
-    ground_colour, ground_ids = _ground(
-        lateral=(x - camera.centre) * camera.height / below, depth=ground_depth, half_road=half_road
-    )
+    lateral = (x - camera.centre) * camera.height / below
+    ground_colour, ground_ids = _ground(lateral, depth=ground_depth, half_road=street.half_road)
     is_ground = (height < 0) & (y > camera.horizon)
     np.copyto(colour, ground_colour, where=is_ground[..., None])
     np.copyto(ids, ground_ids, where=is_ground)
@@ -104,7 +87,7 @@ def _sky(rng: np.random.Generator, *, size: tuple[int, int]) -> np.ndarray:
     return np.asarray(_COLOURS["sky"] - up * np.asarray((30, 14, 0), np.float32) + clouds)
 
 
-def _ground(*, lateral: np.ndarray, depth: np.ndarray, half_road: tuple[float, ...]) -> tuple[np.ndarray, np.ndarray]:
+def _ground(lateral: np.ndarray, *, depth: np.ndarray, half_road: tuple[float, ...]) -> tuple[np.ndarray, np.ndarray]:
     """Road with a broken centre line, kerbs and sidewalks: colours (h, w, 3) and ids (h, w)."""
     is_road = (lateral > -half_road[0]) & (lateral < half_road[1])
     kerb = np.minimum(np.abs(lateral + half_road[0]), np.abs(lateral - half_road[1])) < 0.12
@@ -127,8 +110,9 @@ def _fronts(
     heights = rng.uniform(low[plot_kind], high[plot_kind])
     heights[:, -1] = rng.uniform(6, 12)
     edges = np.cumsum(rng.uniform(9, 22, (2, num_plots - 1)), axis=1)
-    paint = rng.integers(len(_HOUSES), size=(2, num_plots))
-    house = np.asarray(_HOUSES)[paint] * rng.uniform(0.85, 1.1, (2, num_plots, 1))
+    house = np.asarray(_HOUSES)[rng.integers(len(_HOUSES), size=(2, num_plots))] * rng.uniform(
+        0.85, 1.1, (2, num_plots, 1)
+    )
     house[:, -1] = house[0, -1]
     plain = np.stack([_COLOURS.get(kind, np.zeros(3)) for kind in kinds])
     colours = np.where((plot_kind == 0)[..., None], house, plain[plot_kind])
@@ -141,14 +125,13 @@ def _fronts(
 def _paint_own_car(rng: np.random.Generator, *, painter: Painter, size: tuple[int, int]) -> None:
     """The bonnet of the car that carries the camera, and the border left by rectification: both are ignored."""
     h, w = size
-    rise = h * rng.uniform(0.05, 0.11)
-    angle = np.linspace(np.pi, 2 * np.pi, 48)
+    rise, angle = h * rng.uniform(0.05, 0.11), np.linspace(np.pi, 2 * np.pi, 48)
     arc = np.stack([w / 2 + 0.62 * w * np.cos(angle), h + rise * np.sin(angle) * 1.3 + rise * 0.2], axis=1)
-    painter.polygon(arc, colour=(44, 46, 52), value=_EGO_VEHICLE)
+    painter.polygon(arc, (44, 46, 52), LABEL_IDS["ego vehicle"])
     side = max(1, h // 128)
     for left in (0, w - side):
         corners = np.asarray([(left, 0), (left + side - 1, 0), (left + side - 1, h), (left, h)])
-        painter.polygon(corners, colour=(8, 8, 8), value=_BORDER)
+        painter.polygon(corners, (8, 8, 8), LABEL_IDS["rectification border"])
 
 
 def _renumber(ids: np.ndarray) -> np.ndarray:
@@ -163,14 +146,11 @@ def _renumber(ids: np.ndarray) -> np.ndarray:
 
 def _photograph(rng: np.random.Generator, *, colour: np.ndarray, ids: np.ndarray) -> np.ndarray:
     """Texture, light, optics and noise: (h, w, 3) as (3, h, w)."""
-    size = ids.shape
-    leafy = ids == LABEL_IDS["vegetation"]
+    size, leafy = ids.shape, ids == LABEL_IDS["vegetation"]
     grain = smooth_noise(rng, size=size, scale=max(size[0] / 150, 1.2))
     patches = smooth_noise(rng, size=size, scale=max(size[0] / 20, 2.0))
     light = (1 + np.where(leafy, 0.22, 0.025) * grain + 0.025 * patches) * rng.uniform(0.85, 1.2)
     tint = rng.uniform(0.95, 1.05, 3)
     noise = 0.012 * rng.standard_normal((3, *size), dtype=np.float32)
-    planes = [
-        ndimage.gaussian_filter(colour[..., i] / 255 * light * tint[i], size[0] / 800, truncate=3) for i in range(3)
-    ]
-    return to_bytes(np.stack(planes) + noise)
+    lit = (colour[..., i] / 255 * light * tint[i] for i in range(3))
+    return to_bytes(np.stack([ndimage.gaussian_filter(plane, size[0] / 800, truncate=3) for plane in lit]) + noise)

@@ -22,10 +22,8 @@ def _spline(num_pixels: int, scale: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 def smooth_noise(rng: np.random.Generator, *, size: tuple[int, int], scale: float) -> Float32[np.ndarray, "h w"]:
-    """A Gaussian field of mean 0 and variance 1 with structures about `scale` pixels wide.
-
-    Without matrix products, whose rounding depends on the machine.
-    """
+    """A Gaussian field of mean 0 and variance 1 with structures about `scale` pixels wide."""
+    # No matrix products: their rounding depends on the machine.
     (row, row_weights), (column, column_weights) = (_spline(side, scale) for side in size)
     knots = rng.standard_normal((row[-1] + 4, column[-1] + 4), dtype=np.float32)
     tall = sum(row_weights[j, :, None] * knots[row + j] for j in range(4))

@@ -27,7 +27,7 @@ CITIES = {
 def write_lidc_crops(out: Path, *, num_patients: int, size: int | tuple[int, int] = 128, seed: int = 0) -> None:
     """Lesions as `<split>/images/<patient>/z-<z>_c0.png` and `<split>/gt/<patient>/z-<z>_c0_l<0-3>.png` (0 or 255).
 
-    Each split gets `num_patients` patients of 4 images, the same as `open_synthetic` yields.
+    Images are those of `open_synthetic`, 4 per patient.
     """
     _make_empty_folder(out)
     for split in SPLITS:
@@ -37,15 +37,12 @@ def write_lidc_crops(out: Path, *, num_patients: int, size: int | tuple[int, int
             sample, name = source[i], f"z-{i % IMAGES_PER_PATIENT:03d}_c0"
             _save(out / split / "images" / identity.patient / f"{name}.png", sample.pixels[0])
             for grader, labels in enumerate(sample.labels):
-                path = out / split / "gt" / identity.patient / f"{name}_l{grader}.png"
-                _save(path, (labels * 255).astype(np.uint8))
+                pixels = (labels * 255).astype(np.uint8)
+                _save(out / split / "gt" / identity.patient / f"{name}_l{grader}.png", pixels)
 
 
 def write_snemi3d_stack(out: Path, *, depth: int, size: int | tuple[int, int] = 256, seed: int = 0) -> None:
-    """Neurites as `train-input.tif` (uint8) and `train-labels.tif` (uint16), both (z, y, x).
-
-    A cell has the same number in all slices.
-    """
+    """Neurites as `train-input.tif` (uint8) and `train-labels.tif` (uint16), both (z, y, x)."""
     tifffile = need("tifffile")
     if depth < 1:
         raise ConfigError(f"depth must be at least 1, got {depth}")
@@ -68,14 +65,12 @@ def write_cityscapes_scenes(
 ) -> None:
     """Streets as `leftImg8bit/<split>/<city>/…` and `gtFine/<split>/<city>/…_gtFine_{labelIds,instanceIds}.png`.
 
-    Each of our splits gets `num_images` scenes, the same as `open_synthetic` yields, in its `CITIES` in turn.
-    `processes` paint them; None for one per core.
+    Each split gets the `num_images` scenes of `open_synthetic`; `processes` paint them (None: one per core).
     """
     _make_empty_folder(out)
     scenes = [(split, i) for split in CITIES for i in range(num_images)]
-    sources = {
-        split: open_synthetic("streets", split=split, num_images=num_images, size=size, seed=seed) for split in CITIES
-    }
+    how: dict[str, Any] = {"num_images": num_images, "size": size, "seed": seed}
+    sources = {split: open_synthetic("streets", split=split, **how) for split in CITIES}
     with workers(processes, out, sources) as run:
         written = run(_write_scene, scenes)
         for _ in progress(written, len(scenes), "painting scenes") if progress else written:
