@@ -78,12 +78,12 @@ def test_settings_given_as_examples_by_messages_can_be(example: str) -> None:
 
 
 def test_settings_shares_of_the_iterations_follow_their_number() -> None:
-    changes = ["objective.kl_warm_up=[0.25,30,0]", "objective.energy_from=0.4"]
+    changes = ["objective.kl_warm_up=[0.25,30,0]", "objective.energy_start=0.4"]
     settings = load_settings("lidc-hpu-plus", ["optimiser.iterations=1000", *changes])
     assert settings.optimiser.boundaries == [600, 867]
     assert settings.augmentation.fade == (500, 733)
     assert settings.objective.kl_warm_up == [250, 30, 0]
-    assert settings.objective.energy_from == 400
+    assert settings.objective.energy_start == 400
     with pytest.raises(ConfigError, match=r"boundaries.0: expected a whole number \(got 1.5\)"):
         load_settings("lidc-hpu-plus", ["optimiser.boundaries=[1.5,600]"])
 

@@ -21,7 +21,7 @@ from hpunet.models.hpunet import HPUNet
 from hpunet.models.punet import ProbUNet
 from hpunet.training.loop import train
 from hpunet.training.resume import restore, save
-from hpunet.training.run import Training
+from hpunet.training.state import Training
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 MODEL = HPUNet(in_channels=1, num_classes=2, channels=(4, 6), latent_dims=(1,), blocks_per_scale=1)
@@ -129,7 +129,7 @@ def test_training_runs_on_fused_kernels_and_a_resume_may_change_them(
     pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: dict[str, Any] = {}
-    monkeypatch.setattr("hpunet.training.run.reason_against_fused", lambda _model, **how: asked.update(how))
+    monkeypatch.setattr("hpunet.training.state.reason_against_fused", lambda _model, **how: asked.update(how))
     monkeypatch.setitem(sys.modules, "hpunet.kernels.network", SimpleNamespace(FusedNetwork=Fused))  # type: ignore[arg-type]
     changes = ("optimiser.precision=bf16", "optimiser.iterations=2", "objective.energy=1.0")
     training = Training(tiny_settings(*changes), pack_path=pack, run=tmp_path, device=CPU)

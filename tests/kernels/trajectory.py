@@ -12,7 +12,7 @@ import torch
 from hpunet.config.settings import load_settings
 from hpunet.data.packs import write_pack
 from hpunet.data.synthetic.source import open_synthetic
-from hpunet.training.run import Training
+from hpunet.training.state import Training
 
 ALLOWED = 1.5
 STEPS = 300

@@ -209,7 +209,7 @@ def test_golden_first_geco_loss(model: HPUNet, golden: Fixture) -> None:
         "rec_loss_mean": terms.rec_per_pixel,
         "kl_sum": terms.kl.sum(),
         "num_valid_pixels": terms.num_kept / len(golden.image),
-        "lagmul": terms.multiplier,
+        "lagmul": terms.lambda_,
     }
     for name, value in expected.items():
         key = "geco_loss" if name == "loss" else name
@@ -238,10 +238,10 @@ def test_golden_geco_traces(tag: str) -> None:
     optimiser = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}[setup["optimizer"]](geco.parameters(), setup["lr"])
     for step, value in enumerate(arrays[f"{tag}.x"]):
         rec = torch.tensor(float(value), requires_grad=True)
-        assert geco.multiplier.item() == pytest.approx(float(arrays[f"{tag}.lambda_before"][step]), abs=2e-6)
+        assert geco.lambda_.item() == pytest.approx(float(arrays[f"{tag}.lambda_before"][step]), abs=2e-6)
         average = geco.moving_average(rec)
         constraint = average - setup["threshold"]
-        loss = geco.multiplier * constraint + setup["kl"]
+        loss = geco.lambda_ * constraint + setup["kl"]
         optimiser.zero_grad()
         loss.backward()
         for name, ours in (
@@ -254,7 +254,7 @@ def test_golden_geco_traces(tag: str) -> None:
             assert ours.item() == pytest.approx(float(arrays[f"{tag}.{name}"][step]), rel=2e-5, abs=2e-6), name
         optimiser.step()
         assert geco.w.item() == pytest.approx(float(arrays[f"{tag}.var_after"][step]), abs=2e-6)
-        assert geco.multiplier.item() == pytest.approx(float(arrays[f"{tag}.lambda_after"][step]), abs=4e-6)
+        assert geco.lambda_.item() == pytest.approx(float(arrays[f"{tag}.lambda_after"][step]), abs=4e-6)
 
 
 def test_load_tf_variables_reports_foreign_names(golden: Fixture) -> None:

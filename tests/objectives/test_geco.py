@@ -15,18 +15,18 @@ def geco_step(geco: GECO, rec: float, optimiser: torch.optim.Optimizer) -> None:
     """One step on a reconstruction term given by hand, with one kept pixel an image."""
     constraint = geco.moving_average(torch.tensor(rec)) - geco.kappa
     optimiser.zero_grad()
-    (geco.multiplier * constraint).backward()
+    (geco.lambda_ * constraint).backward()
     optimiser.step()
 
 
-def test_geco_multiplier_rises_while_violated_and_falls_when_met() -> None:
+def test_geco_lambda_rises_while_violated_and_falls_when_met() -> None:
     geco = GECO(kappa=0.5, constraint_ema_decay=0.5)
     optimiser = torch.optim.Adam(geco.parameters(), lr=0.01)
-    assert geco.multiplier.item() == pytest.approx(1.0, abs=1e-6)
+    assert geco.lambda_.item() == pytest.approx(1.0, abs=1e-6)
     path = []
     for rec in [2.0] * 30 + [0.1] * 60:
         geco_step(geco, rec, optimiser)
-        path.append(geco.multiplier.item())
+        path.append(geco.lambda_.item())
     assert all(after > before for before, after in pairwise(path[:30]))
     assert all(after < before for before, after in pairwise(path[60:]))
 
@@ -36,11 +36,11 @@ def test_geco_speed_is_a_factor_on_the_learning_rate_of_its_own_variable() -> No
     for speed, learning_rate in ((1.0, 0.02), (4.0, 0.005)):
         geco = GECO(kappa=0.5, constraint_ema_decay=0.5, lambda_speed=speed).double()
         optimiser = torch.optim.Adam(geco.parameters(), lr=learning_rate)
-        assert geco.multiplier.item() == pytest.approx(1.0, abs=1e-6)
+        assert geco.lambda_.item() == pytest.approx(1.0, abs=1e-6)
         path = []
         for rec in [2.0] * 30 + [0.1] * 60:
             geco_step(geco, rec, optimiser)
-            path.append(geco.multiplier.item())
+            path.append(geco.lambda_.item())
         paths.append(path)
     assert paths[1] == pytest.approx(paths[0], rel=1e-4)
     assert max(paths[0]) > 2
@@ -54,7 +54,7 @@ def test_geco_lambda_stops_at_its_bound_and_leaves_it_again() -> None:
         optimiser = torch.optim.Adam(geco.parameters(), lr=0.02)
         for rec in [2.0] * 200 + [0.1] * 100:
             geco_step(geco, rec, optimiser)
-            path.append(geco.multiplier.item())
+            path.append(geco.lambda_.item())
     below = next(number for number, value in enumerate(paths[0]) if value > 1.5)
     assert paths[1][:below] == paths[0][:below]
     assert max(paths[0]) > 2
@@ -121,6 +121,6 @@ def test_geco_state_survives_save_and_load() -> None:
         geco_step(geco, rec, optimiser)
     copy = GECO(kappa=0.5)
     copy.load_state_dict(geco.state_dict())
-    assert torch.equal(copy.multiplier, geco.multiplier)
+    assert torch.equal(copy.lambda_, geco.lambda_)
     assert torch.equal(copy.moving_average(torch.tensor(1.0)), geco.moving_average(torch.tensor(1.0)))
     assert {"w", "ema", "num_updates"} <= geco.state_dict().keys()

@@ -17,11 +17,11 @@ from hpunet.config.settings import Settings
 from hpunet.data.open import pack_data
 from hpunet.data.packs import open_pack
 from hpunet.errors import CheckpointError, ConfigError, DivergenceError
-from hpunet.training import run as run_module
+from hpunet.training import state as state_module
 from hpunet.training.build import learning_rate_at
 from hpunet.training.loggers import LOG_FILE, read_log
 from hpunet.training.loop import prepare_data, train
-from hpunet.training.run import Training
+from hpunet.training.state import Training
 from hpunet.training.validation import Validation
 from hpunet.utils import files as storage
 from hpunet.utils.files import parse_json
@@ -85,7 +85,7 @@ def test_train_logs_what_a_step_returns_with_the_rate_it_used(pack: Path, tmp_pa
         terms, norm = training.train_step(batch, step=training.step, positions=training.positions)
         training.step += 1
         assert terms.constraint is not None
-        assert terms.multiplier is not None
+        assert terms.lambda_ is not None
         assert line == {
             "step": training.step,
             "loss": float(terms.loss),
@@ -95,7 +95,7 @@ def test_train_logs_what_a_step_returns_with_the_rate_it_used(pack: Path, tmp_pa
             "lr": line["lr"],
             "gradient_norm": float(norm),
             "skipped": 0,
-            "lambda": float(terms.multiplier),
+            "lambda": float(terms.lambda_),
             "constraint": float(terms.constraint),
         }
 
@@ -109,7 +109,7 @@ def test_learning_rate_is_piecewise_constant() -> None:
 
 def poisoned_model(*, from_call: int) -> Callable[..., Any]:
     """`build_model`, with one weight whose gradient is NaN from the n-th backward pass on."""
-    build, calls = run_module.build_model, []
+    build, calls = state_module.build_model, []
 
     def spoil(gradient: torch.Tensor) -> torch.Tensor:
         calls.append(1)
@@ -126,8 +126,8 @@ def poisoned_model(*, from_call: int) -> Callable[..., Any]:
 def test_train_stops_with_what_diverged_and_keeps_good_weights(
     pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_module, "build_model", poisoned_model(from_call=4))
-    settings = tiny_settings("optimiser.max_skipped=3", "logging.checkpoint_every=1")
+    monkeypatch.setattr(state_module, "build_model", poisoned_model(from_call=4))
+    settings = tiny_settings("optimiser.max_consecutive_skips=3", "logging.checkpoint_every=1")
     with pytest.raises(
         DivergenceError, match=r"3 consecutive .* iteration 6 \(gradient_norm, gradient of "
     ) as caught:
@@ -279,7 +279,7 @@ def test_resume_may_end_otherwise_than_was_planned(pack: Path, tmp_path: Path) -
         "optimiser.boundaries=[8]",
         "augmentation.fade=[6, 9]",
         "objective.energy=5.0",
-        "objective.energy_from=7",
+        "objective.energy_start=7",
         "model.orientations=4",
     )
     quietly(tiny_settings(*ending), pack=pack, run=tmp_path / "run", resume=True)
@@ -396,7 +396,7 @@ def test_best_is_never_nan(pack: Path, tmp_path: Path) -> None:
         (),
         WITHOUT_GECO,
         ("optimiser.ema_decay=0.9", "optimiser.accumulation_steps=2"),
-        ("objective.energy=5.0", "objective.energy_from=2"),
+        ("objective.energy=5.0", "objective.energy_start=2"),
     ],
 )
 def test_graph_steps_equal_eager_steps(changes: tuple[str, ...], pack: Path, tmp_path: Path) -> None:

@@ -62,11 +62,12 @@ def test_step_is_what_one_computes_by_hand(pack: Pack) -> None:
     rec = ce.flatten()[kept & example.valid.flatten()].sum() / 4
     constraint = rec - settings.objective.kappa * int((kept & example.valid.flatten()).sum()) / 4
     w = twin.loss.objective.w.detach()
-    multiplier = (1 + w.exp()).log() ** 2
-    loss = multiplier * constraint + output.kl.sum()
+    lambda_ = (1 + w.exp()).log() ** 2
+    loss = lambda_ * constraint + output.kl.sum()
     loss.backward()
     gradients = {name: p.grad for name, p in twin.model.named_parameters()}
-    w_gradient = -settings.objective.rate * constraint.detach() * 2 * multiplier.sqrt() / (1 + (-w).exp())
+    scale = settings.objective.lambda_gradient_scale
+    w_gradient = -scale * constraint.detach() * 2 * lambda_.sqrt() / (1 + (-w).exp())
 
     before = {name: p.detach().clone() for name, p in step.model.named_parameters()}
     terms, norm = step(tiny_batch(pack, [0, 1, 2, 3]), step=0, positions=POSITIONS)
@@ -74,7 +75,7 @@ def test_step_is_what_one_computes_by_hand(pack: Pack) -> None:
     assert terms.kl.tolist() == pytest.approx(output.kl.tolist(), rel=1e-12)
     assert terms.loss.item() == pytest.approx(loss.item(), rel=1e-12)
     assert terms.rec_per_pixel.item() == pytest.approx(rec.item() * 4 / int(terms.num_kept), rel=1e-12)
-    assert multiplier.item() == pytest.approx(1, abs=1e-6)  # at the start
+    assert lambda_.item() == pytest.approx(1, abs=1e-6)  # at the start
     squares = sum(float(g.square().sum()) for g in [*gradients.values(), w_gradient])
     assert norm.item() == pytest.approx(math.sqrt(squares), rel=1e-12)
     assert step.loss.objective.w.item() == pytest.approx(w.item() + 1e-3, abs=1e-9)  # uphill, by one learning rate

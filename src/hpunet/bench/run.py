@@ -33,7 +33,7 @@ from hpunet.models.hpunet import HPUNet
 from hpunet.models.punet import ProbUNet
 from hpunet.sampling.sample import sample
 from hpunet.training.build import autocast_for, build_objective, build_optimiser
-from hpunet.training.run import Training
+from hpunet.training.state import Training
 from hpunet.weights.run_state import describe_run
 
 NUM_SAMPLES = 16

@@ -97,15 +97,15 @@ class ObjectiveSettings(_Section):
     kind: Literal["geco", "elbo"] = "geco"
     kappa: Annotated[float, Field(gt=0)] = 0.05
     """GECO: cross-entropy that a kept pixel may have."""
-    decay: Annotated[float, Field(ge=0, lt=1)] = 0.99
-    rate: Annotated[float, Field(gt=0)] = 0.01
-    speed: Annotated[float, Field(gt=0)] = 1.0
+    constraint_ema_decay: Annotated[float, Field(ge=0, lt=1)] = 0.99
+    lambda_gradient_scale: Annotated[float, Field(gt=0)] = 0.01
+    lambda_speed: Annotated[float, Field(gt=0)] = 1.0
     """GECO: how many times as fast as in the authors' code λ moves."""
     lambda_max: Annotated[float, Field(gt=0)] | None = None
     """GECO: what λ may rise to; by default, as in the authors' code, there is no bound."""
     beta: Annotated[float, Field(ge=0)] = 1.0
     """ELBO: weight of the KL."""
-    prior_pull: Annotated[float, Field(gt=0)] = 1.0
+    prior_gradient_scale: Annotated[float, Field(gt=0)] = 1.0
     """How many times as strongly as in the plain KL the prior is moved towards the posterior."""
     kl_warm_up: list[Annotated[int, Field(ge=0)]] = []
     """GECO: iterations (or shares of all) over which a scale's KL comes to count in full, coarsest scale first."""
@@ -117,7 +117,7 @@ class ObjectiveSettings(_Section):
     """Of instances: what counts alike, each pixel as in the Rand error, or each instance, however large, as in AP."""
     energy_background: Annotated[float, Field(ge=0)] = 0.0
     """Of instances: what all background pixels together weigh for each unit that all pixels of instances do."""
-    energy_from: Annotated[int, Field(ge=0)] = 0
+    energy_start: Annotated[int, Field(ge=0)] = 0
     """Iteration (or share of all) at which it begins: samples are costly."""
     top_k: Fraction | Literal["all"] = 0.02
     """Share of the pixels that count, the hardest ones; "all" for every valid pixel."""
@@ -148,7 +148,7 @@ class OptimiserSettings(_Section):
     """Fused GPU kernels, in bf16: wherever they can be used, always (or an error), never."""
     ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Decay of the averaged weights that evaluation then uses."""
-    max_skipped: Positive = 20
+    max_consecutive_skips: Positive = 20
     """Steps with non-finite loss or gradients are skipped; after so many in a row training stops."""
 
     @model_validator(mode="after")
@@ -246,7 +246,7 @@ _ITERATIONS = (
     ("optimiser", "boundaries"),
     ("augmentation", "fade"),
     ("objective", "kl_warm_up"),
-    ("objective", "energy_from"),
+    ("objective", "energy_start"),
 )
 
 

@@ -33,7 +33,7 @@ class Terms:
     batch_size: int
     constraint: Float[Tensor, ""] | None = None
     """GECO: moving average of rec minus what κ allows; negative when the reconstruction is good enough."""
-    multiplier: Float[Tensor, ""] | None = None
+    lambda_: Float[Tensor, ""] | None = None
     """GECO: λ."""
     energy: Float[Tensor, ""] | None = None
     """Energy distance of samples from the prior to the labels, without its weight."""

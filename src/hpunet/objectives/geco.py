@@ -76,10 +76,10 @@ class GECO(Objective):
         self.register_buffer("num_updates", torch.tensor(0))
 
     @property
-    def multiplier(self) -> Float[Tensor, ""]:
+    def lambda_(self) -> Float[Tensor, ""]:
         """λ; its gradient is negated and scaled, so that descent on the loss is ascent on w."""
-        multiplier = F.softplus(self.lambda_speed * self.w).square()
-        bounded = clamp_with_inward_gradient(multiplier, low=0.0, high=self.lambda_max)
+        lambda_ = F.softplus(self.lambda_speed * self.w).square()
+        bounded = clamp_with_inward_gradient(lambda_, low=0.0, high=self.lambda_max)
         return scale_gradient(bounded, -self.lambda_gradient_scale)
 
     def moving_average(self, rec: Float[Tensor, ""]) -> Float[Tensor, ""]:
@@ -107,8 +107,8 @@ class GECO(Objective):
     def combine(
         self, *, rec: Float[Tensor, ""], kl: Float[Tensor, " scales"], num_kept: Int[Tensor, ""], batch_size: int
     ) -> dict[str, Tensor]:
-        """`loss`, `constraint` and `multiplier`; in training mode the moving average is updated."""
+        """`loss`, `constraint` and `lambda_`; in training mode the moving average is updated."""
         constraint = self.moving_average(rec) - self.kappa * num_kept.to(rec.dtype) / batch_size
-        multiplier = self.multiplier
-        loss = multiplier * constraint + self.weighted(kl)
-        return {"loss": loss, "constraint": constraint.detach(), "multiplier": multiplier.detach()}
+        lambda_ = self.lambda_
+        loss = lambda_ * constraint + self.weighted(kl)
+        return {"loss": loss, "constraint": constraint.detach(), "lambda_": lambda_.detach()}

@@ -29,7 +29,7 @@ def build_loss(settings: ObjectiveSettings, *, info: SetInfo, num_pieces: int) -
 def build_objective(settings: ObjectiveSettings, *, num_pieces: int) -> ELBO | GECO:
     """ELBO or GECO. With a batch in pieces, GECO updates once per piece, at the same total speed."""
     common: dict[str, Any] = {
-        "prior_gradient_scale": settings.prior_pull,
+        "prior_gradient_scale": settings.prior_gradient_scale,
         "top_k": None if settings.top_k == "all" else settings.top_k,
         "stochastic": settings.stochastic,
     }
@@ -37,9 +37,9 @@ def build_objective(settings: ObjectiveSettings, *, num_pieces: int) -> ELBO | G
         return ELBO(beta=settings.beta, **common)
     return GECO(
         kappa=settings.kappa,
-        constraint_ema_decay=settings.decay ** (1 / num_pieces),
-        lambda_gradient_scale=settings.rate,
-        lambda_speed=settings.speed,
+        constraint_ema_decay=settings.constraint_ema_decay ** (1 / num_pieces),
+        lambda_gradient_scale=settings.lambda_gradient_scale,
+        lambda_speed=settings.lambda_speed,
         lambda_max=math.inf if settings.lambda_max is None else settings.lambda_max,
         kl_warm_up=[num_pieces * end for end in settings.kl_warm_up],
         **common,

@@ -22,7 +22,7 @@ from hpunet.errors import ConfigError
 from hpunet.models.build import check_network
 from hpunet.training.loggers import Logger, open_loggers
 from hpunet.training.resume import load_start, restore, save, start_from
-from hpunet.training.run import Training
+from hpunet.training.state import Training
 from hpunet.training.validation import Validation
 from hpunet.utils.distributed import barrier, rank, world_size
 from hpunet.utils.files import atomic_write, dump_json

@@ -12,7 +12,7 @@ from hpunet.config.settings import Settings, check_settings
 from hpunet.data.packs import Pack
 from hpunet.errors import CheckpointError, ConfigError
 from hpunet.training.build import learning_rate_boundaries
-from hpunet.training.run import Training
+from hpunet.training.state import Training
 from hpunet.utils.distributed import all_gather, rank
 from hpunet.weights.checkpoints import latest_checkpoint, prune, save_checkpoint
 from hpunet.weights.load import TrainedModel, load, require_posterior
@@ -134,6 +134,6 @@ def _deciding(settings: Settings, *, step: int) -> dict[str, Any]:
     fade = settings.augmentation.fade
     if fade is not None and fade[0] + 1 >= step:  # in its first step nothing has faded yet
         flat["augmentation.fade"] = None
-    if settings.objective.energy == 0 or settings.objective.energy_from >= step:
+    if settings.objective.energy == 0 or settings.objective.energy_start >= step:
         flat |= {key: None for key in flat if key.startswith("objective.energy")}
     return flat

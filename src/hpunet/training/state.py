@@ -102,8 +102,8 @@ class Training:
     def run_steps(self) -> Iterator[tuple[Terms, Tensor]]:
         """Train from the current step to the last; yields terms and gradient norm of each step."""
         objective, end = self.settings.objective, self.settings.optimiser.iterations
-        for last in (min(objective.energy_from, end), end):  # without the energy distance, then with it
-            self.loss.use_energy = objective.energy > 0 and last > objective.energy_from
+        for last in (min(objective.energy_start, end), end):  # without the energy distance, then with it
+            self.loss.use_energy = objective.energy > 0 and last > objective.energy_start
             if self.step < last:
                 yield from self._steps_to(last)
 
@@ -173,9 +173,9 @@ class Training:
         }
         if terms.energy is not None:
             values["energy"] = float(terms.energy)
-        if terms.multiplier is not None and terms.constraint is not None:
-            values |= {"lambda": float(terms.multiplier), "constraint": float(terms.constraint)}
-        if int(self.train_step.skipped_in_a_row) >= self.settings.optimiser.max_skipped:
+        if terms.lambda_ is not None and terms.constraint is not None:
+            values |= {"lambda": float(terms.lambda_), "constraint": float(terms.constraint)}
+        if int(self.train_step.skipped_in_a_row) >= self.settings.optimiser.max_consecutive_skips:
             what = [name for name, value in values.items() if not math.isfinite(value)]
             what += [f"gradient of {n}" for n, p in self.model.named_parameters() if not _is_finite(p.grad)][:1]
             raise DivergenceError(
