@@ -66,8 +66,7 @@ def test_real_layouts_give_exactly_what_the_generator_made(written: Path) -> Non
             made = open_synthetic(name, split=split, num_images=len(read), size=size)
             # The files' names sort differently: find each generated sample by its pixels.
             by_pixels = {sample.image.tobytes(): sample for sample in (read[i] for i in range(len(read)))}
-            for i in range(len(made)):
-                expected = made[i]
+            for expected in (made[i] for i in range(len(made))):
                 found = by_pixels[expected.image.tobytes()]
                 np.testing.assert_array_equal(found.valid, expected.valid)
                 for grader, labels in enumerate(expected.labels):
@@ -141,54 +140,37 @@ def test_summary_counts_what_is_there(written: Path) -> None:
 
 
 def test_contact_sheet_has_a_row_for_each_chosen_image(written: Path) -> None:
-    few = contact_sheet(open_data(str(written / "lidc"), split="train"), num_images=2)
-    more = contact_sheet(open_data(str(written / "lidc"), split="train"), num_images=5)
+    source = open_data(str(written / "lidc"), split="train")
+    few, more = (contact_sheet(source, num_images=n) for n in (2, 5))
     assert more.height - few.height == 3 * (160 + 6)
     assert few.width > 5 * 160
-
-
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        (
-            {"size": "big"},
-            "size: option of synthetic data, expected a whole number or two whole numbers, for instance",
-        ),
-        (
-            {"num_images": 2.5},
-            "num_images: option of synthetic data, expected a whole number, for instance num_images",
-        ),
-        ({"seed": True}, "seed: option of synthetic data, expected a whole number, for instance seed=10; got true"),
-        ({"size": [16, 16, 16]}, "two whole numbers, for instance size=[64,128]; got [16,16,16]"),
-    ],
-)
-def test_options_of_the_wrong_type_are_named(options: dict[str, object], expected: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        open_data("synthetic:lesions", split="train", options=options)
-    assert expected in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("kind", "options", "expected"),
     [
         (
-            "cityscapes",
-            {"size": 64},
-            "size: option of cityscapes data, expected two whole numbers, for instance size=",
+            "synthetic",
+            {"size": "big"},
+            "size: .* synthetic data, .* a whole number or two whole numbers, for instance",
         ),
-        ("folder", {"val_every": "ten"}, "expected a whole number, for instance val_every=10; got ten"),
-        ("folder", {"window": 3}, "expected two numbers, for instance window=[-1000,400]; got 3"),
-        ("folder", {"classes": "cells"}, 'expected a list of names, for instance classes=["background","lesion"]'),
-        ("snemi3d", {"slices": 3}, "per split, for instance slices.train=[0,16] slices.val=[16,18]; got 3"),
+        ("synthetic", {"num_images": 2.5}, "num_images: .* a whole number, for instance num_images"),
+        ("synthetic", {"seed": True}, "seed: .* a whole number, for instance seed=10; got true"),
+        ("synthetic", {"size": [16, 16, 16]}, r"for instance size=\[64,128\]; got \[16,16,16\]"),
+        ("cityscapes", {"size": 64}, "size: .* cityscapes data, expected two whole numbers, for instance size="),
+        ("folder", {"val_every": "ten"}, "a whole number, for instance val_every=10; got ten"),
+        ("folder", {"window": 3}, r"two numbers, for instance window=\[-1000,400\]; got 3"),
+        ("folder", {"classes": "cells"}, r'a list of names, for instance classes=\["background","lesion"\]'),
+        ("snemi3d", {"slices": 3}, r"instance slices.train=\[0,16\] slices.val=\[16,18\]; got 3"),
         ("snemi3d", {"allow_remainder": 1}, "expected true or false; got 1"),
     ],
 )
-def test_options_of_the_wrong_type_are_told_in_words(
+def test_open_data_names_options_of_the_wrong_type(
     kind: str, options: dict[str, object], expected: str, written: Path
 ) -> None:
-    with pytest.raises(ConfigError) as caught:
-        open_data(str(written / kind), split="train", options=options)
-    assert expected in str(caught.value)
+    where = "synthetic:lesions" if kind == "synthetic" else str(written / kind)
+    with pytest.raises(ConfigError, match=expected):
+        open_data(where, split="train", options=options)
 
 
 @pytest.fixture(scope="module")
@@ -211,25 +193,18 @@ def test_pack_refuses_options_that_it_was_not_made_with(nuclei: Path, tmp_path: 
     pack_data(str(nuclei), plain, options={})
     pack_data(str(nuclei), every, options={"val_every": 10, "num_random_ids": 15})
     assert keys_of(every, split="val") == ["n00", "n10"]
-    for options in (
-        {},
-        {"val_every": 10},
-        {"num_random_ids": 15, "seed": 0},
-        {"classes": ["background", "foreground"]},
-    ):
+    same = ({}, {"val_every": 10}, {"num_random_ids": 15, "seed": 0}, {"classes": ["background", "foreground"]})
+    for options in same:
         assert keys_of(every, split="val", options=options) == ["n00", "n10"]
         check_data_options(str(every), options)
     for options in ({"num_random_ids": 5}, {"window": "none"}, {"val_every": "none"}):
         check_data_options(str(plain), options)
-    with pytest.raises(ConfigError) as caught:
-        check_data_options(str(plain), {"val_every": 10})
-    assert str(caught.value) == (
-        f"data.options.val_every: 10 is requested, but the pack {plain} was made with none; pack again (hpunet data "
-        "pack WHERE OUT --set val_every=10), or use the options of the pack (--set data.options.val_every=none)"
+    message = (
+        rf"data.options.val_every: 10 .* {plain} .* none; .*--set val_every=10\).*\(--set data.options.val_every=none"
     )
-    with pytest.raises(
-        ConfigError, match=r"^num_random_ids: 5 is requested, .* was made with 15; .*num_random_ids=15\)"
-    ):
+    with pytest.raises(ConfigError, match=message):
+        check_data_options(str(plain), {"val_every": 10})
+    with pytest.raises(ConfigError, match=r"^num_random_ids: 5 .* made with 15; .*num_random_ids=15\)"):
         open_splits(str(every), options={"num_random_ids": 5})
     with pytest.raises(ConfigError) as caught:
         check_data_options(str(every), {"val_every": 5, "num_random_ids": 15, "window": [0.0, 4.0]})

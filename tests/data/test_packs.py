@@ -32,15 +32,8 @@ def random_source(
     *, num_classes: int, bits: int = 8, sizes: list[tuple[int, int]], instances: int = 0, graders: int = 3
 ) -> ListSource:
     rng = np.random.default_rng(0)
-    info = SetInfo(
-        kind="test",
-        in_channels=2,
-        num_graders=graders,
-        fixed_classes=tuple(f"c{i}" for i in range(num_classes)),
-        num_random_ids=5 if instances else 0,
-        stochastic_classes=(1,),
-        image_bits=bits,
-    )
+    classes, ids = tuple(f"c{i}" for i in range(num_classes)), 5 if instances else 0
+    info = SetInfo("test", 2, graders, classes, ids, stochastic_classes=(1,), image_bits=bits)
     samples = []
     for i, (h, w) in enumerate(sizes):
         levels = rng.integers(0, 2 ** min(bits, 16), (2, h, w))
@@ -184,10 +177,9 @@ def test_pack_refuses_what_it_cannot_hold(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())  # nothing half-written stays behind
     with pytest.raises(ConfigError, match="at least one split"):
         write_pack({}, tmp_path / "pack")
+    other = ListSource(source.samples, info=source.info, split="val")
     with pytest.raises(DataError, match="patient p0 is in both"):
-        write_pack(
-            {"train": source, "val": ListSource(source.samples, info=source.info, split="val")}, tmp_path / "p"
-        )
+        write_pack({"train": source, "val": other}, tmp_path / "p")
     (tmp_path / "taken").mkdir()
     with pytest.raises(ConfigError, match="exists already"):
         write_pack({"train": source}, tmp_path / "taken")

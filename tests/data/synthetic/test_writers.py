@@ -54,12 +54,12 @@ def test_write_cityscapes_scenes_keeps_official_ids(tmp_path):
 
 
 def test_write_cityscapes_scenes_does_not_depend_on_the_number_of_processes(tmp_path):
+    written = []
     for processes in (1, 2):
-        write_cityscapes_scenes(tmp_path / str(processes), num_images=2, size=32, processes=processes)
-    alone, shared = (
-        {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*.png")}
-        for folder in (tmp_path / "1", tmp_path / "2")
-    )
+        folder = tmp_path / str(processes)
+        write_cityscapes_scenes(folder, num_images=2, size=32, processes=processes)
+        written.append({path.relative_to(folder): path.read_bytes() for path in folder.rglob("*.png")})
+    alone, shared = written
     assert len(alone) == 18
     assert shared == alone
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from hpunet.data.io.limits import MAX_PIXELS, ImageSize, check_picture
+from hpunet.data.io.limits import MAX_PIXELS, ImageSize, check_image_size
 from hpunet.data.io.png import check_png_pixels, num_pixel_bytes, read_png_header
 from hpunet.data.io.tiff import check_tiff_series, open_tiff
 from hpunet.errors import DataError
@@ -44,7 +44,7 @@ def decode_png(content: bytes, *, name: str, labels: bool = False, size: ImageSi
     """
     header = read_png_header(content, name=name)
     num_bytes = num_pixel_bytes(header)
-    check_picture(header.height, header.width, num_bytes=num_bytes, packed=len(content), size=size, name=name)
+    check_image_size(header.height, header.width, num_bytes=num_bytes, packed=len(content), size=size, name=name)
     check_png_pixels(content, header, name=name)
     with _named_errors("PNG", name=name), Image.open(io.BytesIO(content), formats=["PNG"]) as image:
         if getattr(image, "n_frames", 1) != 1:
@@ -70,7 +70,7 @@ def decode_jpeg(content: bytes, *, name: str) -> np.ndarray:
     """A JPEG as (h, w) or (h, w, 3), uint8. One with an EXIF rotation is an error."""
     with _named_errors("JPEG", name=name), Image.open(io.BytesIO(content), formats=["JPEG"]) as image:
         num_bytes = image.height * image.width * len(image.getbands())
-        check_picture(image.height, image.width, num_bytes=num_bytes, packed=len(content), size=None, name=name)
+        check_image_size(image.height, image.width, num_bytes=num_bytes, packed=len(content), size=None, name=name)
         if image.mode not in ("L", "RGB"):
             raise DataError(f"{name}: expected a grey or RGB JPEG, got {image.mode}")
         if image.getexif().get(_EXIF_ORIENTATION, 1) != 1:

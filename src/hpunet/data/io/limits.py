@@ -48,7 +48,9 @@ def check_unpacked(num_bytes: int, *, packed: int, name: str) -> None:
         )
 
 
-def check_picture(height: int, width: int, *, num_bytes: int, packed: int, size: ImageSize | None, name: str) -> None:
+def check_image_size(
+    height: int, width: int, *, num_bytes: int, packed: int, size: ImageSize | None, name: str
+) -> None:
     """Refuse an image that is too large, out of proportion to its file, or not of the required `size`."""
     if size is not None:
         if (height, width) != (size.height, size.width):

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from hpunet.data.io.limits import ImageSize, check_picture, need
+from hpunet.data.io.limits import ImageSize, check_image_size, need
 from hpunet.errors import DataError
 
 _DECODERS = {"NONE": "", "LZW": "lzw", "ADOBE_DEFLATE": "zlib", "DEFLATE": "zlib", "PACKBITS": "packbits"}
@@ -51,10 +51,10 @@ def check_tiff_series(series: Any, *, name: str, size: ImageSize | None = None) 
     tiff, first = series.parent, series.keyframe
     packed = tiff.filehandle.size
     num_bytes = series.nbytes
-    check_picture(first.imagelength, first.imagewidth, num_bytes=num_bytes, packed=packed, size=size, name=name)
+    check_image_size(first.imagelength, first.imagewidth, num_bytes=num_bytes, packed=packed, size=size, name=name)
     if first.is_tiled:  # a small image may have tiles larger than itself
         tile = first.tilelength * first.tilewidth * first.samplesperpixel * first.dtype.itemsize
-        check_picture(first.tilelength, first.tilewidth, num_bytes=tile, packed=packed, size=None, name=name)
+        check_image_size(first.tilelength, first.tilewidth, num_bytes=tile, packed=packed, size=None, name=name)
     if first.compression.name not in _DECODERS:
         raise DataError(
             f"{name}: is compressed by {first.compression.name}; save it with LZW, deflate or uncompressed"
