@@ -1,4 +1,4 @@
-"""Evaluations of several models beside each other: paired bootstrap differences to the first, as table and figure."""
+"""Evaluations of several models side by side: their metrics, and paired bootstrap differences to the first model."""
 
 import csv
 import io
@@ -11,42 +11,32 @@ import numpy as np
 
 from hpunet.errors import ConfigError
 from hpunet.evaluation.rows import IDENTITY_FILE, Row, folder_name, read_evaluation
-from hpunet.evaluation.summary import (
-    Scope,
-    is_defined,
-    listed,
-    metric_entries,
-    metric_groups,
-    pooled,
-    resampled,
-)
+from hpunet.evaluation.summary import Scope, is_defined, listed, metric_entries, metric_groups, pooled, resampled
 
-_CHOSEN, _OF_THE_RUN = ("split", "samples", "seeds", "limit"), ("crop", "extrapolate")
-"""What must agree: what an evaluation is asked for, and what training has decided."""
+_OPTIONS, _RUN_SETTINGS = ("split", "samples", "seeds", "limit"), ("crop", "extrapolate")
+"""Options of an evaluation, and settings of its run, that must be equal."""
 _NUM_KEYS_SHOWN = 3
-_Rows = Sequence[Sequence[Row]]
-"""Of one model: for each of its runs those of the same images."""
+_Rows = Sequence[Sequence[Row]]  # of one model: the rows of each run, for the same images
 _CSV_VALUES = ("num_images", "mean", "std", "patient_std")
 _CSV_DIFFERENCES = ("num_images", "mean", "low", "high", "patient_mean", "patient_low", "patient_high")
 
 
 @dataclass(frozen=True)
 class Evaluated:
-    """A finished evaluation, read back."""
+    """A finished evaluation, read back; rows by the image's key."""
 
     name: str
     folder: Path
     identity: Mapping[str, Any]
     rows: Mapping[str, Row]
-    """By the image's key."""
 
 
 def read_evaluated(run: Path, *, split: str, num_samples: int, name: str, num_seeds: int = 1) -> Evaluated:
-    """The evaluation of a run, or that in the folder itself."""
+    """Read the evaluation of a run; `run` may also be the folder of an evaluation."""
     wanted = folder_name(split=split, num_samples=num_samples, num_seeds=num_seeds)
     folder = run if (run / IDENTITY_FILE).is_file() else run / "evaluation" / wanted
     if not run.is_dir():
-        raise ConfigError(f"{run}: no such folder; expected a run that was evaluated, or an evaluation's folder")
+        raise ConfigError(f"{run}: no such folder; expected an evaluated run, or the folder of an evaluation")
     if not folder.is_dir():
         there = ", ".join(sorted(path.parent.name for path in run.glob(f"evaluation/*/{IDENTITY_FILE}")))
         raise ConfigError(
@@ -59,13 +49,12 @@ def read_evaluated(run: Path, *, split: str, num_samples: int, name: str, num_se
 
 
 def compare(models: Mapping[str, Sequence[Evaluated]]) -> dict[str, Any]:
-    """Every metric of each model, by its name, and how the others differ from the first on the same images.
+    """Every metric of each model, by its name, and the differences of the others to the first on the same images.
 
-    A model is one run, or several that were trained with other seeds: then its numbers are of the bootstraps of all
-    its runs, and a difference is of those of every run of the one and every run of the other, so that what the seeds
-    of training do is in the interval. The bootstrap draws images (or patients) and takes the difference on those:
-    what makes an image hard for both cancels. `low` and `high` are the 2.5 and 97.5 % points of the resampled
-    differences.
+    A model is one run, or several with different training seeds: its numbers pool the bootstraps of all its runs, and
+    a difference pools all pairs of runs, so that the interval includes the effect of the training seed. Each draw of
+    images (or patients) is the same for both models, so the difficulty of an image cancels. `low` and `high` are the
+    2.5 and 97.5 % points of the resampled differences.
     """
     if len(models) < 2:
         raise ConfigError("compare needs at least two runs")
@@ -96,27 +85,21 @@ def compare(models: Mapping[str, Sequence[Evaluated]]) -> dict[str, Any]:
 
 
 def _refuse_different_images(first: Evaluated, other: Evaluated) -> None:
-    pairs = {key: (other.identity[key], first.identity[key]) for key in (*_CHOSEN, *_OF_THE_RUN)}
-    different = {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
-    if different:
-        said = [f"{key} {_shown(two)} and {_shown(one)}" for key, (two, one) in different.items()]
-        said += ["other data"] if other.identity["data"] != first.identity["data"] else []
-        if fixed := [key for key in _OF_THE_RUN if key in different]:
+    both, one, two = f"{other.name} and {first.name}", other.identity, first.identity
+    if different := [key for key in (*_OPTIONS, *_RUN_SETTINGS) if one[key] != two[key]]:
+        details = [f"{key} {_shown(one[key])} and {_shown(two[key])}" for key in different]
+        details += ["other data"] if one["data"] != two["data"] else []
+        advice = "evaluate both with the same " + ", ".join(f"--{key}" for key in different)
+        if fixed := [key for key in _RUN_SETTINGS if key in different]:
             advice = f"the runs' settings decide {' and '.join(fixed)}, so these runs cannot be compared"
-        else:
-            advice = "evaluate both with the same " + ", ".join(f"--{key}" for key in different)
-        raise ConfigError(f"{other.name} and {first.name} were evaluated differently: {', '.join(said)}; {advice}")
-    only = {one.name: [k for k in one.rows if k not in two.rows] for one, two in ((first, other), (other, first))}
-    found = [
-        f"{len(keys)} only in {name} ({', '.join(keys[:_NUM_KEYS_SHOWN])}{', …' * (len(keys) > _NUM_KEYS_SHOWN)})"
-        for name, keys in only.items()
-        if keys
-    ]
+        raise ConfigError(f"{both} were evaluated differently: {', '.join(details)}; {advice}")
+    found = []
+    for mine, others in ((first, other), (other, first)):
+        if keys := [key for key in mine.rows if key not in others.rows]:
+            more = ", …" if len(keys) > _NUM_KEYS_SHOWN else ""
+            found.append(f"{len(keys)} only in {mine.name} ({', '.join(keys[:_NUM_KEYS_SHOWN])}{more})")
     if found:
-        raise ConfigError(
-            f"{other.name} and {first.name} were evaluated on different images: {'; '.join(found)}; use the same "
-            "--data"
-        )
+        raise ConfigError(f"{both} were evaluated on different images: {'; '.join(found)}; use the same --data")
 
 
 def _shown(value: Any) -> str:
@@ -124,57 +107,37 @@ def _shown(value: Any) -> str:
 
 
 def _side_by_side(rows: Sequence[_Rows], *, scope: Scope) -> dict[str, Any]:
-    """For each metric the entry of each model, and the difference of each but the first to the first."""
+    """For each metric the entries of all models, and the differences of the others to the first."""
     entries = [pooled([metric_entries(mine, scope=scope) for mine in runs]) for runs in rows]
     result: dict[str, Any] = {}
     for names in metric_groups(scope):
         gaps = [_differences(rows[0], other, names) for other in rows[1:]]
         for name in names:
-            result[name] = {
-                "runs": [mine[name] for mine in entries],
-                "differences": [gap[name] for gap in gaps],
-            }
+            result[name] = {"runs": [mine[name] for mine in entries], "differences": [gap[name] for gap in gaps]}
     result["reasons"] = {name: reason for mine in reversed(entries) for name, reason in mine["reasons"].items()}
     return result
 
 
 def _differences(first: _Rows, other: _Rows, names: Sequence[str]) -> dict[str, Any]:
-    defined = [
-        number
-        for number, rows in enumerate(zip(*first, *other, strict=True))
-        if all(is_defined(row, names[0]) for row in rows)
-    ]
+    images = enumerate(zip(*first, *other, strict=True))
+    defined = [number for number, rows in images if all(is_defined(row, names[0]) for row in rows)]
     pairs = [([mine[i] for i in defined], [base[i] for i in defined]) for mine in other for base in first]
-    drawn = {
-        prefix: [resampled(mine, names, less=base, by_patient=bool(prefix)) for mine, base in pairs]
-        for prefix in ("", "patient_")
-    }
-    return {
-        name: _difference(
-            {prefix: np.concatenate([values[name] for values in found]) for prefix, found in drawn.items()},
-            num_images=len(defined),
-        )
-        for name in names
-    }
-
-
-def _difference(drawn: Mapping[str, np.ndarray], *, num_images: int) -> dict[str, Any] | None:
-    """Numbers of resampled differences, over images ("") and over patients ("patient_")."""
-    if not all(values.size for values in drawn.values()):
-        return None
-    entry: dict[str, Any] = {"num_images": num_images}
-    for prefix, values in drawn.items():
-        low, high = np.percentile(values, (2.5, 97.5))
-        numbers = {"mean": values.mean(), "std": values.std(), "low": low, "high": high}
-        entry |= {prefix + key: float(value) for key, value in numbers.items()}
-    return entry
+    found: dict[str, Any] = {name: {"num_images": len(defined)} for name in names}
+    for prefix in ("", "patient_"):
+        drawn = [resampled(mine, names, less=base, by_patient=bool(prefix)) for mine, base in pairs]
+        for name in names:
+            values = np.concatenate([each[name] for each in drawn])
+            if found[name] is None or not values.size:
+                found[name] = None
+                continue
+            low, high = np.percentile(values, (2.5, 97.5))
+            numbers = {"mean": values.mean(), "std": values.std(), "low": low, "high": high}
+            found[name] |= {prefix + key: float(value) for key, value in numbers.items()}
+    return found
 
 
 def comparison_csv(comparison: Mapping[str, Any]) -> str:
-    """The comparison as CSV: one line a run, metric and subset (all or b) where it is defined, for spreadsheets.
-
-    Numbers are those of the JSON; those of the difference to the first run are named `difference_…`.
-    """
+    """The comparison as CSV: one line per run, metric and subset (all or b), without undefined metrics."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["run", "metric", "subset", *_CSV_VALUES, *(f"difference_{key}" for key in _CSV_DIFFERENCES)])
@@ -183,9 +146,7 @@ def comparison_csv(comparison: Mapping[str, Any]) -> str:
             gaps = [None, *part[name]["differences"]]
             for run, entry, gap in zip(comparison["runs"], part[name]["runs"], gaps, strict=True):
                 if entry is not None:
-                    numbers = [
-                        *(entry[key] for key in _CSV_VALUES),
-                        *(gap[key] if gap else "" for key in _CSV_DIFFERENCES),
-                    ]
+                    numbers = [entry[key] for key in _CSV_VALUES]
+                    numbers += [gap[key] if gap else "" for key in _CSV_DIFFERENCES]
                     writer.writerow([run["name"], name, subset, *numbers])
     return text.getvalue()

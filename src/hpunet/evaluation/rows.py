@@ -1,10 +1,10 @@
-"""The folder of an evaluation: one row per image, saved as it is measured, so that an interrupted one can resume.
+"""The folder of an evaluation: one row per image, saved at once, so that an interrupted evaluation can resume.
 
 evaluation.json    what was evaluated: hashes of the weights and of the data, split, samples, seed ...
 rows.csv           one row per image, in the order of the data; written when the evaluation is finished
 rows-<n>.part.csv  rows of process n while it runs
 summary.json       means and deviations of the images chosen by its `limit`: rows.csv may hold more
-examples.npz       label maps of a few of these, for figures
+examples.npz       label maps of a few images, for figures
 """
 
 import csv
@@ -15,7 +15,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -34,7 +33,7 @@ HIDDEN_METRICS = (
 )
 """Only for images with a hidden part (`data.extrapolate`)."""
 CLUSTER_METRICS = ("background_iou",)
-"""Only for images with instances and no hidden part. The Rand error is in all rows."""
+"""Only for images with instances and no hidden part."""
 METRICS = (
     *("ged2", "ged2_unbiased", "hm_iou", "iou_rec", "best_match_dice", "sample_diversity"),
     *("calibration_error", "uncertainty_error_ncc", "rand_error"),
@@ -45,32 +44,27 @@ _ALL_COLUMNS = ("image", "key", "patient", "num_graders", "subset_b", *METRICS, 
 HIDDEN_COLUMNS = tuple(name for name in _ALL_COLUMNS if name not in CLUSTER_METRICS)
 CLUSTER_COLUMNS = tuple(name for name in _ALL_COLUMNS if name not in HIDDEN_METRICS)
 COLUMNS = tuple(name for name in HIDDEN_COLUMNS if name not in HIDDEN_METRICS)
-"""Rows of all other images, and kept rows from before there were such metrics."""
-MAX_PAIRS = 2**24
-"""Largest number of pairs of predicted and true instances per image that is read back."""
+"""Rows of all other images, and kept rows that are older than these metrics."""
+MAX_PAIRS = 2**24  # of predicted and true instances of an image that is read back
 csv.field_size_limit(2**27)  # an image with very many instances
 
 
 @dataclass(frozen=True)
 class Row:
-    """The scores of one image, or the error that prevented them."""
+    """The scores that are defined for one image, or the error that prevented them."""
 
     image: int
-    """Its number in the data."""
     key: str
     patient: str
     num_graders: int = 0
-    subset_b: bool = False
-    """Whether every grader marked something."""
+    subset_b: bool = False  # every grader marked something
     scores: Mapping[str, float] = field(default_factory=dict)
-    """Defined scores only."""
     matches: InstanceMatches | None = None
-    """The input of average precision."""
     error: str = ""
 
 
 def mean_rows(by_seed: Sequence[Sequence[Row]]) -> list[Row]:
-    """One row per image from rows with several seeds: the mean of each score over the seeds where it is defined."""
+    """One row per image: the mean of each score over the seeds where it is defined."""
     means = []
     for rows in zip(*by_seed, strict=True):
         values = {name: [row.scores[name] for row in rows if name in row.scores] for name in METRICS}
@@ -85,26 +79,21 @@ def folder_name(*, split: str, num_samples: int, num_seeds: int = 1) -> str:
 
 
 class RowStore:
-    """The rows of an evaluation in its folder, a context for appending to them; each process has its own file.
+    """The rows of an evaluation in its folder, a context for appending rows; each process has its own file.
 
-    `done` holds the rows of an earlier attempt at the same evaluation. Rows with errors, or with other columns, are
-    not in it: those images are measured again.
+    `done` holds the rows of an earlier attempt without those with errors or other columns, which are measured again.
     """
 
     def __init__(self, folder: Path, *, identity: Mapping[str, Any], replace: bool = False) -> None:
         self.folder = folder
         self.identity = {"format": FORMAT, **identity}
-        has_instances = identity.get("alpha") is not None
-        self._columns = (
-            HIDDEN_COLUMNS if identity.get("extrapolate") else CLUSTER_COLUMNS if has_instances else COLUMNS
-        )
+        of_whole_images = COLUMNS if identity.get("alpha") is None else CLUSTER_COLUMNS
+        self._columns = HIDDEN_COLUMNS if identity.get("extrapolate") else of_whole_images
         earlier = _read_identity(folder)
         if earlier is not None and earlier != self.identity and not replace:
             changed = sorted(k for k in {*earlier, *self.identity} if earlier.get(k) != self.identity.get(k))
-            raise ConfigError(
-                f"{folder}: holds a different evaluation ({', '.join(changed)}); choose another --out, or "
-                "delete it with --replace"
-            )
+            advice = "choose another --out, or delete it with --replace"
+            raise ConfigError(f"{folder}: holds a different evaluation ({', '.join(changed)}); {advice}")
         barrier()  # all processes have read before anything changes
         if rank() == 0:
             self._prepare(keep=earlier == self.identity and not replace)
@@ -114,20 +103,18 @@ class RowStore:
         with explain_os_errors(self._part(rank()), action="written"):
             self._file = self._part(rank()).open("a", encoding="utf-8", newline="")
             if not self._file.tell():
-                self._file.write(self._header)
+                self._file.write(self._as_csv(()))
 
     def __enter__(self) -> "RowStore":
         return self
 
-    def __exit__(
-        self, _type: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._file.close()
 
     def append(self, rows: Iterable[Row]) -> None:
         """Append rows and flush the file."""
         with explain_os_errors(self._part(rank()), action="written"):
-            self._file.write(self._as_csv(rows))
+            self._file.write(self._as_csv(rows, header=False))
             self._file.flush()
 
     def finish(self) -> list[Row]:
@@ -141,7 +128,7 @@ class RowStore:
         rows = sorted(by_key.values(), key=lambda row: (row.image, row.key))
         barrier()  # all processes have read before the parts are deleted
         if rank() == 0:
-            atomic_write(self.folder / ROWS_FILE, (self._header + self._as_csv(rows)).encode())
+            atomic_write(self.folder / ROWS_FILE, self._as_csv(rows).encode())
             for part in self._parts():
                 part.unlink()
         barrier()
@@ -156,7 +143,7 @@ class RowStore:
                     (self.folder / name).unlink(missing_ok=True)
             atomic_write(self.folder / IDENTITY_FILE, dump_json(self.identity, name=IDENTITY_FILE))
             rows = [row for part in self._parts() for row in self._read(part) if not row.error]
-            atomic_write(self._part(0), (self._header + self._as_csv(rows)).encode())
+            atomic_write(self._part(0), self._as_csv(rows).encode())
             for part in self._parts():
                 if part != self._part(0):
                     part.unlink()
@@ -170,16 +157,12 @@ class RowStore:
         columns, rows = _read_table(path)
         return rows if columns == self._columns else []
 
-    @property
-    def _header(self) -> str:
-        return ",".join(self._columns) + "\n"
-
-    def _as_csv(self, rows: Iterable[Row]) -> str:
+    def _as_csv(self, rows: Iterable[Row], *, header: bool = True) -> str:
         text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        for row in rows:
-            cells = _cells(row)
-            writer.writerow([cells.get(name, "") for name in self._columns])
+        writer = csv.DictWriter(text, self._columns, restval="", extrasaction="ignore", lineterminator="\n")
+        if header:
+            writer.writeheader()
+        writer.writerows(_cells(row) for row in rows)
         return text.getvalue()
 
     def _part(self, number: int) -> Path:
@@ -190,12 +173,12 @@ class RowStore:
 
 
 def first_keys(keys: Iterable[str], limit: int | None) -> set[str]:
-    """The `limit` keys with the smallest hashes, or all: the first 10 are among the first 20."""
+    """The `limit` keys with the smallest hashes, or all, so that the first 10 are among the first 20."""
     return set(sorted(keys, key=lambda key: hashlib.sha256(key.encode()).digest())[:limit])
 
 
 def read_evaluation(folder: Path) -> tuple[dict[str, Any], list[Row]]:
-    """The identity of a finished evaluation, with its seeds and limit, and the rows of its summary."""
+    """The identity of a finished evaluation, with its seeds and limit, and the rows that its summary uses."""
     identity = _read_identity(folder)
     if identity is None or not all((folder / name).is_file() for name in (ROWS_FILE, SUMMARY_FILE)):
         unfinished = identity is not None and any(folder.glob("rows*.csv"))
@@ -251,7 +234,7 @@ def _row(cells: Sequence[str], *, columns: Sequence[str], where: str) -> Row:
     try:
         scores = {name: float(named[name]) for name in METRICS if named.get(name)}
         if not all(math.isfinite(value) for value in scores.values()):
-            raise ValueError("a number that is not finite")
+            raise ValueError("a score is not finite")
         return Row(
             image=int(named["image"]),
             key=named["key"],
@@ -267,7 +250,7 @@ def _row(cells: Sequence[str], *, columns: Sequence[str], where: str) -> Row:
 
 
 def _cells(row: Row) -> dict[str, object]:
-    """A row's values by column, without undefined scores."""
+    """The values of a row by column."""
     return {
         **{name: getattr(row, name) for name in ("image", "key", "patient", "num_graders")},
         "subset_b": int(row.subset_b),
@@ -286,11 +269,11 @@ def _matches_text(matches: InstanceMatches) -> str:
 def _matches_from(text: str) -> InstanceMatches:
     scores, ignored, num_true, overlaps = json.loads(text)
     if not 0 <= num_true * len(scores) <= MAX_PAIRS or num_true > MAX_PAIRS or len(ignored) != len(scores):
-        raise ValueError("instances of different numbers")
+        raise ValueError("the numbers of instances differ")
     iou = np.zeros((len(scores), num_true))
     for i, j, value in overlaps:
         iou[i, j] = value
     confidence, shares = (np.array(values, dtype=np.float64) for values in (scores, ignored))
     if not all(array.ndim == 1 and np.isfinite(array).all() for array in (iou.ravel(), confidence, shares)):
-        raise ValueError("instances that are not finite numbers")
+        raise ValueError("instances are not finite numbers")
     return InstanceMatches(iou=iou, scores=confidence, ignored_share=shares)

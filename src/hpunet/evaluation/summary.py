@@ -13,14 +13,15 @@ ALL_METRICS = (*METRICS, "ap50", "ap")
 """Metrics of an image, then those of a set of images."""
 METRIC_GROUPS = (*((name,) for name in METRICS), ("ap50", "ap"))
 """Metrics of a group are defined for the same images and resampled together."""
+_HIGHER_IS_BETTER = (
+    *("hm_iou", "iou_rec", "best_match_dice", "uncertainty_error_ncc", "background_iou", "ap50", "ap"),
+    *("hidden_iou_rec", "hidden_iou_samples", "hidden_accuracy_rec", "hidden_accuracy_samples"),
+)
 DIRECTIONS = {
     **dict.fromkeys(("ged2", "ged2_unbiased", "calibration_error", "rand_error"), "↓"),
-    **dict.fromkeys(
-        ("hm_iou", "iou_rec", "best_match_dice", "uncertainty_error_ncc", "background_iou", "ap50", "ap"), "↑"
-    ),
-    **{f"hidden_{what}_{of}": "↑" for what in ("iou", "accuracy") for of in ("rec", "samples")},
+    **dict.fromkeys(_HIGHER_IS_BETTER, "↑"),
 }
-"""Which way is better, if either."""
+"""Whether lower or higher is better, if either."""
 NUM_BOOTSTRAPS = 1000
 MAX_FAILED_SHOWN = 20
 Entry = dict[str, Any] | None
@@ -29,14 +30,12 @@ Entry = dict[str, Any] | None
 
 @dataclass(frozen=True)
 class Scope:
-    """What decides which metrics an evaluation has."""
+    """The properties of data and model that decide which metrics an evaluation has."""
 
     num_samples: int
     has_instances: bool
-    has_average_precision: bool
-    """Instances among other classes, as in street scenes."""
-    extrapolates: bool = False
-    """A part of each image was hidden."""
+    has_average_precision: bool  # instances among other classes, as in street scenes
+    extrapolates: bool = False  # a part of each image was hidden
 
 
 def plural(number: int, noun: str) -> str:
@@ -45,20 +44,20 @@ def plural(number: int, noun: str) -> str:
 
 
 def counts(found: Mapping[str, Any]) -> str:
-    """How many images, samples and seeds a summary or comparison is of, in words."""
+    """The numbers of images, samples and seeds of a summary or comparison, in words."""
     images = plural(found["num_images"], f"{found['split']} image")
     seeds = f", mean of {found['num_seeds']} seeds" if found["num_seeds"] > 1 else ""
     return f"{images}, {plural(found['num_samples'], 'sample')} each{seeds}"
 
 
 def scored_part(found: Mapping[str, Any]) -> str:
-    """Which part of its images a summary is of, in words; empty if pooled runs differ."""
+    """The scored part of the images, in words; empty if pooled runs differ."""
     crop = found.get("crop")
     return f"the centre {crop[0]}×{crop[1]} of each" if crop else ""
 
 
 def undefined_note(found: Mapping[str, Any], name: str) -> str:
-    """Why a metric is undefined for some images of a summary, in words; empty if for none."""
+    """Why a metric is undefined for some images of a summary; empty if it is defined for all."""
     num_defined, num_images = found[name]["num_images"], found["num_images"]
     if num_defined == num_images:
         return ""
@@ -76,29 +75,27 @@ def undefined_note(found: Mapping[str, Any], name: str) -> str:
 
 def metric_groups(scope: Scope) -> list[tuple[str, ...]]:
     """The groups of metrics that an evaluation lists."""
-    unlisted = {
-        *(() if scope.extrapolates else HIDDEN_METRICS),
-        *(() if scope.has_instances and not scope.extrapolates else CLUSTER_METRICS),
-    }
+    unlisted: tuple[str, ...] = CLUSTER_METRICS if scope.extrapolates else HIDDEN_METRICS
+    unlisted += () if scope.has_instances else CLUSTER_METRICS
     return [names for names in METRIC_GROUPS if names[0] not in unlisted]
 
 
 def listed(found: Mapping[str, Any]) -> list[str]:
-    """The metrics of a summary or comparison, undefined ones too, in order."""
+    """The metrics of a summary or comparison in order, undefined ones included."""
     return [name for name in ALL_METRICS if name in found]
 
 
 def summarise(rows: Sequence[Row], *, scope: Scope) -> dict[str, Any]:
     """The summary of one model: every metric, the same over subset B, reasons for nulls, and what failed."""
-    good = [row for row in rows if not row.error]
-    failed = [row for row in rows if row.error]
+    good, failed = ([row for row in rows if bool(row.error) == has_failed] for has_failed in (False, True))
+    marked_by_all = [row for row in good if row.subset_b]
     return {
         "num_images": len(good),
         "num_samples": scope.num_samples,
         "num_failed": len(failed),
         "failed": [{"key": row.key, "error": row.error} for row in failed[:MAX_FAILED_SHOWN]],
         **metric_entries(good, scope=scope),
-        "subset_b": _subset_b(good, scope=scope),
+        "subset_b": {"num_images": len(marked_by_all), **metric_entries(marked_by_all, scope=scope)},
     }
 
 
@@ -109,28 +106,21 @@ def metric_entries(rows: Sequence[Row], *, scope: Scope) -> dict[str, Any]:
     return {**entries, "reasons": reasons}
 
 
-def _subset_b(rows: Sequence[Row], *, scope: Scope) -> dict[str, Any]:
-    marked_by_all = [row for row in rows if row.subset_b]
-    return {"num_images": len(marked_by_all), **metric_entries(marked_by_all, scope=scope)}
-
-
 def _entries(rows: Sequence[Row], names: Sequence[str]) -> dict[str, Entry]:
     defined = [row for row in rows if is_defined(row, names[0])]
-    by_image, by_patient = resampled(defined, names), resampled(defined, names, by_patient=True)
-    entries: dict[str, Entry] = {}
+    drawn = {"": resampled(defined, names), "patient_": resampled(defined, names, by_patient=True)}
+    entries: dict[str, Entry] = dict.fromkeys(names)
     for name in names:
-        images, patients = by_image[name], by_patient[name]
-        if not images.size or not patients.size:
-            entries[name] = None
-            continue
-        entry = {
-            "mean": float(images.mean()),
-            "std": float(images.std()),
-            "patient_mean": float(patients.mean()),
-            "patient_std": float(patients.std()),
-            "num_images": len(defined),
-        }
-        entries[name] = entry if name in METRICS else {**entry, "value": _set_value(defined, name)}
+        if all(found[name].size for found in drawn.values()):
+            entry: dict[str, float] = {}
+            for prefix, found in drawn.items():
+                entry |= {prefix + "mean": float(found[name].mean()), prefix + "std": float(found[name].std())}
+            entries[name] = {**entry, "num_images": len(defined)}
+    if names[0] not in METRICS:
+        whole = average_precision([row.matches for row in defined if row.matches is not None])
+        for name, value in (("ap", whole.ap), ("ap50", whole.ap50)):
+            if (defined_entry := entries[name]) is not None:
+                defined_entry["value"] = value
     return entries
 
 
@@ -142,10 +132,9 @@ def is_defined(row: Row, name: str) -> bool:
 def resampled(
     rows: Sequence[Row], names: Sequence[str], *, by_patient: bool = False, less: Sequence[Row] | None = None
 ) -> dict[str, np.ndarray]:
-    """Metrics of images drawn with replacement, `NUM_BOOTSTRAPS` times, minus those of the rows `less`.
+    """Bootstrapped values of one of `METRIC_GROUPS`, which every row must have, minus those of the rows `less`.
 
-    `names` is one of `METRIC_GROUPS`; every row must have them. Empty if undefined. Draws without a true instance are
-    left out.
+    Draws without a true instance are left out; empty if undefined.
     """
     if not rows:
         return {name: np.empty(0) for name in names}
@@ -156,21 +145,11 @@ def resampled(
         if less is not None:
             values = values - np.array([row.scores[name] for row in less])
         return {name: resampled_means(values, num=NUM_BOOTSTRAPS, **how)}
-    drawn = [
-        resampled_average_precision(
-            [row.matches for row in part if row.matches is not None], num=NUM_BOOTSTRAPS, **how
-        )
-        for part in (rows, less)
-        if part is not None
-    ]
-    difference = drawn[0] - drawn[1] if len(drawn) == 2 else drawn[0]
+    parts = ([row.matches for row in part if row.matches is not None] for part in (rows, less or ()))
+    mine, base = (resampled_average_precision(part, num=NUM_BOOTSTRAPS, **how) if part else 0.0 for part in parts)
+    difference = np.asarray(mine - base)
     defined = difference[np.isfinite(difference).all(axis=1)]
     return dict(zip(("ap", "ap50"), defined.T, strict=True))
-
-
-def _set_value(rows: Sequence[Row], name: str) -> float | None:
-    found = average_precision([row.matches for row in rows if row.matches is not None])
-    return found.ap if name == "ap" else found.ap50
 
 
 def _reason(name: str, rows: Sequence[Row], *, scope: Scope) -> str:
@@ -199,9 +178,8 @@ def _reason(name: str, rows: Sequence[Row], *, scope: Scope) -> str:
 def pooled(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """One summary of several trained models: their bootstraps, equally many of each, as one set.
 
-    The mean of the pooled draws is the mean of the models' means; their variance the mean of the models' variances
-    and the variance of their means. A metric that is undefined for one model is so for the pool; one that is not
-    listed for all is left out.
+    The pooled mean is the mean of the models' means; the variance is the mean of their variances plus the variance of
+    their means. A metric that is undefined for one model is undefined; one that is not listed for all is left out.
     """
     merged: dict[str, Any] = {}
     in_all = [key for key in summaries[0] if all(key in summary for summary in summaries)]

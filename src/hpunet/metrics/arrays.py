@@ -22,42 +22,36 @@ Absent = Literal["skip", "one"]
 
 
 class MapOptions(TypedDict, total=False):
-    """What metrics take besides the label maps."""
+    """Options besides the label maps."""
 
     num_classes: Required[int]
-    classes: Sequence[int] | None
-    """The stochastic classes, which count; default: all but 0."""
-    valid: Valid | None
-    """Pixels that count; default: all."""
+    classes: Sequence[int] | None  # the stochastic classes, which count; default: all but 0
+    valid: Valid | None  # pixels that count; default: all
 
 
 class GraderOptions(MapOptions, total=False):
     """Options of metrics that use the graders' maps."""
 
-    graders: Graders | None
-    """Which graders exist; default: all. A missing grader is left out, an empty map is not."""
+    graders: Graders | None  # which graders exist; default: all. An empty map counts, a missing grader does not
 
 
 class PairOptions(GraderOptions, total=False):
     """Options of metrics that compare pairs of maps."""
 
-    absent: Absent
-    """How a class counts that neither map shows: see `overlap.py`."""
+    absent: Absent  # how a class that neither map shows counts: see `overlap.py`
 
 
 class CheckedMaps(NamedTuple):
-    """Label maps that passed the checks, as numpy arrays."""
+    """Checked label maps as numpy arrays, with valid (b, h, w) and graders (b, r)."""
 
     maps: list[np.ndarray]
     valid: np.ndarray
-    """(b, h, w)"""
     graders: np.ndarray
-    """(b, r); all true for maps without graders."""
     classes: list[int]
 
 
 def as_numpy(array: Array) -> np.ndarray:
-    """The array in numpy, without a copy where possible."""
+    """The array as numpy, without a copy if possible."""
     return array.detach().cpu().numpy() if isinstance(array, Tensor) else array
 
 
@@ -77,8 +71,8 @@ def check_maps(
 ) -> CheckedMaps:
     """Check label maps by name, or raise a `DataError`; `num_classes` None allows any label from 0 on.
 
-    `dims` names the dimensions of each map, "b s h w, b r h w" for instance: the same letter is the same size. Pixels
-    that are not valid and maps of missing graders may hold any value.
+    `dims` names the dimensions of each map, for instance "b s h w, b r h w". Pixels that are not valid and maps of
+    missing graders may hold any value.
     """
     arrays: list[np.ndarray] = []
     sizes: dict[str, int] = {}
@@ -86,9 +80,8 @@ def check_maps(
     for (name, given), own in zip(maps.items(), letters, strict=True):
         array = as_numpy(given)
         if array.dtype.kind not in "iub" or array.ndim != len(own) or 0 in array.shape:
-            raise DataError(
-                f"{name}: expected integer maps ({' '.join(own)}), got {given.dtype} of shape {tuple(given.shape)}"
-            )
+            got = f"{given.dtype} of shape {tuple(given.shape)}"
+            raise DataError(f"{name}: expected integer maps ({' '.join(own)}), got {got}")
         if any(sizes.setdefault(letter, size) != size for letter, size in zip(own, array.shape, strict=True)):
             shapes = " and ".join(str(tuple(each.shape)) for each in maps.values())
             raise DataError(f"{' and '.join(maps)}: expected the same sizes ({dims}), got {shapes}")
@@ -107,7 +100,12 @@ def check_maps(
             raise DataError(f"{name}: labels must be 0 or more, found negative ones")
         if found.size and num_classes is not None and (found.min() < 0 or found.max() >= num_classes):
             raise DataError(f"{name}: values must lie in 0...{num_classes - 1}, found {found.min()}...{found.max()}")
-    chosen = [] if num_classes is None else _check_classes(classes, num_classes=num_classes)
+    chosen: list[int] = []
+    if num_classes is not None:
+        chosen = list(range(1, num_classes) if classes is None else classes)
+        if not chosen or len(set(chosen)) != len(chosen) or min(chosen) < 0 or max(chosen) >= num_classes:
+            expected = f"one or more distinct classes in 0...{num_classes - 1}"
+            raise ConfigError(f"classes: expected {expected}, got {chosen}")
     return CheckedMaps(maps=arrays, valid=where, graders=exist, classes=chosen)
 
 
@@ -119,12 +117,3 @@ def check_flags(flags: Array | None, *, name: str, shape: tuple[int, ...]) -> np
     if checked.shape != shape or checked.dtype != np.bool_:
         raise DataError(f"{name}: expected bools of shape {shape}, got {flags.dtype} of shape {tuple(flags.shape)}")
     return checked
-
-
-def _check_classes(classes: Sequence[int] | None, *, num_classes: int) -> list[int]:
-    chosen = list(range(1, num_classes)) if classes is None else list(classes)
-    if not chosen or len(set(chosen)) != len(chosen) or min(chosen) < 0 or max(chosen) >= num_classes:
-        raise ConfigError(
-            f"classes: expected different classes within 0...{num_classes - 1}, at least one, got {chosen}"
-        )
-    return chosen

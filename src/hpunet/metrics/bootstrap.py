@@ -11,7 +11,7 @@ from hpunet.metrics.arrays import Array, as_numpy
 
 
 class Bootstrap(NamedTuple):
-    """Mean and standard deviation (by n, not n − 1) over all resampled means."""
+    """Mean and standard deviation (by n, not n − 1) of resampled means."""
 
     mean: float
     std: float
@@ -29,11 +29,10 @@ def bootstrap(values: Values, *, seed: int, groups: Sequence[object] | None = No
 def resampled_means(
     values: Values, *, seed: int, groups: Sequence[object] | None = None, num: int = 1000
 ) -> Float64[np.ndarray, " means"]:
-    """Resample images with replacement, `num` times for each trained model, and pool the means.
+    """Resample images with replacement, `num` times per trained model (rows of `values`), and pool the means.
 
-    `values` is one metric per image, one row per trained model. With `groups`, one name per image, whole groups are
-    drawn instead: slices of one patient are not independent. As many groups are drawn as there are, and an image
-    counts each time its group is drawn.
+    With `groups`, one name per image, whole groups are drawn instead: slices of one patient are not independent. As
+    many groups are drawn as there are, and an image counts each time its group is drawn.
     """
     rows = np.atleast_2d(as_numpy(values).astype(np.float64))
     if rows.ndim != 2 or rows.size == 0:
@@ -45,15 +44,14 @@ def resampled_means(
     sizes = np.bincount(group)
     rng = np.random.default_rng(seed)
     means = []
-    for row in rows:
-        totals = np.bincount(group, weights=row)
-        for drawn in draws(rng, num_groups=len(sizes), num=num):
-            means.append(totals[drawn].sum() / sizes[drawn].sum())
+    for totals in (np.bincount(group, weights=row) for row in rows):
+        drawn = draws(rng, num_groups=len(sizes), num=num)
+        means += [totals[chosen].sum() / sizes[chosen].sum() for chosen in drawn]
     return np.array(means)
 
 
 def group_numbers(groups: Sequence[object] | None, *, num_images: int) -> Int[np.ndarray, " images"]:
-    """The group of each image, numbered in order of appearance; without groups each image is its own."""
+    """The number of each image's group, in order of appearance; without groups each image is its own group."""
     names = list(range(num_images)) if groups is None else list(groups)
     if len(names) != num_images:
         raise DataError(f"groups: expected one per image ({num_images}), got {len(names)}")

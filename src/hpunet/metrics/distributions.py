@@ -1,6 +1,6 @@
-"""How well a set of samples agrees with the set of the graders' maps (App. B): GED², matched IoU and others.
+"""Agreement of the set of samples with the set of graders' maps (App. B): GED², matched IoU and others.
 
-The options and the rule for absent classes are those of `overlap.py`; d is 1 − IoU. One float64 value per image.
+Options and the rule for absent classes are those of `overlap.py`; d is 1 − IoU. One float64 value per image.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,6 @@ from scipy.optimize import linear_sum_assignment
 
 from hpunet.metrics.arrays import (
     Absent,
-    CheckedMaps,
     GraderMaps,
     GraderOptions,
     MapOptions,
@@ -28,7 +27,7 @@ from hpunet.metrics.overlap import dice_from_counts, iou_from_counts, mean_over_
 
 @dataclass(frozen=True)
 class PairIoUs:
-    """The IoU of every pair of maps of an image: compute it once for several metrics."""
+    """The IoUs of all pairs of maps of an image, for several metrics."""
 
     samples: Float64[np.ndarray, "b s s"]
     cross: Float64[np.ndarray, "b s r"]
@@ -49,7 +48,7 @@ class PairIoUs:
     def ged2_unbiased(self) -> Float64[np.ndarray, " b"]:
         """See `ged2_unbiased`."""
         between, among_labels = self._distances()
-        # Self-pairs have distance 0: leaving them out only changes the number of pairs to divide by.
+        # Self-pairs have distance 0: without them only the number of pairs changes.
         r = self.graders.sum(axis=1)
         apart = np.where(r > 1, among_labels * r / np.maximum(r - 1, 1), np.nan)
         return np.asarray(2 * between - self.sample_diversity() - apart)
@@ -77,15 +76,11 @@ def _matched_mean(iou: np.ndarray) -> float:
     return float(repeated[linear_sum_assignment(repeated, maximize=True)].mean())
 
 
-def _check_sets(samples: SampleMaps, labels: GraderMaps, **options: Unpack[GraderOptions]) -> CheckedMaps:
-    return check_maps({"samples": samples, "labels": labels}, dims="b s h w, b r h w", **options)
-
-
 def pair_ious(
     *, samples: SampleMaps, labels: GraderMaps, absent: Absent = "skip", **options: Unpack[GraderOptions]
 ) -> PairIoUs:
-    """IoUs among samples, among labels and between them: for several metrics of the same maps. Always numpy."""
-    checked = _check_sets(samples, labels, **options)
+    """IoUs among samples, among labels and between them, always numpy: compute once, then read several metrics."""
+    checked = check_maps({"samples": samples, "labels": labels}, dims="b s h w, b r h w", **options)
     iou = score_pairs(checked, score=iou_from_counts, absent=absent)
     s = samples.shape[1]
     return PairIoUs(samples=iou[:, :s, :s], cross=iou[:, :s, s:], labels=iou[:, s:, s:], graders=checked.graders)
@@ -94,17 +89,16 @@ def pair_ious(
 def ged2(*, samples: SampleMaps, labels: GraderMaps, **options: Unpack[PairOptions]) -> PerImage:
     """Generalised energy distance, squared (App. B): 2·E[d(S,Y)] − E[d(S,S')] − E[d(Y,Y')].
 
-    The means include the pairs of a map with itself (the V-statistic, as in the literature). A set against itself
-    has 0; two draws of one distribution have (1/s + 1/r)·E[d] on average. For a single class it is never negative,
-    up to rounding.
+    The means include pairs of a map with itself (the V-statistic, as in the literature), so two draws of one
+    distribution have (1/s + 1/r)·E[d] on average. For a single class it is never negative, up to rounding.
     """
     return same_type(pair_ious(samples=samples, labels=labels, **options).ged2(), like=samples)
 
 
 def ged2_unbiased(*, samples: SampleMaps, labels: GraderMaps, **options: Unpack[PairOptions]) -> PerImage:
-    """GED² without self-pairs (the U-statistic, Székely and Rizzo 2013); may be negative.
+    """GED² without self-pairs (the U-statistic, Székely and Rizzo 2013), NaN for a single sample or grader.
 
-    It is 0 on average for two draws of one distribution, and NaN for a single sample or a single grader.
+    It is 0 on average for two draws of one distribution, and may be negative.
     """
     return same_type(pair_ious(samples=samples, labels=labels, **options).ged2_unbiased(), like=samples)
 
@@ -112,8 +106,7 @@ def ged2_unbiased(*, samples: SampleMaps, labels: GraderMaps, **options: Unpack[
 def hungarian_iou(*, samples: SampleMaps, labels: GraderMaps, **options: Unpack[PairOptions]) -> PerImage:
     """Hungarian-matched IoU (App. B): the mean IoU of the best 1:1 match of samples and graders.
 
-    Both sets are repeated to the least common multiple of their sizes: 16 samples and 3 graders are matched as 3
-    times 16 against 16 times 3.
+    Both sets are repeated to the least common multiple of their sizes.
     """
     return same_type(pair_ious(samples=samples, labels=labels, **options).hungarian_iou(), like=samples)
 
@@ -129,10 +122,9 @@ def best_match_dice(
 ) -> PerImage:
     """D_max: for each grader the Dice of the best sample, the mean over graders (Rahman et al., CVPR 2023).
 
-    Dice is 2·|A∩B| / (|A| + |B|); absent classes count as for IoU. Graders may share a best sample, so the value
-    never falls when samples are added.
+    Absent classes count as for IoU. Graders may share a best sample, so more samples never lower the value.
     """
-    checked = _check_sets(samples, labels, **options)
+    checked = check_maps({"samples": samples, "labels": labels}, dims="b s h w, b r h w", **options)
     s = samples.shape[1]
     dice = score_pairs(checked, score=dice_from_counts, absent=absent)[:, :s, s:]
     return same_type(mean_over_graders(dice.max(axis=1), checked.graders), like=samples)

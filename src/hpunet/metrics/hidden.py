@@ -1,8 +1,8 @@
-"""How well a hidden part of an image is completed (Section 3.3): is it right, consistent at the border, diverse?
+"""Quality of a completed hidden part of an image (Section 3.3): correct, consistent at the border, diverse.
 
-`visible` (b, h, w) is false where the model saw neither image nor labels. `labels` is the map whose visible part the
-model was given. `maps` are compared with it: samples, a reconstruction, a baseline. Values are means over these maps,
-one float64 value per image; NaN where no hidden pixel is valid.
+`visible` (b, h, w) is false where the model saw neither image nor labels; `labels` is the map whose visible part it
+was given. `maps` (samples, a reconstruction, a baseline) are compared with it. One float64 value per image, the mean
+over the maps; NaN where no hidden pixel is valid.
 """
 
 from typing import NamedTuple, Unpack
@@ -23,22 +23,16 @@ from hpunet.metrics.arrays import (
 from hpunet.metrics.overlap import iou_one_to_one, shows
 from hpunet.metrics.pixels import count_true, ratio
 
-_ALL, _BUT_LAST, _BUT_FIRST = slice(None), slice(None, -1), slice(1, None)
-_ABOVE_BELOW = ((_ALL, _BUT_LAST), (_ALL, _BUT_FIRST))
-_LEFT_RIGHT = ((_ALL, _ALL, _BUT_LAST), (_ALL, _ALL, _BUT_FIRST))
+_ABOVE_BELOW, _LEFT_RIGHT = (np.s_[:, :-1], np.s_[:, 1:]), (np.s_[:, :, :-1], np.s_[:, :, 1:])
 _NEIGHBOURS = (*(pair[::way] for pair in (_ABOVE_BELOW, _LEFT_RIGHT) for way in (1, -1)),)
 """For each of the four sides: all pixels (b, h, w) that have a neighbour there, and those neighbours."""
 
 
 class _Checked(NamedTuple):
-    maps: np.ndarray
-    """(b, s, h, w)"""
-    labels: np.ndarray
-    """(b, h, w)"""
-    seen: np.ndarray
-    """(b, h, w): visible and valid."""
-    hidden: np.ndarray
-    """(b, h, w): hidden and valid."""
+    maps: np.ndarray  # (b, s, h, w)
+    labels: np.ndarray  # (b, h, w)
+    seen: np.ndarray  # (b, h, w): visible and valid
+    hidden: np.ndarray  # (b, h, w): hidden and valid
     classes: list[int]
 
 
@@ -52,10 +46,7 @@ def _check(maps: SampleMaps, labels: Maps, visible: Valid, **options: Unpack[Map
 def hidden_iou(
     *, maps: SampleMaps, labels: Maps, visible: Valid, absent: Absent = "skip", **options: Unpack[MapOptions]
 ) -> PerImage:
-    """IoU with the labels in the hidden part alone; classes that are absent there count as in `overlap.py`.
-
-    All background has IoU 0 wherever a class is hidden, so read it together with `hidden_accuracy`.
-    """
+    """IoU with the labels in the hidden part; classes that are absent there count as in `overlap.py`."""
     checked = _check(maps, labels, visible, **options)
     both = (checked.maps, checked.labels[:, None])
     iou = iou_one_to_one(*both, classes=checked.classes, valid=checked.hidden, absent=absent)
@@ -73,10 +64,10 @@ def hidden_accuracy(
 
 
 def border_agreement(*, maps: SampleMaps, labels: Maps, visible: Valid, **options: Unpack[MapOptions]) -> PerImage:
-    """How often labels continue across the border: the share of pairs of neighbours with the same label.
+    """Share of pairs of neighbours across the border with the same label; NaN without a pair.
 
-    A pair is a visible pixel whose label is one of `classes`, and a hidden one above, below, left or right of it. The
-    labels themselves stay below 1 where instances end at the border. NaN where there is no pair.
+    A pair is a visible pixel whose label is one of `classes`, and a hidden one above, below, left or right of it.
+    Even the labels stay below 1 if instances end at the border.
     """
     checked = _check(maps, labels, visible, **options)
     given = checked.seen & shows(checked.labels, checked.classes)
@@ -94,11 +85,11 @@ def border_agreement(*, maps: SampleMaps, labels: Maps, visible: Valid, **option
 def hidden_sample_disagreement(
     *, samples: SampleMaps, visible: Valid, num_classes: int, valid: Valid | None = None
 ) -> PerImage:
-    """The share of hidden pixels in which two different samples differ, the mean over pairs; NaN for one sample."""
+    """The share of hidden pixels where two samples differ, the mean over pairs; NaN for one sample."""
     checked = check_maps({"samples": samples}, dims="b s h w", num_classes=num_classes, valid=valid)
     hidden = checked.valid & ~check_flags(visible, name="visible", shape=checked.valid.shape)
     s = samples.shape[1]
-    differing = np.full(hidden.shape, s**2, dtype=np.int64)  # ordered pairs, less those that show the same class
+    differing = np.full(hidden.shape, s**2, dtype=np.int64)  # ordered pairs, less those of the same class
     for c in range(num_classes):
         differing -= count_true(checked.maps[0] == c) ** 2
     num_pairs = s * (s - 1) * np.count_nonzero(hidden, axis=(1, 2))

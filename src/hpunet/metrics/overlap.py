@@ -4,7 +4,7 @@ The IoU of two maps is the mean of their IoUs over `classes`. A class that only 
 that neither shows has no IoU; `absent` is the rule for it:
 
 * "skip" (default): it is left out of the mean; without any class in either map the IoU is 1. For one class this is
-  the LIDC rule, empty against empty is 1; for several it is the paper's rule for instances;
+  the paper's rule for LIDC, for several its rule for instances;
 * "one": it counts as 1, a correctly predicted absence.
 """
 
@@ -29,8 +29,8 @@ from hpunet.metrics.arrays import (
     same_type,
 )
 
-_WORDS_AT_ONCE = 2**17
-"""64-bit words of pairs of maps that are compared at once: what fits a core's cache."""
+_WORDS_AT_ONCE = 2**17  # 64-bit words of pairs of maps compared at once: fits a core's cache
+_pairs = cache(np.triu_indices)
 
 
 def iou(a: Maps, b: Maps, *, absent: Absent = "skip", **options: Unpack[MapOptions]) -> PerImage:
@@ -69,8 +69,7 @@ def dice_from_counts(intersection: np.ndarray, both_areas: np.ndarray) -> np.nda
 
 
 Score = Callable[[np.ndarray, np.ndarray], np.ndarray]
-Counts = tuple[np.ndarray, np.ndarray]
-"""Of one class: pixels in both maps, and the sum of the pixels in each."""
+Counts = tuple[np.ndarray, np.ndarray]  # of one class: pixels in both maps, and the sum of the pixels in each
 
 
 def mean_over_classes(counts: Iterable[Counts], *, score: Score, absent: Absent) -> np.ndarray:
@@ -113,10 +112,7 @@ def iou_one_to_one(
 
 
 def score_pairs(checked: CheckedMaps, *, score: Score, absent: Absent) -> np.ndarray:
-    """Scores (b, n, n) of all pairs among all maps (b, ..., h, w), n of them together.
-
-    A class in a map is a row of bits, 64 pixels per word; what two maps share is the number of bits set in both.
-    """
+    """Scores (b, n, n) of all pairs of the n maps; intersections are counted in packed bits, 64 pixels per word."""
 
     def counts() -> Iterator[Counts]:
         num_maps = sum(m.shape[1] for m in checked.maps)
@@ -131,11 +127,6 @@ def score_pairs(checked: CheckedMaps, *, score: Score, absent: Absent) -> np.nda
             yield shared, areas[:, :, None] + areas[:, None, :]
 
     return mean_over_classes(counts(), score=score, absent=absent)
-
-
-@cache
-def _pairs(n: int) -> tuple[np.ndarray, np.ndarray]:
-    return np.triu_indices(n)
 
 
 def _bits(planes: np.ndarray, *, where: np.ndarray | None) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Metrics of the marginal distribution of each pixel: calibration, and whether uncertainty lies where errors are."""
+"""Metrics of each pixel's marginal distribution: calibration, and the correlation of uncertainty and error."""
 
 from typing import Unpack
 
@@ -23,10 +23,9 @@ def calibration_error(
 ) -> PerImage:
     """Expected calibration error of the samples' mean, pixel by pixel: Σ_bins (n_bin/n) · |mean p − mean y|.
 
-    p is the share of samples that show any of `classes` at a pixel, y the share of the graders that do. Bins have
-    equal width: bin i holds p in [i, i + 1) / `num_bins`, the last one p = 1 as well (Naeini et al., AAAI 2015, for
-    the probability of the foreground). Pixels that all maps leave empty are correct and count, so the value falls
-    with the share of background. NaN for an image without a valid pixel.
+    p is the share of samples that show any of `classes` at a pixel, y the share of graders. Bins have equal width,
+    the last one includes p = 1 (Naeini et al., AAAI 2015, for the probability of the foreground). Background that all
+    maps leave empty counts as correct. NaN for an image without a valid pixel.
     """
     if num_bins < 1:
         raise ConfigError(f"num_bins must be at least 1, got {num_bins}")
@@ -51,13 +50,12 @@ def uncertainty_error_ncc(
 ) -> PerImage:
     """Normalised cross-correlation of uncertainty and error maps, the mean over graders (Baumgartner et al., PHiSeg).
 
-    PHiSeg correlates E_s[CE(mean of s, s)] with E_s[CE(y, s)] over the pixels. For hard maps both cross-entropies
-    are, up to a constant factor that cancels in the correlation, how often labels differ:
+    PHiSeg correlates E_s[CE(mean of s, s)] with E_s[CE(y, s)] over the valid pixels. For hard maps these are, up to
+    a constant factor that cancels,
 
         uncertainty u = 1 − Σ_k (share of samples of class k)²      error e = share of samples that differ from y
 
-    so ncc = mean[(u − ū)·(e − ē)] / (σ_u·σ_e), over valid pixels and all classes, in [−1, 1]. Graders for whom u or e
-    is the same at every pixel, as when all samples agree, are left out of the mean; NaN if none is left.
+    Graders for whom u or e is the same at every pixel are left out of the mean; NaN if none is left.
     """
     maps = {"samples": samples, "labels": labels}
     checked = check_maps(maps, dims="b s h w, b r h w", num_classes=num_classes, valid=valid, graders=graders)

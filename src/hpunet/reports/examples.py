@@ -128,14 +128,12 @@ def _read_arrays(path: Path) -> dict[str, np.ndarray]:
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             size = sum(entry.file_size for entry in archive.infolist())
-        if size > MAX_UNPACKED_BYTES:
-            raise DataError(f"{path}: unpacks to {size} bytes, more than the {MAX_UNPACKED_BYTES} this reader takes")
-        with np.load(io.BytesIO(content), allow_pickle=False) as archive:
-            return {name: np.asarray(archive[name]) for name in archive.files if name in _ARRAYS}
-    except DataError:
-        raise
+        if size <= MAX_UNPACKED_BYTES:
+            with np.load(io.BytesIO(content), allow_pickle=False) as archive:
+                return {name: np.asarray(archive[name]) for name in archive.files if name in _ARRAYS}
     except Exception as error:  # zipfile, zlib and numpy raise errors of many kinds
         raise DataError(f"{path}: not a readable .npz file ({error})") from None
+    raise DataError(f"{path}: unpacks to {size} bytes, more than the allowed {MAX_UNPACKED_BYTES}")
 
 
 def _check(arrays: Mapping[str, np.ndarray], path: Path) -> None:

@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import chain, count
 from pathlib import Path
 
 from hpunet.errors import ConfigError
@@ -91,12 +92,9 @@ def _file_names(drawings: Sequence[Drawing]) -> dict[str, str]:
     """A unique file name, without extension, for each drawing."""
     files: dict[str, str] = {}
     for drawing in drawings:
-        plain = name = re.sub(r"[^\w.-]+", "-", drawing.name).strip("-.")
-        number = 1
-        while name in files.values():
-            number += 1
-            name = f"{plain}-{number}"
-        files[drawing.name] = name
+        plain = re.sub(r"[^\w.-]+", "-", drawing.name).strip("-.")
+        names = chain([plain], (f"{plain}-{number}" for number in count(2)))
+        files[drawing.name] = next(name for name in names if name not in files.values())
     return files
 
 

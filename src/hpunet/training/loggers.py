@@ -1,4 +1,4 @@
-"""Where a run writes what it measures: a file of JSON lines, TensorBoard if installed, others by protocol."""
+"""Loggers of a run: a file of JSON lines, TensorBoard if installed, and others by protocol."""
 
 import json
 import math
@@ -17,13 +17,13 @@ LOG_FILE = "log.jsonl"
 
 @runtime_checkable
 class Logger(Protocol):
-    """Takes the numbers and pictures of a step; wandb or mlflow fit in a few lines."""
+    """Takes the numbers and pictures of a step; an adapter to wandb or mlflow needs a few lines."""
 
     def numbers(self, step: int, values: Mapping[str, float]) -> None:
-        """Numbers measured at a step."""
+        """Log numbers measured at a step."""
 
     def picture(self, step: int, name: str, pixels: np.ndarray) -> None:
-        """A picture (h, w, 3) of 8 bits made at a step."""
+        """Log an 8-bit picture (h, w, 3)."""
 
     def close(self) -> None:
         """End the log."""
@@ -33,7 +33,7 @@ class JsonLines:
     """One line per call: {"step": 50, "rec": 0.3, …}; numbers that are not finite become null."""
 
     def __init__(self, path: Path, *, last_step: int) -> None:
-        """Append to the file at `path`; lines after `last_step`, left by an interruption, are dropped."""
+        """Append to the file at `path`, without the lines after `last_step` that an interrupted run left."""
         kept = [line for line in read_log(path) if line["step"] <= last_step]
         atomic_write(path, "".join(json.dumps(line) + "\n" for line in kept).encode())
         self._file = path.open("a", encoding="utf-8")
@@ -58,7 +58,7 @@ class TensorBoard:
     def __init__(self, folder: Path, *, last_step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        # purge_step hides what an interrupted run wrote after its last checkpoint.
+        # purge_step hides steps after the last checkpoint of an interrupted run.
         self._writer = SummaryWriter(str(folder), purge_step=last_step + 1)
 
     def numbers(self, step: int, values: Mapping[str, float]) -> None:
@@ -76,7 +76,7 @@ class TensorBoard:
 
 
 def open_loggers(run: Path, *, last_step: int, more: Sequence[Logger] = ()) -> list[Logger]:
-    """The loggers of a run that continues after `last_step`; TensorBoard only if installed."""
+    """Open the loggers of a run that continues after `last_step`."""
     loggers: list[Logger] = [JsonLines(run / LOG_FILE, last_step=last_step), *more]
     with suppress(ImportError):
         loggers.append(TensorBoard(run / "tensorboard", last_step=last_step))
@@ -84,10 +84,7 @@ def open_loggers(run: Path, *, last_step: int, more: Sequence[Logger] = ()) -> l
 
 
 def read_log(path: Path, *, strict: bool = False) -> list[dict[str, Any]]:
-    """The lines of a log, without a last one that a crash cut off.
-
-    Other damaged lines, or a missing file, are skipped; if `strict`, they are a `DataError`.
-    """
+    """The lines of a log, without an incomplete last one; other damage, or no file, is an error if `strict`."""
     if not strict and not path.is_file():
         return []
     content = read_file(path, error=DataError)
@@ -95,11 +92,8 @@ def read_log(path: Path, *, strict: bool = False) -> list[dict[str, Any]]:
     for number, text in enumerate(content[: content.rfind(b"\n") + 1].splitlines(), start=1):
         try:
             line = json.loads(text)
-            if (
-                not isinstance(line, dict)
-                or type(line.get("step")) is not int
-                or not all(value is None or type(value) in (int, float) for value in line.values())
-            ):
+            numbers = isinstance(line, dict) and all(type(n) in (int, float, type(None)) for n in line.values())
+            if not numbers or type(line.get("step")) is not int:
                 raise ValueError("not an object of numbers with a step")
             lines.append(line)
         except (ValueError, RecursionError) as error:

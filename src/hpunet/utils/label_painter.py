@@ -1,4 +1,4 @@
-"""Label maps as pictures, for any colour vision and for grey print: seven colours, then hatching, and outlines."""
+"""Label maps as pictures: seven colours that any colour vision can tell apart, then hatching, and outlines."""
 
 from collections.abc import Sequence
 
@@ -8,32 +8,17 @@ from scipy import ndimage
 
 from hpunet.utils.pictures import grey_or_colour, stretched
 
-PALETTE = np.array(
-    [
-        (0, 0, 0),  # background, never painted
-        (230, 159, 0),
-        (86, 180, 233),
-        (0, 158, 115),
-        (240, 228, 66),
-        (0, 114, 178),
-        (213, 94, 0),
-        (204, 121, 167),
-    ],
-    dtype=np.uint8,
-)
-"""The eight colours of Okabe and Ito, which people with any kind of colour vision can tell apart."""
+_OKABE_ITO = "000000 e69f00 56b4e9 009e73 f0e442 0072b2 d55e00 cc79a7"
+PALETTE = np.array([list(bytes.fromhex(colour)) for colour in _OKABE_ITO.split()], dtype=np.uint8)
+"""The eight colours of Okabe and Ito; the first is background, which is never painted."""
 NUM_COLOURS = len(PALETTE) - 1
 _NUM_PATTERNS = 4
 _SIMILAR_COLOURS = {1: (4, 6), 2: (5,), 4: (1,), 5: (2,), 6: (1,)}
-"""Hard to tell apart where little is painted: orange from yellow and vermilion, sky blue from blue."""
-WHITE = np.uint8(255)
-"""The tone of pixels that are not valid."""
-_SIDE = 256
-"""Shorter side of a report's picture, at least: room for hatching and thin outlines on small images."""
-_PERIOD = 24
-"""Pixels from one stripe of a hatching to the next at that size; a third of them is dark."""
-_DARK, _LIGHT_LINE = 60, 235
-"""Outlines on ground below the first tone have the second, others are black."""
+"""Hard to tell apart on small areas: orange from yellow and vermilion, sky blue from blue."""
+WHITE = np.uint8(255)  # pixels that are not valid
+_SIDE = 256  # smallest shorter side of a picture: room for hatching and thin outlines
+_PERIOD = 24  # pixels from one stripe of a hatching to the next at that size; a third of them is dark
+_DARK, _LIGHT_LINE = 60, 235  # outlines on ground below the first tone have the second, others are black
 
 
 def overlay(
@@ -43,10 +28,7 @@ def overlay(
     regions: Integer[np.ndarray, "h w"] | None = None,
     opacity: float = 0.45,
 ) -> UInt8[np.ndarray, "h w 3"]:
-    """The image, `stretched`, with its labels painted over it, the borders of `regions` (default: labels) in full.
-
-    The size stays as it is.
-    """
+    """The image, `stretched`, under its labels; the borders of `regions` (default: labels) are opaque."""
     regions = labels if regions is None else regions
     padded = np.pad(regions, 1, mode="edge")
     border = np.zeros(labels.shape, dtype=np.bool_)
@@ -57,7 +39,7 @@ def overlay(
 
 
 def paint_image(image: Float[np.ndarray, "c h w"]) -> UInt8[np.ndarray, "_ _ 3"]:
-    """The image alone, enlarged as label maps are."""
+    """The image, enlarged like label maps."""
     return _enlarged(grey_or_colour(image))
 
 
@@ -68,15 +50,13 @@ def paint_classes(
     stochastic_classes: Sequence[int],
     valid: Bool[np.ndarray, "h w"] | None = None,
 ) -> UInt8[np.ndarray, "_ _ 3"]:
-    """A single stochastic class over the image; several in flat colours, other classes grey, background black.
-
-    Pixels that are not `valid` are white.
-    """
+    """One stochastic class over the image; or several in flat colours, other classes grey, background black."""
     labels = labels.astype(np.int64)
     numbers = np.zeros(int(max(labels.max(), *stochastic_classes)) + 1, dtype=np.int64)
     numbers[list(stochastic_classes)] = np.arange(1, len(stochastic_classes) + 1)
     flat = len(stochastic_classes) > 1
-    base = np.repeat(_grey_tones(labels)[..., None], 3, axis=2) if flat else grey_or_colour(image)
+    greys = np.where(labels == 0, 0, 170 + 60 * (labels * 0.618 % 1))  # neighbouring numbers are far apart
+    base = np.repeat(greys.astype(np.uint8)[..., None], 3, axis=2) if flat else grey_or_colour(image)
     if valid is not None:
         base = np.where(valid[..., None], base, WHITE)
         labels = np.where(valid, labels, -1)
@@ -92,7 +72,7 @@ def paint_instances(
 
 
 def light_grey(image: Float[np.ndarray, "c h w"]) -> UInt8[np.ndarray, "h w 3"]:
-    """The image in light greys, lighter in print than most of the palette: a base for instances."""
+    """The image in light greys, lighter than most of the palette: a base for instances."""
     grey = grey_or_colour(image).mean(axis=2, keepdims=True).repeat(3, axis=2)
     return np.asarray(195 + grey * (60 / 255), dtype=np.uint8)
 
@@ -100,7 +80,7 @@ def light_grey(image: Float[np.ndarray, "c h w"]) -> UInt8[np.ndarray, "h w 3"]:
 def cover_hidden(
     picture: UInt8[np.ndarray, "_ _ 3"], *, visible: Bool[np.ndarray, "_ _"]
 ) -> UInt8[np.ndarray, "_ _ 3"]:
-    """The picture with light stripes where it is not visible; `visible` may be smaller by a whole factor."""
+    """The picture with light stripes where it is hidden; `visible` may be smaller by an integer factor."""
     factor = len(picture) // len(visible)
     shown = visible.repeat(factor, axis=0).repeat(factor, axis=1)
     stripes = np.where(_patterns(shown.shape)[0], 150, 225).astype(np.uint8)
@@ -108,7 +88,7 @@ def cover_hidden(
 
 
 def legend_swatch(number: int) -> UInt8[np.ndarray, "_ _ 3"]:
-    """A small field for a legend, in the colour and hatching of a number; 0 is black."""
+    """A square for a legend in the colour and hatching of a number; 0 is black."""
     field = np.full((_SIDE, _SIDE), number)
     return _filled(field, base=np.zeros((_SIDE, _SIDE, 3), dtype=np.uint8), opacity=1.0)[: 2 * _PERIOD, : 2 * _PERIOD]
 
@@ -116,11 +96,10 @@ def legend_swatch(number: int) -> UInt8[np.ndarray, "_ _ 3"]:
 def colour_instances(
     instances: Integer[np.ndarray, "h w"], *, prefer: Integer[np.ndarray, "h w"] | None = None
 ) -> Integer[np.ndarray, "h w"]:
-    """A colour number 1, 2, ... per instance; neighbours differ, also across a gap; 0 stays 0.
+    """A colour number 1, 2, ... per instance; neighbours differ, even across a gap; 0 stays 0.
 
     An instance takes the number that `prefer` has on most of its pixels unless a neighbour has it, so that the true
     instances and a good clustering look the same. Otherwise colours similar to a neighbour's are avoided if possible.
-    Seven numbers are enough for nearly every map; more are hatched.
     """
     if not instances.any():
         return np.zeros(instances.shape, dtype=np.int64)
@@ -153,12 +132,9 @@ def colour_instances(
 
 
 def _outlined(numbers: np.ndarray, *, regions: np.ndarray, base: np.ndarray, opacity: float) -> np.ndarray:
-    """Numbers painted over `base`, enlarged, with a line wherever `regions` change.
-
-    The line is black, or light where the ground on one of its sides is dark.
-    """
+    """Numbers painted over `base`, enlarged, with a line where `regions` change: black, or light on dark ground."""
     fields, ground, regions = (_enlarged(each) for each in (numbers, base, regions))
-    thickness = max(1, min(fields.shape) // _SIDE)  # lines look the same when all pictures are shown at one size
+    thickness = max(1, min(fields.shape) // _SIDE)  # equal lines once pictures are scaled to one size
     line = np.zeros(fields.shape, dtype=np.bool_)
     line[:, 1:] |= regions[:, 1:] != regions[:, :-1]
     line[1:] |= regions[1:] != regions[:-1]
@@ -178,10 +154,7 @@ def _outlined(numbers: np.ndarray, *, regions: np.ndarray, base: np.ndarray, opa
 def _filled(
     numbers: np.ndarray, *, base: np.ndarray, opacity: float | np.ndarray, hatched: bool | np.ndarray = True
 ) -> np.ndarray:
-    """Colours of numbers above 0 on `base`: seven plain ones, then the same with stripes up, stripes down, and dots.
-
-    Patterns are as fine on small pictures as on large ones.
-    """
+    """Colours of numbers above 0 on `base`: seven plain ones, then these with stripes up, stripes down, and dots."""
     which = np.maximum(numbers - 1, 0)
     pattern = which // NUM_COLOURS % _NUM_PATTERNS
     rising, falling, dots = _patterns(numbers.shape)
@@ -196,11 +169,6 @@ def _patterns(shape: Sequence[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]
     y, x = np.indices(shape)
     rising, falling, upright, level = (place % period < period // 3 for place in (x + y, x - y, x, y))
     return rising, falling, upright & level
-
-
-def _grey_tones(labels: np.ndarray) -> np.ndarray:
-    """Light greys of the classes that are not in colour, neighbouring numbers far apart; background, 0, is black."""
-    return np.asarray(np.where(labels == 0, 0, 170 + 60 * (labels * 0.618 % 1)), dtype=np.uint8)
 
 
 def _enlarged(pixels: np.ndarray) -> np.ndarray:

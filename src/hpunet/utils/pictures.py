@@ -1,6 +1,7 @@
-"""Images as small pictures, and captioned sheets of pictures. Needs numpy and pillow only."""
+"""Images as pictures, and captioned sheets of pictures. Needs only numpy and pillow."""
 
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -11,15 +12,14 @@ _ENOUGH_CONTRAST, _MOST_GAIN = 0.4, 10.0
 
 
 def spread(count: int, *, of: int) -> list[int]:
-    """Numbers of `count` out of `of` things, spread evenly from the first to the last; all if there are fewer."""
+    """`count` indices below `of`, evenly spread from the first to the last; all if there are fewer."""
     return [round(place) for place in np.linspace(0, of - 1, min(count, of)).tolist()]
 
 
 def stretched(image: Float[np.ndarray, "c h w"]) -> Float[np.ndarray, "c h w"]:
-    """The image as it is shown: with more contrast where it uses less than 0.4 of its range, else as it is.
+    """The image for display: a contrast below 0.4 is stretched to the whole range, at most tenfold.
 
-    What counts is the span from the 0.2nd to the 99.8th percentile of the channels that are shown, all together. A
-    shorter one is stretched to the whole range, but at most tenfold. For pictures only: no model sees this.
+    The contrast is the span from the 0.2nd to the 99.8th percentile of the displayed channels together.
     """
     low, high = np.percentile(image if image.shape[0] == 3 else image[:1], (0.2, 99.8))
     span = float(high - low)
@@ -44,11 +44,9 @@ def sheet(
     title: str = "",
     tile: int | None = 128,
 ) -> Image.Image:
-    """Tiles in rows on white, with a title and captions.
+    """Tiles in rows on white, with a title and captions; columns are at least as wide as their captions.
 
-    A tile is scaled so that its shorter side is `tile` pixels, or its longer one twice that, whichever is smaller; it
-    stays as it is if that is None.
-    Columns are as wide as their captions need.
+    Tiles are scaled to a shorter side of `tile` pixels, or a longer one of twice that if smaller; None keeps them.
     """
     font = ImageFont.load_default(size=13)
     gap, line = 6, 20
@@ -76,12 +74,10 @@ def sheet(
 
 
 def stacked(pages: Sequence[Image.Image]) -> Image.Image:
-    """Pages below one another, on white."""
+    """Pages stacked vertically, on white."""
     whole = Image.new("RGB", (max(page.width for page in pages), sum(page.height for page in pages)), "white")
-    top = 0
-    for page in pages:
-        whole.paste(page, (0, top))
-        top += page.height
+    for page, bottom in zip(pages, accumulate(page.height for page in pages), strict=True):
+        whole.paste(page, (0, bottom - page.height))
     return whole
 
 
@@ -95,7 +91,7 @@ def _scale(pixels: UInt8[np.ndarray, "h w 3"], tile: int | None) -> Image.Image:
 
 
 def save_picture(picture: Image.Image, path: Path) -> Path:
-    """Write a PNG, making its folder; returns where it is."""
+    """Write a PNG, with its folder; returns its path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     picture.save(path, format="PNG")
     return path
