@@ -17,16 +17,8 @@ from hpunet.metrics import InstanceMatches
 from hpunet.reports.comparison import draw_comparison
 from hpunet.utils.files import dump_json
 
-IDENTITY = {
-    "split": "val",
-    "samples": 4,
-    "seeds": 1,
-    "crop": [8, 8],
-    "extrapolate": False,
-    "alpha": None,
-    "data": "x",
-    "limit": None,
-}
+IDENTITY = {"split": "val", "samples": 4, "seeds": 1, "crop": [8, 8], "extrapolate": False, "alpha": None}
+IDENTITY |= {"data": "x", "limit": None}
 CLASSES = Scope(num_samples=4, has_instances=False, has_average_precision=False)
 
 
@@ -36,20 +28,17 @@ def few_bootstraps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def rows_of(ged2: np.ndarray, *, patients: int = 5, **changes: Any) -> list[Row]:
+    values: dict[str, Any] = {"num_graders": 4, **changes}
     return [
-        Row(
-            image=i, key=f"image-{i}", patient=f"p{i % patients}", num_graders=4, scores={"ged2": float(v)}, **changes
-        )
+        Row(image=i, key=f"image-{i}", patient=f"p{i % patients}", scores={"ged2": float(v)}, **values)
         for i, v in enumerate(ged2)
     ]
 
 
 def evaluated(name: str, *runs: list[Row], **changes: Any) -> list[Evaluated]:
     """A model of one or several runs."""
-    return [
-        Evaluated(name=name, folder=Path(name), identity={**IDENTITY, **changes}, rows={r.key: r for r in rows})
-        for rows in runs
-    ]
+    how: dict[str, Any] = {"name": name, "folder": Path(name), "identity": {**IDENTITY, **changes}}
+    return [Evaluated(rows={row.key: row for row in rows}, **how) for rows in runs]
 
 
 def compared(models: list[list[Evaluated]]) -> dict[str, Any]:
@@ -112,10 +101,8 @@ def test_images_that_failed_or_lack_a_metric_are_left_out_of_both() -> None:
 
 def test_average_precision_is_compared_on_the_same_draws() -> None:
     def with_cars(found: list[bool]) -> list[Row]:
-        matches = [
-            InstanceMatches(iou=np.array([[0.9 * hit]]), scores=np.ones(1), ignored_share=np.zeros(1))
-            for hit in found
-        ]
+        one = {"scores": np.ones(1), "ignored_share": np.zeros(1)}
+        matches = [InstanceMatches(iou=np.array([[0.9 * hit]]), **one) for hit in found]
         return [Row(image=i, key=str(i), patient=str(i), num_graders=1, matches=m) for i, m in enumerate(matches)]
 
     half = [True, False] * 10
@@ -146,34 +133,33 @@ def test_evaluations_of_different_images_are_refused(rows: int, changes: dict[st
 
 
 def test_read_evaluated_finds_the_folder_or_says_what_to_do(tmp_path: Path) -> None:
+    how: dict[str, Any] = {"split": "val", "num_samples": 4, "name": "run"}
     with pytest.raises(ConfigError, match="run: no such folder"):
-        read_evaluated(tmp_path / "run", split="val", num_samples=4, name="run")
+        read_evaluated(tmp_path / "run", **how)
     folder = tmp_path / "run/evaluation/val-4"
     without_seeds = {name: value for name, value in IDENTITY.items() if name not in ("limit", "seeds")}
     with RowStore(folder, identity=without_seeds) as store:
-        with pytest.raises(
-            ConfigError, match=r"\(there: val-4\).*hpunet evaluate .*run --data DIR --split test --samples 4"
-        ):
-            read_evaluated(tmp_path / "run", split="test", num_samples=4, name="run")
+        with pytest.raises(ConfigError, match=r"\(there: val-4\).*run --data DIR --split test --samples 4"):
+            read_evaluated(tmp_path / "run", **how | {"split": "test"})
         with pytest.raises(ConfigError, match=r"val-4x3: no such evaluation.*--samples 4 --seeds 3"):
-            read_evaluated(tmp_path / "run", split="val", num_samples=4, num_seeds=3, name="run")
+            read_evaluated(tmp_path / "run", num_seeds=3, **how)
         store.append(rows_of(hard_and_easy(4)))
         with pytest.raises(ConfigError, match="not finished"):
-            read_evaluated(tmp_path / "run", split="val", num_samples=4, name="run")
+            read_evaluated(tmp_path / "run", **how)
         store.finish()
     with pytest.raises(ConfigError, match="not finished"):  # it has no summary
-        read_evaluated(tmp_path / "run", split="val", num_samples=4, name="run")
+        read_evaluated(tmp_path / "run", **how)
     for limit, number in ((None, 4), (3, 3)):
         (folder / SUMMARY_FILE).write_bytes(dump_json({"limit": limit}, name="summary"))
         for where in (tmp_path / "run", folder):
-            found = read_evaluated(where, split="val", num_samples=4, name="run")
+            found = read_evaluated(where, **how)
             assert (found.identity["limit"], found.identity["seeds"], len(found.rows)) == (limit, 1, number)
             for key, row in found.rows.items():
                 assert row.scores["ged2"] == hard_and_easy(4)[int(key.removeprefix("image-"))]
     for damaged in ("3", '{"limit": 0}', '{"limit": "all"}'):
         (folder / SUMMARY_FILE).write_text(damaged)
         with pytest.raises(DataError, match=r"summary.json: limit"):
-            read_evaluated(folder, split="val", num_samples=4, name="run")
+            read_evaluated(folder, **how)
 
 
 def test_csv_has_a_line_for_each_run_metric_and_subset_with_the_numbers_of_the_json() -> None:
@@ -192,9 +178,7 @@ def test_csv_has_a_line_for_each_run_metric_and_subset_with_the_numbers_of_the_j
         for number, name in enumerate(names):
             line, entry = lines[name, "ged2", subset], part["ged2"]["runs"][number]
             assert line["num_images"] == count
-            assert [float(line[key]) for key in ("mean", "std", "patient_std")] == [
-                entry[key] for key in ("mean", "std", "patient_std")
-            ]
+            assert all(float(line[key]) == entry[key] for key in ("mean", "std", "patient_std"))
             if number == 0:
                 assert {value for key, value in line.items() if key.startswith("difference")} == {""}
                 continue
@@ -216,13 +200,11 @@ def test_drawing_has_every_run_and_metric() -> None:
 def test_pooled_runs_are_as_their_bootstraps_put_together() -> None:
     runs = [rows_of(hard_and_easy() + shift, subset_b=True) for shift in (0.0, 0.3, 0.1)]
     found = pooled([summarise(rows, scope=CLASSES) for rows in runs])
-    drawn = np.concatenate([resampled(rows, ("ged2",))["ged2"] for rows in runs])
-    by_patient = np.concatenate([resampled(rows, ("ged2",), by_patient=True)["ged2"] for rows in runs])
-    for entry in (found["ged2"], found["subset_b"]["ged2"]):
-        assert entry["mean"] == pytest.approx(drawn.mean())
-        assert entry["std"] == pytest.approx(drawn.std())
-        assert entry["patient_mean"] == pytest.approx(by_patient.mean())
-        assert entry["patient_std"] == pytest.approx(by_patient.std())
+    for prefix, by_patient in (("", False), ("patient_", True)):
+        drawn = np.concatenate([resampled(rows, ("ged2",), by_patient=by_patient)["ged2"] for rows in runs])
+        for entry in (found["ged2"], found["subset_b"]["ged2"]):
+            assert entry[f"{prefix}mean"] == pytest.approx(drawn.mean())
+            assert entry[f"{prefix}std"] == pytest.approx(drawn.std())
     assert (found["num_images"], found["hm_iou"]) == (40, None)
     assert found["reasons"]["hm_iou"] == "undefined for every image"
 

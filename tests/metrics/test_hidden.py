@@ -106,16 +106,8 @@ def drawn(*rows: str) -> np.ndarray:
     return np.array([[[int(digit) for digit in row] for row in rows]])
 
 
-TRUTH = drawn(
-    "1120",
-    "1122",
-    "0133",
-)
-SAMPLE = drawn(  # the visible part is never looked at
-    "0010",
-    "0012",
-    "0033",
-)
+TRUTH = drawn("1120", "1122", "0133")
+SAMPLE = drawn("0010", "0012", "0033")  # the visible part is never looked at
 BACKGROUND = np.zeros_like(TRUTH)
 HALF = drawn("1100", "1100", "1100") == 1
 
@@ -140,11 +132,9 @@ def test_a_hidden_pixel_in_a_corner_has_two_visible_neighbours() -> None:
     labels, visible = drawn("12", "01"), drawn("11", "10") == 1
     corner = {"labels": labels, "visible": visible, "num_classes": 3}
     assert border_agreement(maps=labels[:, None], **corner) == [0]  # of one pair: the label on its left is background
-    assert border_agreement(maps=drawn("00", "02")[:, None], **corner) == [1]
-    labels = drawn("12", "21")
-    assert border_agreement(maps=drawn("00", "02")[:, None], **{**corner, "labels": labels}) == [1]
-    labels = drawn("12", "11")
-    assert border_agreement(maps=drawn("00", "02")[:, None], **{**corner, "labels": labels}) == [1 / 2]
+    for row, expected in (("01", 1), ("21", 1), ("11", 1 / 2)):
+        found = border_agreement(maps=drawn("00", "02")[:, None], **corner | {"labels": drawn("12", row)})
+        assert found == [expected]
 
 
 def test_undefined_values_are_nan_and_only_those() -> None:

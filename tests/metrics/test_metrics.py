@@ -1,6 +1,7 @@
 """Every metric against numbers worked out by hand, and against an independent way of computing it."""
 
 import itertools
+from dataclasses import replace
 from fractions import Fraction
 from math import lcm
 
@@ -349,9 +350,8 @@ def test_rand_error_equals_the_formula_and_scikit_image() -> None:
         assert found == pytest.approx([slow_rand_error(prediction, truth)])
         if case % 2:  # no foreground pixel is predicted as background
             # scikit-image leaves out the pairs of a pixel with itself: they vanish when each pixel counts very often.
-            table = contingency_table(
-                truth[0], prediction[0], ignore_labels=[0], normalize=False, sparse_type="array"
-            )
+            how = {"ignore_labels": [0], "normalize": False, "sparse_type": "array"}
+            table = contingency_table(truth[0], prediction[0], **how)
             assert found == pytest.approx([adapted_rand_error(table=table * 1e9)[0]])
 
 
@@ -364,9 +364,8 @@ def strip(*runs: tuple[int, int]) -> np.ndarray:
 
 
 def ap_of(prediction: np.ndarray, truth: np.ndarray, scores: list[float], **how: object) -> tuple[float, ...]:
-    matches = match_instances(
-        prediction=prediction, truth=truth, scores=np.array([0.0, *scores]), **({"min_region": 1} | how)
-    )
+    how = {"min_region": 1, "scores": np.array([0.0, *scores]), **how}
+    matches = match_instances(prediction=prediction, truth=truth, **how)
     by_overlap = average_precision([matches]).by_overlap
     assert by_overlap is not None
     return by_overlap
@@ -426,9 +425,7 @@ def test_average_precision_takes_the_best_of_several_matches_and_sees_the_rest_a
     twice = InstanceMatches(iou=np.array([[0.6], [0.7]]), scores=np.array([0.9, 0.4]), ignored_share=np.ones(2))
     result = average_precision([twice])
     assert result.ap50 == pytest.approx(1)  # the true one first, the false one after full recall
-    worse_first = InstanceMatches(
-        iou=np.array([[0.6], [0.9]]), scores=np.array([0.9, 0.4]), ignored_share=np.zeros(2)
-    )
+    worse_first = replace(twice, iou=np.array([[0.6], [0.9]]), ignored_share=np.zeros(2))
     assert average_precision([worse_first]).by_overlap[4] == pytest.approx((0 + 1 / 2) / 2)  # 0.70: only the second
 
 

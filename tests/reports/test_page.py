@@ -35,9 +35,7 @@ def make_run(folder: Path, *, preset: str = "demo", validated: bool = True, size
     lines = []
     for step in range(1, 30):
         kl = {f"kl_{i}": 0.0 for i in range(num_scales)}
-        lines.append(
-            {"step": step, "rec": 1 / step, "kl": 0.5, **kl, "lr": 1e-3, "gradient_norm": None, "skipped": 0}
-        )
+        lines.append({"step": step, "rec": 1 / step, "kl": 0.5, **kl, "gradient_norm": None, "skipped": 0})
         if settings.objective.kind == "geco":
             lines[-1] |= {"lambda": 1.0 + step, "constraint": -1.0}
     if validated:
@@ -158,11 +156,8 @@ def test_write_report_leaves_out_the_hardest_where_they_were_all_shown_before(tm
 
 
 def test_write_report_overlays_runs_and_shows_each_ones_hypotheses(tmp_path: Path) -> None:
-    runs = [
-        make_run(tmp_path / "seed-0"),
-        make_run(tmp_path / "seed-1"),
-        make_run(tmp_path / "p", preset="lidc-punet"),
-    ]
+    runs = [make_run(tmp_path / f"seed-{seed}") for seed in (0, 1)]
+    runs.append(make_run(tmp_path / "p", preset="lidc-punet"))
     page = Page(write_report(runs, tmp_path / "page.html"))
     assert len(page.images) == 2 + 2 * len(runs)
     for name in ("seed-0", "seed-1", "p"):
@@ -183,12 +178,8 @@ def test_write_report_has_the_numbers_of_evaluations_and_says_of_how_many_images
     runs = [make_run(tmp_path / name) for name in "ab"]
     entry = {"mean": 0.25, "std": 0.0123, "patient_mean": 0.2, "patient_std": 0.1, "num_images": 40}
     arrays = {name: np.concatenate([array] * 8) for name, array in pictures(8).items()}
-    hard = {
-        "hardness": np.linspace(0, 1, 16),
-        "hardness_metric": np.array("ged2"),
-        "is_hardest": np.arange(16) > 8,
-        "is_spread": np.arange(16) < 12,
-    }
+    hard = {"hardness": np.linspace(0, 1, 16), "hardness_metric": np.array("ged2")}
+    hard |= {"is_hardest": np.arange(16) > 8, "is_spread": np.arange(16) < 12}
     evaluated = save_summary(runs[0], {"num_images": 40, "ged2": entry, "ap": None, "subset_b": {"num_images": 3}})
     save_pictures(evaluated / "examples.npz", {**arrays, **hard})
     save_summary(runs[1], {"num_images": 0, "hm_iou": entry})  # no examples
@@ -205,21 +196,14 @@ def test_training_dynamics_draw_and_name_only_the_scales_that_a_run_has(tmp_path
         """Curves in each panel of a scale, by its title."""
         models = [saved.settings.model.model_copy(update={"latent_dims": dims}) for dims in latent_dims]
         runs = [replace(saved, settings=saved.settings.model_copy(update={"model": model})) for model in models]
-        axes = training_dynamics(runs).axes
-        return {axis.get_title(): len(axis.lines) // 2 for axis in axes if axis.get_title().startswith("KL, scale")}
+        axes = {axis.get_title(): axis for axis in training_dynamics(runs).axes}
+        scale = "KL, scale "
+        return {t.removeprefix(scale): len(axis.lines) // 2 for t, axis in axes.items() if t.startswith(scale)}
 
-    assert panels([1, 1, 1]) == {"KL, scale 0 (most global)": 1, "KL, scale 1": 1, "KL, scale 2 (most local)": 1}
-    assert panels([1]) == {"KL, scale 0": 1}
-    assert panels([1, 1], [1, 0, 1]) == {
-        "KL, scale 0 (most global)": 2,
-        "KL, scale 1 (most local)": 1,
-        "KL, scale 2 (most local)": 1,
-    }
-    assert panels([1, 1], [1, 1, 1]) == {
-        "KL, scale 0 (most global)": 2,
-        "KL, scale 1": 2,
-        "KL, scale 2 (most local)": 1,
-    }
+    assert panels([1, 1, 1]) == {"0 (most global)": 1, "1": 1, "2 (most local)": 1}
+    assert panels([1]) == {"0": 1}
+    assert panels([1, 1], [1, 0, 1]) == {"0 (most global)": 2, "1 (most local)": 1, "2 (most local)": 1}
+    assert panels([1, 1], [1, 1, 1]) == {"0 (most global)": 2, "1": 2, "2 (most local)": 1}
 
 
 def test_write_report_puts_tables_first_and_escapes_words(tmp_path: Path) -> None:
@@ -264,10 +248,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "no settings": (lambda run: (run / "settings.json").unlink(), "run: .*settings.json"),
     "no description": (lambda run: (run / "run.json").unlink(), "^[^ ]*run.json: cannot be read"),
     "summary of others": (lambda run: save_summary(run, {"num_images": None}), "summary.json"),
-    "score of words": (
-        lambda run: save_summary(run, {"num_images": 1, "ged2": {"mean": "x", "std": 1}}),
-        "summary.json",
-    ),
+    "score of words": (lambda run: save_summary(run, {"num_images": 1, "ged2": {"mean": "x", "std": 1}}), "summary"),
     "settings cut": (lambda run: (run / "settings.json").write_text('{"seed"'), "settings.json: .*JSON"),
     "settings of others": (lambda run: (run / "settings.json").write_text('{"a": 1}'), "settings.json: .*a: unknown"),
     "run is a list": (lambda run: (run / "run.json").write_text("[]"), "run.json: expected a JSON object"),
@@ -281,10 +262,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "no zip": (lambda run: (run / "pictures/step-00000029.npz").write_bytes(b"PK"), "00029.npz: not a readable .npz"),
     "array missing": (with_array("std_local", None), "00029.npz: lacks std_local"),
     "array pickled": (with_array("labels", np.array([[{}]])), "00029.npz: not a readable .npz"),
-    "array misshapen": (
-        with_array("labels", np.zeros((2, 4, 8, 7), np.uint8)),
-        r"00029.npz: labels: expected whole numbers \(b=2 r=4 h=8 w=8\)",
-    ),
+    "array misshapen": (with_array("labels", np.zeros((2, 4, 8, 7), np.uint8)), r"labels: .*\(b=2 r=4 h=8 w=8\)"),
     "image flat": (with_array("image", np.zeros((8, 8), np.float32)), "image: expected floats"),
     "std of words": (with_array("std_full", np.full((2, 8, 8), "x")), "std_full: expected floats"),
     "graders misshapen": (with_array("graders", np.ones((2, 3), np.bool_)), "graders: expected booleans"),

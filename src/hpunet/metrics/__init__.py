@@ -1,7 +1,4 @@
-"""Metrics as pure functions (App. B): label maps in, one value per image out. Start reading at overlap.py.
-
-Formulas, sources and the rules for empty maps: docs/reference/metrics.md.
-"""
+"""Metrics (App. B): label maps in, one value per image out; see docs/reference/metrics.md. Start at overlap.py."""
 
 from hpunet.metrics.average_precision import (
     AveragePrecision,

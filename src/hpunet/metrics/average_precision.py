@@ -8,9 +8,8 @@ For each overlap (0.50, 0.55 ... 0.95), over all images together:
 * a prediction without a match is false, or ignored if a larger share of its pixels than the overlap is ignored: void,
   groups, too small true instances (this implies the protocol's rule on the IoU with a group or small instance);
 * precision and recall are taken at each distinct score, the point (recall 0, precision 1) is added, and the area
-  under the straight lines between the points is the AP.
-
-Unlike there, groups below the minimum region do not count twice.
+  under the straight lines between the points is the AP;
+* unlike there, groups below the minimum region do not count twice.
 """
 
 from collections.abc import Sequence

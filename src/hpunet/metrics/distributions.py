@@ -104,10 +104,7 @@ def ged2_unbiased(*, samples: SampleMaps, labels: GraderMaps, **options: Unpack[
 
 
 def hungarian_iou(*, samples: SampleMaps, labels: GraderMaps, **options: Unpack[PairOptions]) -> PerImage:
-    """Hungarian-matched IoU (App. B): the mean IoU of the best 1:1 match of samples and graders.
-
-    Both sets are repeated to the least common multiple of their sizes.
-    """
+    """Hungarian-matched IoU (App. B): mean IoU of the best 1:1 match of both sets, repeated to their LCM."""
     return same_type(pair_ious(samples=samples, labels=labels, **options).hungarian_iou(), like=samples)
 
 

@@ -118,9 +118,8 @@ def read_examples(path: Path, *, same_classes: Examples | None = None) -> Exampl
     values: dict[str, Any] = {field.name: arrays.get(field.name) for field in fields(Examples)}
     for kind in ("samples", "std"):
         values[kind] = {way: arrays[f"{kind}_{way}"] for way in WAYS if f"{kind}_{way}" in arrays}
-    metric = str(arrays.get("hardness_metric", ""))
-    values |= {"keys": arrays["keys"].tolist(), "hardness_metric": metric}
-    return Examples(**values | {"stochastic_classes": stochastic, "class_names": names})
+    values |= {"keys": arrays["keys"].tolist(), "stochastic_classes": stochastic, "class_names": names}
+    return Examples(**values | {"hardness_metric": str(arrays.get("hardness_metric", ""))})
 
 
 def _read_arrays(path: Path) -> dict[str, np.ndarray]:

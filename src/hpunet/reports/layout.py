@@ -17,6 +17,7 @@ _TITLE_HEIGHT, _HEADING_HEIGHT, _LEGEND_LINE = 0.21, 0.17, 0.24
 _MAX_TILE, _MIN_WIDTH = 2.4, 4.0
 _GREY = "#333333"
 _MAX_KEY = 80
+_LegendEntry = tuple[float, np.ndarray, str]  # x, pixels, text
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,11 @@ def draw_sheet(sheet: Sheet) -> Any:
         y -= space + tall
         if line.heading:
             titles = _TITLE_HEIGHT if _has_titles(line) else 0.02
-            _text(axis, xs[0], y + tall + titles, _shortened(line.heading), size=8.5, va="bottom", color=_GREY)
+            half = _MAX_KEY // 2
+            heading = (
+                line.heading if len(line.heading) <= _MAX_KEY else f"{line.heading[:half]}…{line.heading[-half:]}"
+            )
+            _text(axis, xs[0], y + tall + titles, heading, size=8.5, va="bottom", color=_GREY)
         if line.label:
             _text(axis, _MARGIN, y + tall / 2, line.label, size=9.5, rotation=90, va="center")
         for x, cell in zip(xs, line.cells, strict=False):
@@ -187,11 +192,9 @@ def _mask_borders(visible: np.ndarray) -> list[tuple[tuple[int, int], tuple[int,
     return lines
 
 
-def _legend_lines(
-    legend: Sequence[tuple[np.ndarray, str]], *, width: float
-) -> list[list[tuple[float, np.ndarray, str]]]:
-    """Legend entries with their x, broken into lines."""
-    lines: list[list[tuple[float, np.ndarray, str]]] = []
+def _legend_lines(legend: Sequence[tuple[np.ndarray, str]], *, width: float) -> list[list[_LegendEntry]]:
+    """Legend entries, broken into lines."""
+    lines: list[list[_LegendEntry]] = []
     x = width
     for pixels, text in legend:
         needed = 0.26 + 0.083 * len(text) + 0.12
@@ -201,7 +204,3 @@ def _legend_lines(
         lines[-1].append((x, pixels, text))
         x += needed
     return lines
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= _MAX_KEY else f"{text[: _MAX_KEY // 2]}…{text[-_MAX_KEY // 2 :]}"

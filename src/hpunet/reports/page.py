@@ -84,7 +84,8 @@ def write_report(
     if figures is not None:
         captions = [f"{files[d.name]}: {d.title}\n{d.caption}\n" for d in drawings]
         atomic_write(figures / "captions.txt", "\n".join(captions).encode())
-    atomic_write(out, _page(saved, sections, shown, title=title, tables=tables).encode())
+    tables = [*tables, _runs_table(saved), *([_evaluations(saved)] if any(run.evaluations for run in saved) else [])]
+    atomic_write(out, _page(sections, shown, title=title, tables=tables).encode())
     return out
 
 
@@ -98,16 +99,8 @@ def _file_names(drawings: Sequence[Drawing]) -> dict[str, str]:
     return files
 
 
-def _page(
-    runs: Sequence[SavedRun],
-    sections: Sequence[Section],
-    shown: Mapping[str, str],
-    *,
-    title: str,
-    tables: Sequence[Table],
-) -> str:
-    evaluated = [_evaluations(runs)] if any(run.evaluations for run in runs) else []
-    parts = [_table(table) for table in (*tables, _runs_table(runs), *evaluated)]
+def _page(sections: Sequence[Section], shown: Mapping[str, str], *, title: str, tables: Sequence[Table]) -> str:
+    parts = [_table(table) for table in tables]
     for section in sections:
         parts.append(f"<h2>{escape(section.heading)}</h2>")
         parts += [f"<p>{escape(section.note)}</p>"] if section.note else []
