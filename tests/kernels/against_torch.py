@@ -272,8 +272,7 @@ def test_fused_sampler_equals_the_model(latents: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seed", "step", "stream", "count"),
-    [(0, 0, 5, 9), (2**63 - 1, 2**40, 3, 50), (7, 12345, 6, 1500), (3, 1, 0, 1)],
+    ("seed", "step", "stream", "count"), [(0, 0, 5, 9), (2**63 - 1, 2**40, 3, 50), (7, 12345, 6, 1500), (3, 1, 0, 1)]
 )
 def test_keyed_draws_equal_the_tensor_operations(seed: int, step: int, stream: int, count: int) -> None:
     """To the bit; normal numbers but for the last bit of a GPU's logarithm or sine."""

@@ -23,11 +23,7 @@ def on_meta(kind: type[nn.Module], **settings: object) -> nn.Module:
     [
         ({"in_channels": 1, "num_classes": 2}, 20_584_302, 11_184_166),
         ({"in_channels": 1, "num_classes": 16, "channels": WIDE}, 42_614_096, 24_038_952),
-        (
-            {"in_channels": 3, "num_classes": 23, "channels": WIDE, "blocks_per_scale": 2},
-            29_537_079,
-            16_774_287,
-        ),
+        ({"in_channels": 3, "num_classes": 23, "channels": WIDE, "blocks_per_scale": 2}, 29_537_079, 16_774_287),
     ],
     ids=["lidc", "snemi3d", "cityscapes"],
 )
@@ -41,10 +37,7 @@ def test_hpunet_parameter_counts_of_the_paper(settings: dict[str, object], train
     ("settings", "trainable"),
     [
         ({"in_channels": 1, "num_classes": 2}, 9_315_162),
-        (
-            {"in_channels": 1, "num_classes": 16, "channels": (24, 48, 96, *[192] * 6), "latent_dim": 85},
-            25_496_012,
-        ),
+        ({"in_channels": 1, "num_classes": 16, "channels": (24, 48, 96, *[192] * 6), "latent_dim": 85}, 25_496_012),
     ],
     ids=["lidc", "snemi3d"],
 )

@@ -274,9 +274,7 @@ def test_sampling_names_what_is_wrong(model: nn.Module) -> None:
 
 
 @pytest.mark.parametrize("shape", [(1, 3, 16, 16), (1, 1, 15, 16)])
-def test_an_image_that_does_not_fit_is_named_with_its_own_shape_for_any_orientations(
-    shape: tuple[int, ...],
-) -> None:
+def test_an_image_that_does_not_fit_is_named_with_its_own_shape_for_any_orientations(shape: tuple[int, ...]) -> None:
     model = HPUNet(in_channels=1, num_classes=2, channels=(4, 8, 8), latent_dims=(1, 1))
     said = []
     for number in (1, 8):

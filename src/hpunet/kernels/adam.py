@@ -9,9 +9,9 @@ from hpunet.kernels.flat_parameters import Weights
 
 
 class Adam(torch.optim.Adam):
-    """`torch.optim.Adam` that updates its first group in one step if the gradients lie in one flat buffer too.
+    """`torch.optim.Adam` that updates its first group at once if the gradients lie in one flat buffer too.
 
-    Checkpoints are the same: moments are still stored by parameter, as views of two flat buffers.
+    Checkpoints are the same: each parameter's moments are views of two flat buffers.
     """
 
     def __init__(self, groups: Any, *, weights: Weights, **how: Any) -> None:
@@ -50,23 +50,12 @@ class Adam(torch.optim.Adam):
         self.flatten_moments()
         found_inf, (beta1, beta2) = getattr(self, "found_inf", None), group["betas"]
         self.num_steps += 1
+        values, flat_gradient = (flat[: weights.num_elements] for flat in (weights.flat, weights.flat_gradient))
         torch._fused_adam_(
-            [weights.flat[: weights.num_elements]],
-            [weights.flat_gradient[: weights.num_elements]],
-            [self.moments[0]],
-            [self.moments[1]],
-            [],
-            [self.num_steps[0]],
-            lr=group["lr"],
-            beta1=beta1,
-            beta2=beta2,
-            weight_decay=group["weight_decay"],
-            eps=group["eps"],
-            amsgrad=False,
-            maximize=False,
-            grad_scale=None,
-            found_inf=found_inf,
-        )
+            [values], [flat_gradient], [self.moments[0]], [self.moments[1]], [], [self.num_steps[0]],
+            lr=group["lr"], beta1=beta1, beta2=beta2, weight_decay=group["weight_decay"], eps=group["eps"],
+            amsgrad=False, maximize=False, grad_scale=None, found_inf=found_inf,
+        )  # fmt: skip
         if found_inf is not None:
             self.num_steps -= found_inf
         gradients = [p.grad for p in weights.parameters]

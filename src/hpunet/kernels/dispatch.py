@@ -1,5 +1,4 @@
-"""Chooses between fused kernels and plain torch: the only module of this package that others import. No Triton
-needed."""
+"""Chooses between fused kernels and plain torch; the only module of this package that others import."""
 
 from importlib.util import find_spec
 from typing import Any
@@ -17,15 +16,9 @@ MIN_CAPABILITY = (8, 0)
 
 
 def reason_against_fused(
-    model: nn.Module,
-    *,
-    device: torch.device,
-    precision: str = "bf16",
-    activation_checkpointing: bool = False,
-    compiled: bool = False,
-    sampling: bool = False,
-    prior_draws: bool = False,
-) -> str | None:
+    model: nn.Module, *, device: torch.device, precision: str = "bf16", activation_checkpointing: bool = False,
+    compiled: bool = False, sampling: bool = False, prior_draws: bool = False,
+) -> str | None:  # fmt: skip
     """Why fused kernels cannot run this model here, or None if they can."""
     if device.type != "cuda":
         return f"fused kernels need a CUDA GPU, this is a {device.type.upper()}"

@@ -1,12 +1,8 @@
 """The parameters of a model in one flat buffer, and the weights of all convolutions as the kernels read them.
 
-The model's parameters become views of the flat buffer. A block's third 3×3 convolution and its 1×1 projection have
-nothing between them, so they are folded into one convolution; the products, computed for all blocks of a size at
-once, follow at the end of the buffer. Each step starts by casting the buffer to the kernels' precision.
-
-Wide layers read their weights from the cast buffer, and add weight gradients to a flat gradient buffer. Narrow
-layers pad channels, or repeat kernels for the pixels of a patch: they have packed copies, filled through an index,
-and return their gradients through another.
+A block's third 3×3 convolution and its 1×1 projection have nothing between them, so they are folded into one; the
+products follow at the end of the buffer. Wide layers read the buffer, cast to the kernels' precision, and add to a
+flat gradient buffer. Narrow layers pad channels or repeat kernels: they have packed copies, reached by an index.
 """
 
 from collections import defaultdict
@@ -14,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -26,8 +23,7 @@ from hpunet.kernels.triton_convolution import ConvTiling, GradientView, WeightVi
 from hpunet.kernels.triton_maps import gather_scatter
 from hpunet.models.blocks import ResidualBlock
 
-ALIGNED = 16
-"""Parameters start at multiples of this in the flat buffer, so that kernels read 16 bytes at once."""
+ALIGNED = 16  # parameters start at multiples of this in the flat buffer, so that kernels read 16 bytes at once
 
 
 @dataclass(frozen=True)
@@ -35,24 +31,19 @@ class _Fold:
     """Blocks of one size, and the slices of the flat buffer that hold their factors and products, block by block."""
 
     blocks: list[ResidualBlock]
-    third: slice
-    project: slice
-    third_bias: slice
-    project_bias: slice
-    product: slice
-    product_bias: slice
+    half: int
+    out: int
+    slices: list[slice]
 
-    @property
-    def sizes(self) -> tuple[int, int, int]:
-        project = self.blocks[0].project
-        return len(self.blocks), project.in_channels, project.out_channels
+    def views(self, flat: Tensor) -> list[Tensor]:
+        """Third weight, projection, third bias, projection bias, product and its bias, one matrix per block."""
+        half, out = self.half, self.out
+        shapes = ((half, half * 9), (out, half), (half, 1), (out, 1), (out, half * 9), (out, 1))
+        return [flat[s].view(len(self.blocks), *shape) for s, shape in zip(self.slices, shapes, strict=True)]
 
 
 class _PackedBuffer:
-    """Collects the index maps of a packed buffer, then allocates it and makes the views into it.
-
-    A view is made by a function of the buffer's elements from the start of the view on.
-    """
+    """Collects index maps and functions that make the views, from the elements of the buffer that start there."""
 
     def __init__(self) -> None:
         self.indices: list[Tensor] = []
@@ -67,7 +58,6 @@ class _PackedBuffer:
         self.length += len(self.indices[-1])
 
     def build(self, device: torch.device, dtype: torch.dtype) -> tuple[Int[Tensor, " n"], Tensor]:
-        """The index into the flat buffer, and the packed buffer."""
         index = torch.cat(self.indices) if self.indices else torch.zeros(0, dtype=torch.int64, device=device)
         buffer = torch.zeros(self.length, device=device, dtype=dtype)
         for start, view in self.views:
@@ -78,17 +68,12 @@ class _PackedBuffer:
 class Weights:
     """Turns parameters into the kernels' weights (`prepare`) and weight gradients into `parameter_gradients`.
 
-    `others` are groups of parameters, of one shape per group, that are used as they are: `other_values` and
-    `other_gradients` hold them stacked. Without `training` there are no gradients, and parameters are copied.
+    `others`, groups of parameters of one shape, are used as they are, stacked in `other_values` and
+    `other_gradients`. Without `training` there are no gradients, and parameters are copied.
     """
 
     def __init__(
-        self,
-        layers: Sequence[FusedLayer],
-        *,
-        others: Sequence[Sequence[nn.Parameter]],
-        dtype: torch.dtype,
-        training: bool,
+        self, layers: Sequence[FusedLayer], *, others: list[list[nn.Parameter]], dtype: torch.dtype, training: bool
     ) -> None:
         self.layers, self.dtype, self.training = layers, dtype, training
         self.gradient_dtype = torch.float64 if dtype == torch.float32 else torch.float32
@@ -98,7 +83,7 @@ class Weights:
         self.folds = self._assign_offsets(others)
         self._build_buffers()
 
-    def _assign_offsets(self, others: Sequence[Sequence[nn.Parameter]]) -> list[_Fold]:
+    def _assign_offsets(self, others: list[list[nn.Parameter]]) -> list[_Fold]:
         """Order the flat buffer: factors of folded products lie side by side for all blocks of a size."""
         groups: dict[tuple[int, int], list[ResidualBlock]] = defaultdict(list)
         for layer in self.layers:
@@ -107,7 +92,6 @@ class Weights:
         end = 0
 
         def append(*parameters: nn.Parameter) -> slice:
-            nonlocal end
             region = reserve(sum(p.numel() for p in parameters))
             start = region.start
             for p in parameters:
@@ -124,15 +108,9 @@ class Weights:
 
         pieces = []
         for blocks in groups.values():
-            thirds, projects = [block.convs[2] for block in blocks], [block.project for block in blocks]
-            pieces.append(
-                (
-                    append(*(third.weight for third in thirds)),  # type: ignore[arg-type]
-                    append(*(project.weight for project in projects)),  # type: ignore[arg-type]
-                    append(*(third.bias for third in thirds)),  # type: ignore[arg-type]
-                    append(*(project.bias for project in projects)),  # type: ignore[arg-type]
-                )
-            )
+            factors: Any = [block.convs[2] for block in blocks], [block.project for block in blocks]
+            weights = [append(*(conv.weight for conv in convs)) for convs in factors]
+            pieces.append(weights + [append(*(conv.bias for conv in convs)) for convs in factors])
         for layer in self.layers:
             for parameter in layer.unfolded_parameters():
                 append(parameter)
@@ -141,11 +119,10 @@ class Weights:
         folds = []
         for blocks, slices in zip(groups.values(), pieces, strict=True):
             n, half, out = len(blocks), blocks[0].project.in_channels, blocks[0].project.out_channels
-            folds.append(_Fold(blocks, *slices, reserve(n * out * half * 9), reserve(n * out)))
+            folds.append(_Fold(blocks, half, out, [*slices, reserve(n * out * half * 9), reserve(n * out)]))
         self.flat = torch.zeros(end + ALIGNED, device=self.device)  # the last element stays zero: padding reads it
-        self.flat_gradient = torch.zeros(
-            len(self.flat) if self.training else 0, device=self.device, dtype=self.gradient_dtype
-        )
+        length = len(self.flat) if self.training else 0
+        self.flat_gradient = torch.zeros(length, device=self.device, dtype=self.gradient_dtype)
         shapes = [(len(group), *group[0].shape) for group in others]
         self.other_values, self.other_gradients = (
             [flat[region].view(shape) for region, shape in zip(regions, shapes, strict=True)] if len(flat) else []
@@ -158,7 +135,7 @@ class Weights:
         self.flat_cast = torch.zeros(len(self.flat), device=self.device, dtype=self.dtype)
         weights, biases, gradients = _PackedBuffer(), _PackedBuffer(), _PackedBuffer()
         for layer in self.layers:
-            self._pack_layer(layer, maps, weights=weights, biases=biases, gradients=gradients)
+            self._pack_layer(layer, maps, (weights, biases, gradients))
         zero = len(self.flat) - 1
         weight_index, self.weight_copy = weights.build(self.device, self.dtype)
         bias_index, self.bias_copy = biases.build(self.device, torch.float32)
@@ -167,15 +144,8 @@ class Weights:
         real = back >= 0
         self.gradient_from, self.gradient_to = real.nonzero()[:, 0].int(), back[real].int()
 
-    def _pack_layer(
-        self,
-        layer: FusedLayer,
-        maps: IndexMaps,
-        *,
-        weights: _PackedBuffer,
-        biases: _PackedBuffer,
-        gradients: _PackedBuffer,
-    ) -> None:
+    def _pack_layer(self, layer: FusedLayer, maps: IndexMaps, buffers: Sequence[_PackedBuffer]) -> None:
+        weights, biases, gradients = buffers
         for name, kernels, bias, gradients_of in layer.convolutions(maps):
             width = len(kernels[0])
             bias = [F.pad(b, (0, width - len(b)), value=PADDING) for b in bias]
@@ -214,9 +184,10 @@ class Weights:
             elements = torch.arange(start, start + p.numel(), device=self.device)
             maps[p] = elements.as_strided(p.shape, p.stride())  # in memory order
         for fold in self.folds:
-            n, half, out = fold.sizes
-            products = torch.arange(fold.product.start, fold.product.stop, device=self.device).view(n, -1)
-            biases = torch.arange(fold.product_bias.start, fold.product_bias.stop, device=self.device).view(n, -1)
+            n, half, out = len(fold.blocks), fold.half, fold.out
+            products, biases = (
+                torch.arange(s.start, s.stop, device=self.device).view(n, -1) for s in fold.slices[4:]
+            )
             for block, product, bias in zip(fold.blocks, products, biases, strict=True):
                 third = block.convs[2].weight.stride()[1:]  # type: ignore[operator]
                 shape, start = (out, half, 3, 3), product.storage_offset()
@@ -233,12 +204,9 @@ class Weights:
         if self.training:
             self._copy_kept_gradients()
         for fold in self.folds:
-            n, half, out = fold.sizes
-            project = self.flat[fold.project].view(n, out, half)
-            third, bias = self.flat[fold.third].view(n, half, -1), self.flat[fold.third_bias].view(n, half, 1)
-            torch.bmm(project, third, out=self.flat[fold.product].view(n, out, -1))
-            product_bias = self.flat[fold.product_bias].view(n, out, 1)
-            torch.baddbmm(self.flat[fold.project_bias].view(n, out, 1), project, bias, out=product_bias)
+            third, project, third_bias, project_bias, product, product_bias = fold.views(self.flat)
+            torch.bmm(project, third, out=product)
+            torch.baddbmm(project_bias, project, third_bias, out=product_bias)
         self.flat_cast.copy_(self.flat)
         gather_scatter(self.flat, self.weight_index, out=self.weight_copy)
         gather_scatter(self.flat, self.bias_index, out=self.bias_copy)
@@ -258,9 +226,10 @@ class Weights:
 
     def _copy_kept_gradients(self) -> None:
         """Copy gradients of an earlier pass that are still in use (accumulation), before they are overwritten."""
-        kept = [p for p in self.parameters if p.grad is not None and _shares_memory(p.grad, self.flat_gradient)]
-        for p in kept:
-            p.grad = p.grad.clone()  # type: ignore[union-attr]
+        storage = self.flat_gradient.untyped_storage().data_ptr()
+        for p in self.parameters:
+            if p.grad is not None and p.grad.untyped_storage().data_ptr() == storage:
+                p.grad = p.grad.clone()
 
     @torch.no_grad()
     def parameter_gradients(self) -> list[Tensor]:
@@ -271,21 +240,16 @@ class Weights:
         flat, gradient = self.flat.to(self.gradient_dtype), self.flat_gradient
         gather_scatter(self.gradient_copy, self.gradient_from, out=gradient, to_index=self.gradient_to)
         for fold in self.folds:
-            n, half, out = fold.sizes
-            project = flat[fold.project].view(n, out, half)
-            third, bias = flat[fold.third].view(n, half, -1), flat[fold.third_bias].view(n, half, 1)
-            product = gradient[fold.product].view(n, -1, out).transpose(1, 2)
-            product_bias = gradient[fold.product_bias].view(n, out, 1)
-            torch.bmm(project.transpose(1, 2), product, out=gradient[fold.third].view(n, half, -1))
-            torch.bmm(project.transpose(1, 2), product_bias, out=gradient[fold.third_bias].view(n, half, 1))
-            torch.bmm(product, third.transpose(1, 2), out=gradient[fold.project].view(n, out, half))
-            gradient[fold.project].view(n, out, half).baddbmm_(product_bias, bias.transpose(1, 2))
-            gradient[fold.project_bias] = gradient[fold.product_bias]
-        gradient = gradient.float()
-        return [
-            gradient.as_strided(p.shape, p.stride(), start)
-            for p, start in zip(self.parameters, self.offsets, strict=True)
-        ]
+            third, project, third_bias, *_ = fold.views(flat)
+            third_grad, project_grad, third_bias_grad, project_bias_grad, product, bias_grad = fold.views(gradient)
+            product = product.view(len(product), -1, fold.out).mT  # it is stored transposed
+            torch.bmm(project.mT, product, out=third_grad)
+            torch.bmm(project.mT, bias_grad, out=third_bias_grad)
+            torch.bmm(product, third.mT, out=project_grad)
+            project_grad.baddbmm_(bias_grad, third_bias.mT)
+            project_bias_grad.copy_(bias_grad)
+        gradient, pairs = gradient.float(), zip(self.parameters, self.offsets, strict=True)
+        return [gradient.as_strided(p.shape, p.stride(), start) for p, start in pairs]
 
 
 def _view(owner: dict[str, Tensor], name: str, shape: tuple[int, int], data: Tensor) -> None:
@@ -303,23 +267,17 @@ def _gradient_view(layer: FusedLayer, name: str, shape: torch.Size, data: Tensor
     layer.weight_gradients[name] = GradientView(data, taps * rows * columns, rows * columns, columns, 1)
 
 
-def _shares_memory(tensor: Tensor, flat: Tensor) -> bool:
-    return tensor.untyped_storage().data_ptr() == flat.untyped_storage().data_ptr()
-
-
 def _strides(maps: Sequence[Int[Tensor, "..."]]) -> tuple[int, ...] | None:
     """(start, stride of groups, strides of the dimensions) if the index maps are regular and have no padding."""
     first = maps[0]
-    start = int(first[(0,) * first.ndim])
-    strides = [
-        int(first.select(d, 1)[(0,) * (first.ndim - 1)]) - start if n > 1 else 0 for d, n in enumerate(first.shape)
-    ]
+    start = int(first.flatten()[0])
+    strides = [int(first.select(d, 1).flatten()[0]) - start if n > 1 else 0 for d, n in enumerate(first.shape)]
     expected = torch.full_like(first, start)
     for dim, stride in enumerate(strides):
         shape = [1] * first.ndim
         shape[dim] = -1
         expected = expected + (torch.arange(first.shape[dim], device=first.device) * stride).view(shape)
-    group = int(maps[1][(0,) * first.ndim]) - start if len(maps) > 1 else 0
+    group = int(maps[1].flatten()[0]) - start if len(maps) > 1 else 0
     regular = all(torch.equal(p, expected + i * group) for i, p in enumerate(maps))
     is_padded = start < 0 or any(int(p.min()) < 0 for p in maps)
     aligned = (start % 8, group % ALIGNED) == (0, 0)

@@ -1,7 +1,7 @@
 """Layers of convolutions as the kernels run them, and where their weights lie in the flat parameter buffer.
 
-A layer holds convolutions by name, one of each per group; groups are networks of the same shape that run side by
-side. Index maps say where weights lie: positions in the flat buffer, or `PADDING`, in the shape of the weight.
+A layer holds convolutions by name, one of each per group. Index maps say where weights lie: positions in the flat
+buffer, or `PADDING`, in the shape of the weight.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,11 +16,9 @@ from hpunet.kernels.tile_sizes import correlation_tiling
 from hpunet.kernels.triton_convolution import ConvTiling, GradientView, WeightView, convolve, correlate
 from hpunet.models.blocks import ResidualBlock
 
-PADDING = -1
-"""In index maps: an element that is zero, not a parameter."""
+PADDING = -1  # in index maps: an element that is zero, not a parameter
 
-IndexMaps = dict[object, Tensor]
-"""For each parameter and each folded product, in its own shape, the positions of its elements in the flat buffer."""
+IndexMaps = dict[object, Tensor]  # for each parameter and each folded product
 
 
 def padded(channels: int) -> int:
@@ -34,8 +32,7 @@ class ConvIndices(NamedTuple):
     name: str
     kernels: list[Tensor]
     biases: list[Tensor]
-    gradients: list[Tensor] | None = None
-    """Only if they are not laid out as the kernels are."""
+    gradients: list[Tensor] | None = None  # only if they are not laid out as the kernels are
 
 
 class FusedLayer:
@@ -53,10 +50,8 @@ class FusedLayer:
         self.tilings: dict[str, ConvTiling] = {}
         self.weight_gradients: dict[str, GradientView] = {}
         self.bias_gradients: dict[str, Tensor] = {}
-        self.mirrored: dict[str, bool] = {}
-        """Whether the weight gradient exchanges input and output, to have fewer channels in its rows."""
-        self.taps = 3 if height * width > 1 else 1
-        """On maps of one pixel, a 3×3 convolution uses only its centre."""
+        self.mirrored: dict[str, bool] = {}  # whether the weight gradient exchanges input and output, for narrow rows
+        self.taps = 3 if height * width > 1 else 1  # on maps of one pixel, a 3×3 convolution uses only its centre
 
     def unfolded_parameters(self) -> Iterator[nn.Parameter]:
         """The parameters that are used as they are, not multiplied with others."""
@@ -85,13 +80,10 @@ class FusedLayer:
         """Accumulate the weight gradient of a convolution of x, or of relu(x)."""
         mirrored, taps = self.mirrored[name], 1 if name == "skip" else self.taps
         rows, columns = (g, x) if mirrored else (x, g)
-        tiling = correlation_tiling(
-            self.height, self.width, rows.shape[4], columns.shape[4], taps=taps, relu=relu, dtype=x.dtype
-        )
-        correlate(
-            rows, columns, out=self.weight_gradients[name], taps=taps, tiling=tiling,
-            relu_rows=relu and not mirrored, relu_columns=relu and mirrored,
-        )  # fmt: skip
+        size = self.height, self.width, rows.shape[4], columns.shape[4]
+        tiling, out = correlation_tiling(*size, taps=taps, relu=relu, dtype=x.dtype), self.weight_gradients[name]
+        relus = {"relu_rows": relu and not mirrored, "relu_columns": relu and mirrored}
+        correlate(rows, columns, out=out, taps=taps, tiling=tiling, **relus)
 
 
 class ResidualLayer(FusedLayer):
@@ -100,9 +92,7 @@ class ResidualLayer(FusedLayer):
     `inputs` gives, per block, the input channel of each channel of the map (`channel_order`).
     """
 
-    def __init__(
-        self, blocks: Sequence[ResidualBlock], height: int, width: int, inputs: Sequence[Int[Tensor, " c"]]
-    ) -> None:
+    def __init__(self, blocks: Sequence[ResidualBlock], height: int, width: int, inputs: list[Tensor]) -> None:
         super().__init__(height, width)
         self.blocks, self.inputs = blocks, inputs
         project = blocks[0].project
@@ -142,9 +132,7 @@ class ResidualLayer(FusedLayer):
 class ConvLayer(FusedLayer):
     """One convolution per group, named `conv`; `inputs` as in `ResidualLayer`."""
 
-    def __init__(
-        self, convs: Sequence[nn.Conv2d], height: int, width: int, inputs: Sequence[Int[Tensor, " c"]]
-    ) -> None:
+    def __init__(self, convs: Sequence[nn.Conv2d], height: int, width: int, inputs: list[Tensor]) -> None:
         super().__init__(height, width)
         self.convs, self.inputs = convs, inputs
         self.out_channels: int = convs[0].out_channels
@@ -166,10 +154,7 @@ class ConvLayer(FusedLayer):
 
 
 def channel_order(*parts: tuple[int, int], width: int = 0) -> Int[Tensor, " c"]:
-    """The input channel of each channel of a map, from (first, count) of its parts.
-
-    Each part is padded to a multiple of 8, and the whole to `width`.
-    """
+    """The input channel of each channel of a map, from (first, count) of parts, each padded to 8s."""
     order = torch.cat([torch.cat([torch.arange(a, a + n), torch.full((-n % 8,), PADDING)]) for a, n in parts])
     return F.pad(order, (0, max(0, width - len(order))), value=PADDING)
 

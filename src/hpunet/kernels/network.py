@@ -1,8 +1,4 @@
-"""Models on fused kernels with the plain models' interface: both for training, the HPU-Net also for sampling.
-
-The training pass is one node of the autograd graph, so everything around it (objectives, distributed training, CUDA
-graphs) works as with the plain model.
-"""
+"""Models on fused kernels with the plain models' interface: both for training, the HPU-Net also for sampling."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -26,7 +22,7 @@ from hpunet.models.punet import ProbUNet
 
 
 class _Pass(torch.autograd.Function):
-    """The whole network as one autograd node."""
+    """The whole network as one autograd node, so everything around it works as with the plain model."""
 
     @staticmethod
     def forward(
@@ -59,9 +55,8 @@ class FusedNetwork(nn.Module):
     def __init__(self, model: HPUNet | ProbUNet, *, dtype: torch.dtype, size: tuple[int, int] | None = None) -> None:
         super().__init__()
         self.model, self.dtype = model, dtype
-        self._plans: dict[tuple[int, int], Plan | ProbUNetPlan] = {}
+        self._size, self._plans = size, dict[tuple[int, int], Plan | ProbUNetPlan]()
         self._compiled: set[object] = set()
-        self._size = size
         if size is not None:
             self._plan(*size).weights.load_parameters()
 
@@ -92,10 +87,8 @@ class FusedNetwork(nn.Module):
         check_inputs(model, image=image, labels=labels)
         prior_input = model.prior_input(image=image, cond=cond)
         plan = self._plan(h, w)
-        flat_prior_noise = (
-            None if prior_noise is None else torch.cat([n.flatten(2) for n in prior_noise], dim=2).float()
-        )
-        plan.check_batch(b if flat_prior_noise is None else b * flat_prior_noise.shape[1])
+        drawn_by = None if prior_noise is None else torch.cat([n.flatten(2) for n in prior_noise], dim=2).float()
+        plan.check_batch(b if drawn_by is None else b * drawn_by.shape[1])
         x = pack_inputs(
             prior_input, copies=plan.num_prior_inputs, pair=(image, labels), num_classes=model.num_classes,
             width=plan.in_width, dtype=self.dtype,
@@ -105,10 +98,9 @@ class FusedNetwork(nn.Module):
         else:
             flat_noise = torch.cat([n.flatten(1) for n in noise if n is not None], dim=1).float()
         with torch.autocast(image.device.type, enabled=False):
-            self._compile(plan, x, flat_noise, flat_prior_noise)
-            out, raw, latents, drawn = _Pass.apply(  # type: ignore[no-untyped-call]
-                plan, x, flat_noise, flat_prior_noise, *plan.weights.parameters
-            )
+            tensors = x, flat_noise, drawn_by
+            self._compile(plan, *tensors)
+            out, raw, latents, drawn = _Pass.apply(plan, *tensors, *plan.weights.parameters)  # type: ignore[no-untyped-call]
             output = _training_output(out, raw, latents, plan.latent_shapes)
             return output if drawn is None else replace(output, sample_logits=drawn.unflatten(0, (b, -1)))
 
@@ -130,8 +122,7 @@ class FusedNetwork(nn.Module):
 class FusedSampler(SamplingProxy[HPUNet]):
     """An HPU-Net's sampling on fused kernels, computed in `dtype`; pass it to `sample` instead of the model.
 
-    It copies the weights at its first pass of a size. On a GPU the passes are CUDA graphs, one per input shape: for
-    one image, launching hundreds of kernels would take longer than running them.
+    It copies the weights at its first pass of a size. On a GPU the passes are CUDA graphs, one per input shape.
     """
 
     MAX_GRAPHS = 8
@@ -188,7 +179,6 @@ class FusedSampler(SamplingProxy[HPUNet]):
         return out, _split_scales(latents, plan.latent_shapes), gaussians
 
     def _run(self, key: object, run: Callable[..., Sequence[Tensor]], inputs: list[Tensor]) -> list[Tensor]:
-        """Run on these inputs, through a CUDA graph on a GPU."""
         if inputs[0].device.type != "cuda" or torch.cuda.is_current_stream_capturing():
             return list(run(*inputs))
         if key not in self._graphs:
@@ -199,7 +189,7 @@ class FusedSampler(SamplingProxy[HPUNet]):
 
 
 class _CudaGraph:
-    """A function of tensors captured as a CUDA graph, for inputs of these shapes."""
+    """A function of tensors captured as a CUDA graph."""
 
     def __init__(self, run: Callable[..., Sequence[Tensor]], inputs: list[Tensor]) -> None:
         self.inputs = [torch.empty_like(t).copy_(t) for t in inputs]
@@ -228,7 +218,6 @@ def _split_scales(flat: Float[Tensor, "b n"], shapes: Sequence[tuple[int, int, i
 def _training_output(
     out: Tensor, raw: Float[Tensor, "2 2 b n"], latents: Float[Tensor, "b n"], shapes: Sequence[tuple[int, int, int]]
 ) -> TrainingOutput:
-    """Compute the KL of all scales at once, then split everything by scale."""
     # The pass itself gates gradients of log σ out of its range: only there all of them are summed up.
     (prior_mean, prior_log_sigma), (mean, log_sigma) = (
         (net[0], straight_through(net[1], net[1].clamp(*LOG_SIGMA_RANGE))) for net in raw

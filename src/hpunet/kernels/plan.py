@@ -1,13 +1,9 @@
 """The HPU-Net's training pass, its gradients and its sampling, written out on fused kernels for one image size.
 
-The same function of the same parameters as `models/hpunet.py`, with these differences:
-
-* Prior and posterior have the same shape, so they run side by side as two groups of one launch, until the posterior
-  ends at its last latent.
-* A residual block is three convolutions (`triton_convolution.py`), plus one if it has a skip. Their weights are
-  packed for all blocks at once (`flat_parameters.py`).
-* Everything between blocks is one kernel in each direction (`triton_maps.py`, `triton_heads.py`).
-* Weight gradients run on a second stream, beside the chain of gradients of maps.
+The same function of the same parameters as `models/hpunet.py`. Prior and posterior run side by side as two groups of
+one launch, until the posterior ends at its last latent. A residual block is three convolutions
+(`triton_convolution.py`), plus one if it has a skip; everything between blocks is one kernel in each direction
+(`triton_maps.py`, `triton_heads.py`). Weight gradients run on a second stream.
 """
 
 from collections.abc import Iterable, Sequence
@@ -45,17 +41,13 @@ def run_block(layer: ResidualLayer, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return layer.convolve("third", h2, residual=layer.convolve("skip", x) if layer.has_skip else x), h1, h2
 
 
-BlockTrace = tuple[ResidualLayer, Tensor, Tensor, Tensor]
-"""A layer, its input and its two inner maps."""
+BlockTrace = tuple[ResidualLayer, Tensor, Tensor, Tensor]  # A layer, its input and its two inner maps
 
 
 def stage_gradient(
     blocks: list[BlockTrace], g: Tensor, *, side: SideStream, input_gradient: bool = True
 ) -> Tensor | None:
-    """The gradient of the input of consecutive layers; their weight gradients are accumulated.
-
-    Empties the list, so that maps are freed as soon as possible.
-    """
+    """The gradient of the input of consecutive layers; accumulates weight gradients, and empties the list."""
     with side.fork():
         add_pixel_sums(g, out=blocks[-1][0].bias_gradients["third"])
     back: Tensor | None = g
@@ -72,8 +64,7 @@ def _block_gradient(
     layer: ResidualLayer, x: Tensor, h1: Tensor, h2: Tensor, g: Tensor, *,
     side: SideStream, input_gradient: bool, sums: Tensor | None,
 ) -> Tensor | None:  # fmt: skip
-    """As `stage_gradient`, without the gradient of the third bias (the sum of g); `sums` gets the sum of the
-    result."""
+    """As `stage_gradient`, without the third bias; adds the sum of the result over pixels to `sums`."""
     biases = layer.bias_gradients
     with side.fork():
         layer.add_weight_gradient("third", h2, g)
@@ -97,8 +88,7 @@ class _DecoderTrace:
     """What the gradient of a decoder pass needs."""
 
     blocks: list[BlockTrace]
-    features: list[Tensor]
-    """Inputs of the heads."""
+    features: list[Tensor]  # inputs of the heads
     last: Tensor
     noise: Float[Tensor, "b n"]
     raw: Float[Tensor, "g 2 b n"]
@@ -108,11 +98,9 @@ class _DecoderTrace:
 class _Trace:
     """What the backward pass needs from the forward pass."""
 
-    blocks: list[BlockTrace]
-    """Of the encoders."""
+    blocks: list[BlockTrace]  # of the encoders
     decoder: _DecoderTrace
-    samples: _DecoderTrace | None = None
-    """Of the hypotheses drawn from the prior."""
+    samples: _DecoderTrace | None = None  # of the hypotheses drawn from the prior
 
 
 class BasePlan:
@@ -120,13 +108,10 @@ class BasePlan:
 
     weights: Weights
     latent_shapes: Sequence[tuple[int, int, int]]
-    in_width: int
-    """Channels of the input maps."""
-    num_prior_inputs = 1
-    """Number of networks with the prior's input."""
+    in_width: int  # channels of the input maps
+    num_prior_inputs = 1  # number of networks with the prior's input
     size: tuple[int, int]
-    max_images: int
-    """Kernels index with 32 bits."""
+    max_images: int  # kernels index with 32 bits
 
     def stage(
         self, kind: type[LayerT], stages: Iterable[Iterable[Any]], depth: int, inputs: list[Int[Tensor, " c"]]
@@ -144,12 +129,8 @@ class BasePlan:
             return [channel_order((0, channels[depth - 1]))] * len(in_channels)
         return [channel_order((0, c), width=self.in_width) for c in in_channels]
 
-    def limit_images(self, elements_per_image: Iterable[int]) -> None:
-        """Set `max_images` from the number of elements per image in the maps of each layer."""
-        self.max_images = (2**31 - 1) // max(elements_per_image)
-
     def check_batch(self, images: int) -> None:
-        """Raise a `ConfigError` if the batch has too many images for 32-bit indices."""
+        """Raise a `ConfigError` if there are too many images for 32-bit indices."""
         if images > self.max_images:
             raise ConfigError(
                 f"fused kernels take at most {self.max_images} images of {self.size[0]}x{self.size[1]} at once, got "
@@ -173,8 +154,7 @@ class Plan(BasePlan):
             stages: Any = [net.encoder[depth] for net in nets]
             self.encoder.append(self.stage(ResidualLayer, stages, depth, inputs))
         self.decoder: list[Stage] = []
-        self.latent_offset: list[int] = []
-        """First channel of the latents in a decoder's input."""
+        self.latent_offset: list[int] = []  # first channel of the latents in a decoder's input
         for i in range(scales - 1):
             z = model.latent_dims[i] if i < n else 0
             below, here = model.channels[-1 - i], model.channels[-2 - i]
@@ -184,7 +164,9 @@ class Plan(BasePlan):
             self.latent_offset.append(padded(below) + padded(here))
             self.decoder.append(self.stage(ResidualLayer, stages, scales - 2 - i, inputs))
         layers = [layer for stage in (*self.encoder, *self.decoder) for layer in stage]
-        self.limit_images(len(layer.blocks) * layer.height * layer.width * max(layer.widths) for layer in layers)
+        self.max_images = (2**31 - 1) // max(
+            len(layer.blocks) * layer.height * layer.width * max(layer.widths) for layer in layers
+        )
         self.head_scales = [i for i in range(n) if model.latent_dims[i]]
         convs: Any = [[net.heads[i].conv for net in nets] for i in self.head_scales]
         others: Any = [[model.logits.weight], [model.logits.bias]]
@@ -204,21 +186,11 @@ class Plan(BasePlan):
         return flat[..., sum(sizes[:i]) : sum(sizes[: i + 1])]
 
     def forward(
-        self,
-        x: Float[Tensor, "2 b h w c"],
-        noise: Float[Tensor, "b n"],
-        prior_noise: Float[Tensor, "b s n"] | None,
-    ) -> tuple[
-        Float[Tensor, "b k h w"],
-        Float[Tensor, "2 2 b n"],
-        Float[Tensor, "b n"],
-        Float[Tensor, "t k h w"] | None,
-        _Trace,
-    ]:
-        """Logits; means and log σ (not clamped) of all heads as (net, mean or log σ, image, position); latents.
+        self, x: Float[Tensor, "2 b h w c"], noise: Float[Tensor, "b n"], prior_noise: Float[Tensor, "b s n"] | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, _Trace]:
+        """Logits; mean and log σ (not clamped) of all heads (net, mean or log σ, b, n); the posterior's latents.
 
-        The posterior draws the latents with `noise`, and both decoders use them. With `prior_noise` the prior also
-        draws hypotheses; their logits are ordered by image.
+        With `prior_noise` also the logits (b·s, k, h, w) of hypotheses drawn from the prior.
         """
         blocks: list[BlockTrace] = []
         features: list[Tensor] = []
@@ -237,11 +209,9 @@ class Plan(BasePlan):
         self, features: Sequence[Float[Tensor, "g b _ _ _"]], noise: Float[Tensor, "b n"]
     ) -> tuple[Float[Tensor, "b k h w"], Float[Tensor, "b n"], _DecoderTrace]:
         """Logits and latents, for both networks or for the prior alone; the last group draws the latents."""
-        x = features[0]
+        x, latents, head_inputs = features[0], torch.empty_like(noise), []
         raw = torch.empty(x.shape[0], 2, *noise.shape, device=x.device)
-        latents = torch.empty_like(noise)
         blocks: list[BlockTrace] = []
-        head_inputs = []
         for i, stage in enumerate(self.decoder):
             z = None
             if i < len(self.latent_shapes):
@@ -262,9 +232,7 @@ class Plan(BasePlan):
         """The prior's encoder features, coarsest first."""
         features = []
         for depth, stage in enumerate(self.encoder):
-            x = downsample(x) if depth else x
-            for layer in stage:
-                x = run_block(layer, x)[0]
+            x = _run_stage(stage, downsample(x) if depth else x)
             features.append(x)
         return features[::-1]
 
@@ -285,13 +253,9 @@ class Plan(BasePlan):
                 if (values := given[i]) is not None:
                     z.copy_(values)
                 drawn = noise[i].flatten(1).float() if noise[i] is not None else torch.zeros_like(flat)  # type: ignore[union-attr]
-                heads(
-                    x, weight=weight, bias=bias, noise=None if given[i] is not None else drawn,
-                    raw=self.scale(raw, i), latents=flat,
-                )  # fmt: skip
-            x = upsample_concat(x, features[i + 1], latents=z, width=stage[0].widths[0])
-            for layer in stage:
-                x = run_block(layer, x)[0]
+                used = None if given[i] is not None else drawn
+                heads(x, weight=weight, bias=bias, noise=used, raw=self.scale(raw, i), latents=flat)
+            x = _run_stage(stage, upsample_concat(x, features[i + 1], latents=z, width=stage[0].widths[0]))
         weight, bias = self.projection(0)
         return logits(x[0], weight=weight[0], bias=bias[0]), latents, raw
 
@@ -313,21 +277,17 @@ class Plan(BasePlan):
 
     def _sample_feature_gradients(self, trace: _Trace, samples_grad: Tensor, *, side: SideStream) -> list[Tensor]:
         """Gradients of the prior's encoder features from its drawn hypotheses, finest first."""
-        samples = trace.samples
+        samples, b = trace.samples, trace.decoder.noise.shape[0]
         assert samples is not None
         g, joined = self._decoder_gradient(samples, samples_grad, torch.zeros_like(samples.raw), side=side)
-        b = trace.decoder.noise.shape[0]
-        finer = [
-            whole[..., offset : offset + padded(self._channels_here(i))]
-            for (whole, offset), i in zip(joined, reversed(range(len(self.decoder))), strict=True)
-        ]
+        pairs = zip(joined, self.encoder[:-1], strict=True)  # finest first
+        finer = [whole[..., offset : offset + padded(stage[-1].out_channels)] for (whole, offset), stage in pairs]
         return [part.unflatten(1, (b, -1)).sum(dim=2, dtype=torch.float32).to(g.dtype) for part in (*finer, g)]
 
     def _decoder_gradient(
         self, decoder: _DecoderTrace, logits_grad: Tensor, raw_grad: Tensor, *, side: SideStream
     ) -> tuple[Tensor, list[tuple[Tensor, int]]]:
-        """The gradient of the coarsest features; gradients of the decoder's inputs, finest first, each with the first
-        channel of the encoder's part."""
+        """Gradients of the coarsest features, and of decoder inputs (finest first, with the encoder's offset)."""
         weight, _ = self.projection(0)
         weight_grad, bias_grad = self.projection(0, gradient=True)
         g = logits_gradient(
@@ -336,38 +296,32 @@ class Plan(BasePlan):
         joined: list[tuple[Tensor, int]] = []
         for i, stage in reversed(list(enumerate(self.decoder))):
             whole = _pop_stage_gradient(stage, decoder.blocks, g, side=side)
-            width = padded(self._channels_below(i))
+            width = padded((self.decoder[i - 1] if i else self.encoder[-1])[-1].out_channels)
             joined.append((whole, width))
             g = upsample_gradient(whole, width=width)
-            if i < len(self.latent_shapes):
-                x = decoder.features[i]
-                if i in self.head_scales:
-                    weight, _ = self.projection(1 + i)
-                    weight_grad, bias_grad = self.projection(1 + i, gradient=True)
-                    noise, raw, raw_part = (self.scale(t, i) for t in (decoder.noise, decoder.raw, raw_grad))
-                    g = heads_gradient(
-                        x, weight=weight[: len(x)], noise=noise, raw=raw, raw_gradient=raw_part, joined=whole,
-                        offset=self.latent_offset[i], below=g,
-                        weight_gradient=weight_grad[: len(x)], bias_gradient=bias_grad[: len(x)],
-                    )  # fmt: skip
-                elif g.shape[0] < x.shape[0]:  # the posterior ended: its gradient is 0
-                    g = torch.cat([g, torch.zeros_like(x[g.shape[0] :])])
+            if i >= len(self.latent_shapes):
+                continue
+            x = decoder.features[i]
+            if i in self.head_scales:
+                weight, _ = self.projection(1 + i)
+                weight_grad, bias_grad = self.projection(1 + i, gradient=True)
+                noise, raw, raw_part = (self.scale(t, i) for t in (decoder.noise, decoder.raw, raw_grad))
+                g = heads_gradient(
+                    x, weight=weight[: len(x)], noise=noise, raw=raw, raw_gradient=raw_part, joined=whole, below=g,
+                    offset=self.latent_offset[i],
+                    weight_gradient=weight_grad[: len(x)], bias_gradient=bias_grad[: len(x)],
+                )  # fmt: skip
+            elif len(g) < len(x):  # the posterior ended: its gradient is 0
+                g = torch.cat([g, torch.zeros_like(x[len(g) :])])
         return g, joined
 
-    def _channels_here(self, i: int) -> int:
-        """Channels of the encoder's part of a decoder's input."""
-        return self.encoder[len(self.encoder) - 2 - i][-1].out_channels
 
-    def _channels_below(self, i: int) -> int:
-        stage = self.decoder[i - 1] if i else self.encoder[-1]
-        return stage[-1].out_channels
-
-
-def _run_stage(stage: Stage, x: Tensor, blocks: list[BlockTrace]) -> Tensor:
+def _run_stage(stage: Stage, x: Tensor, blocks: list[BlockTrace] | None = None) -> Tensor:
     """A stage's output; appends to `blocks` what its gradient needs."""
     for layer in stage:
         out, h1, h2 = run_block(layer, x)
-        blocks.append((layer, x, h1, h2))
+        if blocks is not None:
+            blocks.append((layer, x, h1, h2))
         x = out
     return x
 

@@ -1,12 +1,10 @@
 """The Probabilistic U-Net's training pass and its gradients, written out on fused kernels for one image size.
 
-The same function of the same parameters as `models/punet.py`. The encoders of U-Net, prior and posterior have the
-same shape, so they are three groups of each launch. A convolution, its bias and its ReLU are one kernel; so are, in
-the backward pass, the convolution of a gradient, the gate of the ReLU before it and the gradient of its bias.
+The same function of the same parameters as `models/punet.py`. The encoders of U-Net, prior and posterior are three
+groups of each launch. A convolution, its bias and its ReLU are one kernel, and so are their gradients.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -23,15 +21,8 @@ from hpunet.models.gaussian import LOG_SIGMA_RANGE
 from hpunet.models.gradients import inward_gradient
 from hpunet.models.punet import ProbUNet
 
-
-class _LayerTrace(NamedTuple):
-    layer: ConvLayer
-    x: Tensor
-    """Its input."""
-
-
 Stage = list[ConvLayer]
-Chain = list[_LayerTrace]
+Chain = list[tuple[ConvLayer, Tensor]]  # layers and their inputs
 
 
 def _convs(stage: nn.Module) -> list[nn.Conv2d]:
@@ -40,25 +31,22 @@ def _convs(stage: nn.Module) -> list[nn.Conv2d]:
 
 def _run_stage(stage: Stage, x: Tensor, chain: Chain) -> Tensor:
     for layer in stage:
-        chain.append(_LayerTrace(layer, x))
+        chain.append((layer, x))
         x = layer.convolve("conv", x, relu_output=True)
     return x
 
 
 def _chain_gradient(chain: Chain, g: Tensor, *, side: SideStream, input_gradient: bool = True) -> Tensor | None:
-    """The gradient of the input of consecutive layers, from that before the last ReLU; accumulates weight gradients.
-
-    Empties the list, so that maps are freed as soon as possible.
-    """
+    """As `plan.stage_gradient`, from the gradient before the last ReLU."""
     with side.fork():
-        add_pixel_sums(g, out=chain[-1].layer.bias_gradients["conv"])
+        add_pixel_sums(g, out=chain[-1][0].bias_gradients["conv"])
     while chain:
         layer, x = chain.pop()
         with side.fork():
             layer.add_weight_gradient("conv", x, g)
         side.keep_alive(x, g)
         if chain:
-            g = layer.input_gradient("conv", g, gate=x, sums=chain[-1].layer.bias_gradients["conv"])
+            g = layer.input_gradient("conv", g, gate=x, sums=chain[-1][0].bias_gradients["conv"])
         elif input_gradient:
             return layer.input_gradient("conv", g)
     return None
@@ -71,10 +59,8 @@ class _Trace:
     encoder: list[Chain]
     decoder: list[Chain]
     combine: Chain
-    features: list[Tensor]
-    """Of the encoder's scales, finest first."""
-    outputs: list[Tensor]
-    """Of the decoder's scales, coarsest first, after the coarsest features."""
+    features: list[Tensor]  # of the encoder's scales, finest first
+    outputs: list[Tensor]  # of the decoder's scales, coarsest first, after the coarsest features
     last: Tensor
     pooled: Float[Tensor, "2 b f"]
     noise: Float[Tensor, "b n"]
@@ -84,8 +70,7 @@ class _Trace:
 class ProbUNetPlan(BasePlan):
     """Layers and weights of a model for training on images of one size."""
 
-    num_prior_inputs = 2
-    """The U-Net and the prior."""
+    num_prior_inputs = 2  # the U-Net and the prior
 
     def __init__(self, model: ProbUNet, *, height: int, width: int, dtype: torch.dtype) -> None:
         self.size = height, width
@@ -109,7 +94,9 @@ class ProbUNetPlan(BasePlan):
         inputs = [channel_order((0, finest), (finest, self.latent_dim))]
         self.combine = self.stage(ConvLayer, [_convs(model.combine)], 0, inputs)
         layers = [layer for part in (*self.encoder, *self.decoder, self.combine) for layer in part]
-        self.limit_images(len(layer.convs) * layer.height * layer.width * max(layer.widths) for layer in layers)
+        self.max_images = (2**31 - 1) // max(
+            len(layer.convs) * layer.height * layer.width * max(layer.widths) for layer in layers
+        )
         heads = [model.prior.head.conv, model.posterior.head.conv]
         assert all(head is not None for head in heads)
         others = [[model.logits.weight], [model.logits.bias]]
@@ -120,13 +107,12 @@ class ProbUNetPlan(BasePlan):
         self, x: Float[Tensor, "3 b h w c"], noise: Float[Tensor, "b n"], _prior_noise: None
     ) -> tuple[Float[Tensor, "b k h w"], Float[Tensor, "2 2 b n"], Float[Tensor, "b n"], None, _Trace]:
         """As `Plan.forward`, without hypotheses from the prior."""
-        encoder: list[Chain] = []
-        decoder: list[Chain] = []
+        encoder: list[Chain] = [[] for _ in self.encoder]
+        decoder: list[Chain] = [[] for _ in self.decoder]
         combine: Chain = []
         features: list[Tensor] = []
         for depth, stage in enumerate(self.encoder):
-            encoder.append([])
-            x = _run_stage(stage, downsample(x) if depth else x, encoder[-1])
+            x = _run_stage(stage, downsample(x) if depth else x, encoder[depth])
             features.append(x)
         width = self.encoder[-1][-1].out_channels
         pooled = x[1:, ..., :width].float().mean(dim=(2, 3))
@@ -137,10 +123,7 @@ class ProbUNetPlan(BasePlan):
         latents = mean + log_sigma.clamp(*LOG_SIGMA_RANGE).exp() * noise
         outputs = [x[:1]]
         for i, stage in enumerate(self.decoder):
-            decoder.append([])
-            outputs.append(
-                _run_stage(stage, upsample_bilinear_concat(features[-2 - i][:1], outputs[-1]), decoder[-1])
-            )
+            outputs.append(_run_stage(stage, upsample_bilinear_concat(features[-2 - i][:1], outputs[-1]), decoder[i]))
         finest = outputs[-1]
         joined = finest.new_zeros(*finest.shape[:4], self.combine[0].widths[0])
         joined[..., : finest.shape[4]] = finest

@@ -1,8 +1,4 @@
-"""Tile sizes of the convolution kernels by shape, measured on an H200 (docs/lab/speed.md).
-
-In float32 there are no tensor cores to fill (TF32 would round) and large tiles take minutes to compile, so tiles
-are small.
-"""
+"""Tile sizes of the convolution kernels by shape, measured on an H200 (docs/lab/speed.md); small in float32."""
 
 import torch
 

@@ -1,19 +1,14 @@
 """Convolutions as matrix products in Triton, fused with bias, ReLU, gate and residual, and their weight gradients.
 
-Maps are (groups, batch, height, width, channels), dense. The horizontal neighbours of a pixel, with all their
-channels, are then one contiguous run in memory, so a 3×3 convolution is three matrix products (one per row) of such
-runs with weights (3·in, out). No copy is made, and the weight gradient has the same form.
+Maps are dense (groups, batch, height, width, channels): the horizontal neighbours of a pixel are one contiguous run,
+so a 3×3 convolution is three matrix products (one per row) of runs with weights (3·in, out), without copies. Groups
+are networks of the same shape side by side, each with its own weights. Channels are multiples of 8.
 
-Narrow layers are bound by memory reads: nine per element, one per tap. So a matrix row stands for a *patch* of py ×
-px output pixels (`ConvTiling`): it reads a run of (px + 2)·in elements from each of py + 2 rows, and the weights
-hold the 3×3 kernel once per pixel of the patch, shifted, with zeros between. Tensor cores multiply the zeros for
-free; a 2×4 patch reads each element three times instead of nine.
+Narrow layers are bound by memory reads. So a matrix row stands for a *patch* of py × px output pixels: it reads a run
+of (px + 2)·in elements from each of py + 2 rows, and the weights hold the kernel once per pixel of the patch,
+shifted, with zeros between. Tensor cores multiply the zeros for free; a 2×4 patch reads each element 3, not 9 times.
 
-bfloat16 is accumulated in float32. float32 is accumulated in float64, chunk by chunk, and buffers that many programs
-add to (`sums`, weight gradients) are float64 then.
-
-Groups are networks of the same shape (prior and posterior) that run side by side, each with its own weights. Channels
-are multiples of 8, so that loads are 16 bytes wide.
+bfloat16 is accumulated in float32, float32 in float64 (chunk by chunk, as are `sums` and weight gradients).
 """
 
 from dataclasses import dataclass
@@ -33,12 +28,9 @@ class ConvTiling:
 
     py: int
     px: int
-    patches: int
-    """Matrix rows per program."""
-    columns: int
-    """Matrix columns (pixels of a patch × output channels) per program."""
-    chunk: int
-    """Elements of a run multiplied at once."""
+    patches: int  # matrix rows per program
+    columns: int  # matrix columns (pixels of a patch × output channels) per program
+    chunk: int  # elements of a run multiplied at once
     warps: int = 4
     stages: int = 3
 
@@ -52,14 +44,12 @@ class WeightView:
     """Strided view of a convolution's weights: (row, tap of the row, input, output) is data[Σ index · stride]."""
 
     data: Tensor
-    group: int
-    """Stride between groups."""
+    group: int  # stride between groups
     row: int
     tap: int
     channel: int
     out: int
-    width: int
-    """Outputs of all pixels of a patch."""
+    width: int  # outputs of all pixels of a patch
 
 
 @triton.jit
@@ -108,7 +98,6 @@ def _convolve(
     SUMS: tl.constexpr, PRECISION: tl.constexpr,
     TILE_Y: tl.constexpr, TILE_X: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """See `convolve`."""
     PAD: tl.constexpr = TAPS // 2
     ROWS: tl.constexpr = PY + TAPS - 1
     CHUNKS: tl.constexpr = ((PX + TAPS - 1) * IN + BK - 1) // BK
@@ -165,22 +154,12 @@ def _convolve(
 
 
 def convolve(
-    x: Float[Tensor, "g b h w i"],
-    *,
-    weight: WeightView,
-    tiling: ConvTiling,
-    taps: int = 3,
-    bias: Float[Tensor, "g o"] | None = None,
-    relu_input: bool = False,
-    relu_output: bool = False,
-    gate: Float[Tensor, "g b h w o"] | None = None,
-    residual: Float[Tensor, "g b h w o"] | None = None,
+    x: Float[Tensor, "g b h w i"], *, weight: WeightView, tiling: ConvTiling, taps: int = 3,
+    bias: Float[Tensor, "g o"] | None = None, relu_input: bool = False, relu_output: bool = False,
+    gate: Float[Tensor, "g b h w o"] | None = None, residual: Float[Tensor, "g b h w o"] | None = None,
     sums: Float[Tensor, "g o"] | None = None,
-) -> Float[Tensor, "g b h w o"]:
-    """relu?((gate > 0 ? conv(relu?(x)) + bias : 0) + residual), with zero padding.
-
-    The sum of the result over all pixels is added to `sums`.
-    """
+) -> Float[Tensor, "g b h w o"]:  # fmt: skip
+    """relu?((gate > 0 ? conv(relu?(x)) + bias : 0) + residual); adds the sum of all pixels to `sums`."""
     groups, b, h, w, channels = x.shape
     width = weight.width // (tiling.py * tiling.px)
     out = torch.empty(groups, b, h, w, width, device=x.device, dtype=x.dtype)
@@ -215,12 +194,9 @@ class CorrelationTiling:
     px: int
     rows: int
     columns: int
-    patches: int
-    """Patches (times `py`) multiplied at once."""
-    programs: int
-    """Approximate number of programs; each adds its result atomically."""
-    together: bool = True
-    """Whether a program computes all three rows of taps: fewer reads, more accumulators."""
+    patches: int  # patches (times `py`) multiplied at once
+    programs: int  # approximate number of programs; each adds its result atomically
+    together: bool = True  # whether a program computes all three rows of taps: fewer reads, more accumulators
     warps: int = 4
     stages: int = 3
 
@@ -245,7 +221,7 @@ def _correlate(
     RELU_ROWS: tl.constexpr, RELU_COLUMNS: tl.constexpr,
     PRECISION: tl.constexpr, ROUNDS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BP: tl.constexpr,
 ):  # fmt: skip
-    """See `correlate`. A program takes BM elements of a run, BN columns of a patch, and some of the patches.
+    """A program takes BM elements of a run, BN columns of a patch, and some of the patches.
 
     Operands of products must not be used anywhere else: Triton (3.6) would keep too few copies of them in shared
     memory and load the next ones over operands that tensor cores still read.
@@ -324,23 +300,15 @@ def _row(run, y, dy, there, H: tl.constexpr, STRIDE: tl.constexpr, RELU: tl.cons
 
 
 def correlate(
-    rows: Float[Tensor, "g b h w r"],
-    columns: Float[Tensor, "g b h w c"],
-    *,
-    out: GradientView,
-    tiling: CorrelationTiling,
-    taps: int = 3,
-    relu_rows: bool = False,
-    relu_columns: bool = False,
-) -> None:
+    rows: Float[Tensor, "g b h w r"], columns: Float[Tensor, "g b h w c"], *, out: GradientView,
+    tiling: CorrelationTiling, taps: int = 3, relu_rows: bool = False, relu_columns: bool = False,
+) -> None:  # fmt: skip
     """Accumulate a weight gradient: out[(dy, dx), r, c] += Σ over pixels p of rows[p + (dy, dx), r] · columns[p, c].
 
     `rows` is the convolution's input and `columns` the gradient of its output; exchanged, they give the gradient for
     mirrored taps. Fewer channels in `rows` is faster.
     """
-    groups, b, h, w, r = rows.shape
-    c = columns.shape[4]
-    t = tiling
+    (groups, b, h, w, r), c, t = rows.shape, columns.shape[4], tiling
     patches = b * (h // t.py) * (w // t.px)
     blocks = triton.cdiv((t.px + taps - 1) * r, t.rows) * triton.cdiv(t.px * c, t.columns)
     blocks *= 1 if t.together else taps

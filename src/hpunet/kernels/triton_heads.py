@@ -1,7 +1,4 @@
-"""Gaussian heads and logits: 1×1 convolutions from maps to float32, each one kernel, and their gradients.
-
-Maps are (groups, batch, height, width, channels) as in `triton_convolution.py`.
-"""
+"""Gaussian heads and logits: 1×1 convolutions from maps to float32, each one kernel, and their gradients."""
 
 import torch
 import triton
@@ -15,7 +12,6 @@ from hpunet.models.gaussian import LOG_SIGMA_RANGE
 
 @triton.jit
 def _head_pixels(B, HW: tl.constexpr, BP: tl.constexpr):
-    """The pixels of this program: number, whether it exists, image, position in the image."""
     p = tl.program_id(0) * BP + tl.arange(0, BP)
     return p, p < B * HW, p // HW, p % HW
 
@@ -48,14 +44,9 @@ def _heads(
 
 
 def heads(
-    x: Float[Tensor, "g b h w c"],
-    *,
-    weight: Float[Tensor, "g zz f"],
-    bias: Float[Tensor, "g zz"],
-    noise: Float[Tensor, "b n"] | None,
-    raw: Float[Tensor, "g 2 b n"],
-    latents: Float[Tensor, "b n"],
-) -> None:
+    x: Float[Tensor, "g b h w c"], *, weight: Float[Tensor, "g zz f"], bias: Float[Tensor, "g zz"],
+    noise: Float[Tensor, "b n"] | None, raw: Float[Tensor, "g 2 b n"], latents: Float[Tensor, "b n"],
+) -> None:  # fmt: skip
     """Write means and log σ (not clamped) to `raw`, and with `noise` a draw from the last group to `latents`.
 
     `noise`, `raw` and `latents` are this scale's slices of those of all scales; n is z·h·w.
@@ -120,22 +111,14 @@ def _heads_gradient(
 
 
 def heads_gradient(
-    x: Float[Tensor, "g b h w c"],
-    *,
-    weight: Float[Tensor, "g zz f"],
-    noise: Float[Tensor, "b n"],
-    raw: Float[Tensor, "g 2 b n"],
-    raw_gradient: Float[Tensor, "g 2 b n"],
-    joined: Float[Tensor, "j b h2 w2 d"],
-    offset: int,
-    below: Float[Tensor, "j b h w c"],
-    weight_gradient: Float[Tensor, "g zz f"],
-    bias_gradient: Float[Tensor, "g zz"],
-) -> Float[Tensor, "g b h w c"]:
+    x: Float[Tensor, "g b h w c"], *, weight: Float[Tensor, "g zz f"], noise: Float[Tensor, "b n"],
+    raw: Float[Tensor, "g 2 b n"], raw_gradient: Float[Tensor, "g 2 b n"],
+    joined: Float[Tensor, "j b h2 w2 d"], offset: int, below: Float[Tensor, "j b h w c"],
+    weight_gradient: Float[Tensor, "g zz f"], bias_gradient: Float[Tensor, "g zz"],
+) -> Float[Tensor, "g b h w c"]:  # fmt: skip
     """The gradient of x: from the heads, from the last group's latents (via `joined`), and from upsampling (`below`).
 
-    `raw_gradient` is the gradient of means and log σ. Out of its range, log σ only gets the part that leads back
-    (`models.gradients.inward_gradient`).
+    Out of its range, log σ only gets the part that leads back (`models.gradients.inward_gradient`).
     """
     _, b, h, w, c = x.shape
     out = torch.empty_like(x)
@@ -169,8 +152,7 @@ def logits(
     x: Float[Tensor, "b h w c"], *, weight: Float[Tensor, "k f"], bias: Float[Tensor, " k"]
 ) -> Float[Tensor, "b k h w"]:
     """A 1×1 convolution to float32 NCHW."""
-    b, h, w, c = x.shape
-    k, real = weight.shape
+    (b, h, w, c), (k, real) = x.shape, weight.shape
     out = torch.empty(b, k, h, w, device=x.device)
     launch(
         _logits, (triton.cdiv(b * h * w, 128),),
@@ -209,17 +191,11 @@ def _logits_gradient(
 
 
 def logits_gradient(
-    x: Float[Tensor, "b h w c"],
-    gradient: Float[Tensor, "b k h w"],
-    *,
-    weight: Float[Tensor, "k f"],
-    weight_gradient: Float[Tensor, "k f"],
-    bias_gradient: Float[Tensor, " k"],
-    gate: bool = False,
-) -> Float[Tensor, "b h w c"]:
+    x: Float[Tensor, "b h w c"], gradient: Float[Tensor, "b k h w"], *, weight: Float[Tensor, "k f"],
+    weight_gradient: Float[Tensor, "k f"], bias_gradient: Float[Tensor, " k"], gate: bool = False,
+) -> Float[Tensor, "b h w c"]:  # fmt: skip
     """The gradient of x (with `gate`, 0 where x is not positive); those of weight and bias are accumulated."""
-    b, h, w, c = x.shape
-    k, real = weight.shape
+    (b, h, w, c), (k, real) = x.shape, weight.shape
     out, pixels = torch.empty_like(x), b * h * w
     rounds = max(1, triton.cdiv(pixels, 128 * 1024))
     launch(

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from hpunet.kernels.launch import launch
 
-BLOCK = 2048
-"""Elements per program."""
+BLOCK = 2048  # elements per program
 
 
 @triton.jit
@@ -39,14 +38,9 @@ def _pack_inputs(
 
 
 def pack_inputs(
-    prior_input: Float[Tensor, "b s h w"],
-    *,
+    prior_input: Float[Tensor, "b s h w"], *, width: int, dtype: torch.dtype, copies: int = 1, num_classes: int = 0,
     pair: tuple[Float[Tensor, "b i h w"], Int[Tensor, "b h w"]] | None = None,
-    num_classes: int = 0,
-    width: int,
-    dtype: torch.dtype,
-    copies: int = 1,
-) -> Float[Tensor, "g b h w c"]:
+) -> Float[Tensor, "g b h w c"]:  # fmt: skip
     """NHWC maps of `width` channels: `copies` of the prior's input, then for a `pair` [one-hot labels, image]."""
     b, channels, h, w = prior_input.shape
     image, labels = pair or (prior_input, prior_input)
@@ -131,24 +125,19 @@ def _feature_gradient(
 
 
 def feature_gradient(
-    pooled: Float[Tensor, "g b h2 w2 c"],
-    joined: Float[Tensor, "j b h w d"] | None,
-    *,
-    offset: int,
+    pooled: Float[Tensor, "g b h2 w2 c"], joined: Float[Tensor, "j b h w d"], *, offset: int,
     gate: Float[Tensor, "g b h w c"] | None = None,
-) -> Float[Tensor, "g b h w c"]:
+) -> Float[Tensor, "g b h w c"]:  # fmt: skip
     """The gradient of encoder features: from their pooled version and, for the first groups, their concatenation.
 
     With `gate` it is 0 where `gate` is not positive.
     """
     g, b, h, w, c = pooled.shape
     out = torch.empty(g, b, 2 * h, 2 * w, c, device=pooled.device, dtype=pooled.dtype)
-    count = 0 if joined is None else joined.shape[0] * out[0].numel()
     launch(
         _feature_gradient, (triton.cdiv(out.numel(), BLOCK),),
-        pooled, pooled if joined is None else joined, out if gate is None else gate, out, out.numel(), count,
-        GATE=gate is not None,
-        W=2 * w, C=c, JOINED_C=c if joined is None else joined.shape[4], OFFSET=offset, BLOCK=BLOCK,
+        pooled, joined, out if gate is None else gate, out, out.numel(), len(joined) * out[0].numel(),
+        GATE=gate is not None, W=2 * w, C=c, JOINED_C=joined.shape[4], OFFSET=offset, BLOCK=BLOCK,
     )  # fmt: skip
     return out
 
@@ -175,12 +164,9 @@ def _upsample_concat(
 
 
 def upsample_concat(
-    below: Float[Tensor, "g b h2 w2 c0"],
-    features: Float[Tensor, "g b h w c1"],
-    *,
-    latents: Float[Tensor, "b z h2 w2"] | None,
-    width: int,
-) -> Float[Tensor, "g b h w c"]:
+    below: Float[Tensor, "g b h2 w2 c0"], features: Float[Tensor, "g b h w c1"], *,
+    latents: Float[Tensor, "b z h2 w2"] | None, width: int,
+) -> Float[Tensor, "g b h w c"]:  # fmt: skip
     """Nearest-upsample `below` and the latents; concatenate [below, features, latents, zeros up to `width`]."""
     g, b, h, w, c1 = features.shape
     c0, z = below.shape[4], 0 if latents is None else latents.shape[1]

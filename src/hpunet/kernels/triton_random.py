@@ -8,8 +8,7 @@ from torch import Tensor
 
 from hpunet.kernels.launch import launch
 
-BLOCK = 1024
-"""Numbers per program."""
+BLOCK = 1024  # numbers per program
 
 
 @triton.jit

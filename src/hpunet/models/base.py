@@ -11,17 +11,15 @@ from torch import Tensor, nn
 from hpunet.models.gaussian import Gaussian, kl_divergence
 from hpunet.utils.tensors import check_image, check_labels, one_hot
 
-PerScale = Sequence[Tensor | None]
-"""For each latent scale, coarsest first, a tensor (b, z, h_i, w_i) or None."""
+PerScale = Sequence[Tensor | None]  # for each latent scale, coarsest first, a tensor (b, z, h_i, w_i) or None
 
 
 @dataclass(frozen=True)
 class TrainingOutput:
-    """The result of a training pass: logits and KL of one posterior draw.
+    """Logits of one posterior draw, and per latent scale, coarsest first, its latents, Gaussians and KL.
 
-    Per latent scale, coarsest first: the latents, the Gaussians of prior and posterior, and their divergence, summed
-    over positions and channels and averaged over the batch (App. A). `sample_logits` are hypotheses drawn from the
-    prior, with gradients, if the caller gave noise for them.
+    The KL is summed over positions and channels and averaged over the batch (App. A). `sample_logits` are hypotheses
+    drawn from the prior, if the caller gave noise for them.
     """
 
     logits: Float[Tensor, "b k h w"]
@@ -74,10 +72,10 @@ class SamplingProxy(Generic[ModelT]):
     """Base of samplers that replace a model's `encode` and `decode`; everything else is the model's."""
 
     def __init__(self, model: ModelT) -> None:
-        self.in_channels, self.num_classes = model.in_channels, model.num_classes
+        self.model, self.in_channels, self.num_classes = model, model.in_channels, model.num_classes
         self.cond_channels, self.latent_dims = model.cond_channels, model.latent_dims
-        self.size_multiple = model.size_multiple
-        self.model = model
+        self.size_multiple, self.latent_shapes = model.size_multiple, model.latent_shapes
+        self.sampling_modules, self.infer = model.sampling_modules, model.infer
 
     @property
     def check_values(self) -> bool:
@@ -92,20 +90,6 @@ class SamplingProxy(Generic[ModelT]):
     def orientations(self) -> int:
         """The model's."""
         return self.model.orientations
-
-    def latent_shapes(self, height: int, width: int) -> list[tuple[int, int, int]]:
-        """The model's."""
-        return self.model.latent_shapes(height, width)
-
-    def sampling_modules(self) -> list[nn.Module]:
-        """The model's."""
-        return self.model.sampling_modules()
-
-    def infer(
-        self, *, image: Tensor, labels: Tensor, noise: PerScale | None = None
-    ) -> tuple[list[Tensor], list[Gaussian]]:
-        """The model's, in the model's own precision."""
-        return self.model.infer(image=image, labels=labels, noise=noise)
 
 
 class ConditionalVAE(nn.Module):
@@ -122,8 +106,7 @@ class ConditionalVAE(nn.Module):
     ) -> TrainingOutput:
         """Draw latents from the posterior (with `noise` or fresh noise) and decode them with the prior (Fig. 1b).
 
-        So logits and KL belong to the same draw, and the reconstruction's gradient reaches the posterior. With
-        `prior_noise`, (b, s, z, h_i, w_i) per scale, the prior also draws s hypotheses per image.
+        With `prior_noise`, (b, s, z, h_i, w_i) per scale, the prior also draws s hypotheses per image.
         """
         if noise is None:
             shapes = self.latent_shapes(*image.shape[-2:])
@@ -135,18 +118,10 @@ class ConditionalVAE(nn.Module):
         sample_logits = None
         if prior_noise is not None:
             b, s = prior_noise[0].shape[:2]
-            drawn, _, _ = self.decode(
-                [_repeat_images(f, s) for f in features], noise=[scale.flatten(0, 1) for scale in prior_noise]
-            )
+            repeated = [_repeat_images(f, s) for f in features]
+            drawn, _, _ = self.decode(repeated, noise=[scale.flatten(0, 1) for scale in prior_noise])
             sample_logits = drawn.unflatten(0, (b, s))
-        return TrainingOutput(
-            logits=logits,
-            latents=latents,
-            prior=prior,
-            posterior=posterior,
-            kl=torch.stack(kl),
-            sample_logits=sample_logits,
-        )
+        return TrainingOutput(logits, latents, prior, posterior, torch.stack(kl), sample_logits)
 
 
 def check_inputs(model: SegmentationModel, *, image: Float[Tensor, "b c h w"], labels: Int[Tensor, "b h w"]) -> None:

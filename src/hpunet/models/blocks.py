@@ -9,16 +9,14 @@ from torch import Tensor, nn
 class ResidualBlock(nn.Module):
     """Pre-activation residual block without normalisation (App. D).
 
-    Residual branch: three times ReLU → 3×3 convolution at half the output channels, then a 1×1 projection. The skip
-    is the identity, or a 1×1 convolution if the number of channels changes.
+    Three times ReLU → 3×3 convolution at half the output channels, then a 1×1 projection. The skip is the identity,
+    or a 1×1 convolution if the number of channels changes.
     """
 
     def __init__(self, in_channels: int, out_channels: int) -> None:
         super().__init__()
         half = out_channels // 2
-        self.convs = nn.ModuleList(
-            nn.Conv2d(channels, half, kernel_size=3, padding=1) for channels in (in_channels, half, half)
-        )
+        self.convs = nn.ModuleList(nn.Conv2d(c, half, kernel_size=3, padding=1) for c in (in_channels, half, half))
         self.project = nn.Conv2d(half, out_channels, kernel_size=1)
         self.skip = nn.Conv2d(in_channels, out_channels, kernel_size=1) if in_channels != out_channels else None
 
@@ -64,14 +62,10 @@ def upsample_bilinear(x: Float[Tensor, "b f h w"]) -> Float[Tensor, "b f h2 w2"]
 
 
 def concat_latent(latent: Float[Tensor, "b z h w"], features: Float[Tensor, "b f h w"]) -> Float[Tensor, "b zf h w"]:
-    """[latent, features] over channels, in the features' precision and memory format.
-
-    The strides of a one-channel map fit both memory formats. `torch.cat` would then fall back to NCHW, and the next
-    convolution would have to convert.
-    """
+    """[latent, features] over channels, in the features' precision and memory format."""
     channels_last = features.is_contiguous(memory_format=torch.channels_last)
-    layout = torch.channels_last if channels_last else torch.contiguous_format
-    return torch.cat([latent.to(features.dtype).clone(memory_format=layout), features], dim=1)
+    latent = match_memory_format(latent.to(features.dtype), channels_last=channels_last)
+    return torch.cat([latent, features], dim=1)
 
 
 def initialise(model: nn.Module) -> None:
@@ -84,9 +78,8 @@ def initialise(model: nn.Module) -> None:
 
 
 def match_memory_format(x: Tensor, *, channels_last: bool) -> Tensor:
-    """A copy in the memory format of the weights, so that no convolution has to convert.
+    """A copy in this memory format, so that no convolution has to convert.
 
-    `contiguous` is not enough: the strides of a one-channel image fit both formats, so it would return them
-    unchanged, and a 1×1 convolution would take them as NCHW.
+    `contiguous` is not enough: the strides of a one-channel map fit both formats, and torch would take it as NCHW.
     """
     return x.clone(memory_format=torch.channels_last if channels_last else torch.contiguous_format)

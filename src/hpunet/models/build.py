@@ -1,6 +1,7 @@
 """Builds the network that the settings describe."""
 
 import math
+from typing import Any
 
 import torch
 
@@ -19,27 +20,20 @@ def build_model(
     channels_last: bool = True,
 ) -> HPUNet | ProbUNet:
     """The network for images with `in_channels` and labels with `num_classes`."""
+    shared: dict[str, Any] = {"in_channels": in_channels, "num_classes": num_classes, "channels_last": channels_last}
+    shared["channels"] = settings.channels
     model: HPUNet | ProbUNet
     if settings.kind == "punet":
         if extrapolate:
             raise ConfigError("data.extrapolate: the Probabilistic U-Net cannot extrapolate; set model.kind to hpu")
-        model = ProbUNet(
-            in_channels=in_channels,
-            num_classes=num_classes,
-            channels=settings.channels,
-            latent_dim=settings.latent_dims[0],
-            channels_last=channels_last,
-        )
+        model = ProbUNet(**shared, latent_dim=settings.latent_dims[0])
     else:
         model = HPUNet(
-            in_channels=in_channels,
-            num_classes=num_classes,
-            channels=settings.channels,
+            **shared,
             latent_dims=settings.latent_dims,
             blocks_per_scale=settings.blocks_per_scale,
             cond_channels=1 + num_classes if extrapolate else 0,
             activation_checkpointing=settings.activation_checkpointing,
-            channels_last=channels_last,
         )
     model.orientations = settings.orientations
     return model

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from hpunet.models.gradients import clamp_with_inward_gradient
 
 LOG_SIGMA_RANGE = (-10.0, 10.0)
-"""log σ is clamped to this range. A trained network stays far inside. If one diverges, σ between 4.5e-5 and 2.2e4
-keeps the KL and its gradients finite in float32."""
+"""Range to which log σ is clamped: the KL and its gradients stay finite. Trained networks are far inside."""
 
 
 def at_least_float32(x: Tensor) -> Tensor:
@@ -89,9 +88,6 @@ def elementwise_kl(
 def kl_divergence(*, posterior: Gaussian, prior: Gaussian) -> Float[Tensor, " b"]:
     """KL(posterior ‖ prior), summed over positions and channels: one value per image."""
     kl = elementwise_kl(
-        mean=posterior.mean,
-        log_sigma=posterior.log_sigma,
-        prior_mean=prior.mean,
-        prior_log_sigma=prior.log_sigma,
+        mean=posterior.mean, log_sigma=posterior.log_sigma, prior_mean=prior.mean, prior_log_sigma=prior.log_sigma
     )
     return kl.flatten(start_dim=1).sum(dim=1)

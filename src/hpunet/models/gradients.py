@@ -27,10 +27,7 @@ def inward_gradient(
 
 
 def clamp_with_inward_gradient(x: Float[Tensor, "*shape"], *, low: float, high: float) -> Float[Tensor, "*shape"]:
-    """x clamped; out of range it keeps the gradient that leads back.
-
-    A plain clamp has no gradient there: a value that one large step throws out of range would never return.
-    """
+    """x clamped; out of range it keeps the gradient that leads back, without which it would never return."""
     return _ClampWithInwardGradient.apply(x, low, high)  # type: ignore[no-any-return, no-untyped-call]
 
 

@@ -18,6 +18,7 @@ What to know before reading:
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -35,8 +36,7 @@ from hpunet.utils.tensors import check_image
 class LatentUNet(nn.Module):
     """A U-Net with latents at the coarsest scales of its decoder: the prior, or the posterior.
 
-    `num_decoder_scales` counts the scales above the bottom: all of them in the prior, and in the posterior just
-    enough to reach its last latent.
+    `num_decoder_scales` counts the scales above the bottom: all in the prior; up to the last latent in the posterior.
     """
 
     def __init__(
@@ -133,9 +133,7 @@ class HPUNet(ConditionalVAE):
                 f"{in_channels=}, {num_classes=}, {blocks_per_scale=}, {cond_channels=}"
             )
         if len(channels) < 2 or any(c < 2 or c % 2 for c in channels):
-            raise ConfigError(
-                f"channels: expected at least two scales of even, positive width, got {tuple(channels)}"
-            )
+            raise ConfigError(f"channels: expected at least two even, positive numbers, got {tuple(channels)}")
         if not 1 <= len(latent_dims) < len(channels) or min(latent_dims) < 0 or not any(latent_dims):
             raise ConfigError(
                 f"latent_dims: expected 1 to {len(channels) - 1} numbers (fewer than the {len(channels)} scales), "
@@ -148,18 +146,11 @@ class HPUNet(ConditionalVAE):
         self.blocks_per_scale = blocks_per_scale
         self.cond_channels = cond_channels
         self.size_multiple = 2 ** (len(channels) - 1)
-        self.check_values = True
-        """Whether to check the values of inputs; on a GPU this waits for the device."""
-        self.orientations = 1
-        """Number of image orientations to sample from (1, 2, 4 or 8), see `sampling.orientations`."""
+        self.check_values = True  # whether to check the values of inputs; on a GPU this waits for the device
+        self.orientations = 1  # number of image orientations to sample from, see `sampling.orientations`
 
-        unet = partial(
-            LatentUNet,
-            channels=channels,
-            latent_dims=latent_dims,
-            num_blocks=blocks_per_scale,
-            activation_checkpointing=activation_checkpointing,
-        )
+        shared: dict[str, Any] = {"channels": channels, "latent_dims": latent_dims, "num_blocks": blocks_per_scale}
+        unet = partial(LatentUNet, **shared, activation_checkpointing=activation_checkpointing)
         self.prior = unet(in_channels=in_channels + cond_channels, num_decoder_scales=len(channels) - 1)
         self.logits = nn.Conv2d(channels[0], num_classes, kernel_size=1)
         self.posterior = unet(in_channels=num_classes + in_channels, num_decoder_scales=len(latent_dims) - 1)
@@ -213,11 +204,7 @@ class HPUNet(ConditionalVAE):
         return self.logits(x), latents, gaussians
 
     def infer(
-        self,
-        *,
-        image: Float[Tensor, "b c h w"],
-        labels: Int[Tensor, "b h w"],
-        noise: PerScale | None = None,
+        self, *, image: Float[Tensor, "b c h w"], labels: Int[Tensor, "b h w"], noise: PerScale | None = None
     ) -> tuple[list[Tensor], list[Gaussian]]:
         """The posterior's latents for a segmentation (its means without `noise`) and its Gaussians (Eq. 3)."""
         x = posterior_input(self, image=image, labels=labels)

@@ -67,9 +67,7 @@ class ProbUNet(ConditionalVAE):
                 "in_channels, num_classes and latent_dim must be at least 1 and channels hold at least two positive "
                 f"numbers, got {in_channels=}, {num_classes=}, {latent_dim=}, channels={tuple(channels)}"
             )
-        self.in_channels = in_channels
-        self.num_classes = num_classes
-        self.channels = tuple(channels)
+        self.in_channels, self.num_classes, self.channels = in_channels, num_classes, tuple(channels)
         self.latent_dims: tuple[int, ...] = (latent_dim,)
         self.cond_channels = 0
         self.size_multiple = 2 ** (len(channels) - 1)
@@ -131,11 +129,7 @@ class ProbUNet(ConditionalVAE):
         return self.logits(self.combine(torch.cat([x, planes], dim=1))), [z], [prior]
 
     def infer(
-        self,
-        *,
-        image: Float[Tensor, "b c h w"],
-        labels: Int[Tensor, "b h w"],
-        noise: PerScale | None = None,
+        self, *, image: Float[Tensor, "b c h w"], labels: Int[Tensor, "b h w"], noise: PerScale | None = None
     ) -> tuple[list[Tensor], list[Gaussian]]:
         """As `HPUNet.infer`."""
         x = posterior_input(self, image=image, labels=labels)

@@ -1,7 +1,6 @@
 """A decoder stage on [upsampled x, features] without the upsampled map: the same result, faster on CPUs.
 
-Nearest upsampling repeats every value in a 2×2 square, so part of a convolution of that map is redundant work. The
-input's convolutions are split by channels: the share of x runs at its own size, the share of the features as usual.
+The first convolutions are split by channels: the share of x runs at its own size, that of the features as usual.
 """
 
 from typing import Any
@@ -13,8 +12,7 @@ from torch import Tensor, nn
 
 from hpunet.models.blocks import ResidualBlock, upsample_nearest
 
-MIN_OUTPUT_PIXELS = 64 * 64
-"""On smaller maps, preparing the weights takes as long as the convolution saves."""
+MIN_OUTPUT_PIXELS = 64 * 64  # on smaller maps, preparing the weights takes as long as the convolution saves
 
 
 def run_upsampled(
@@ -47,9 +45,8 @@ def _run_block(block: ResidualBlock, x: Tensor, features: Tensor) -> Tensor:
 def conv_upsampled(x: Float[Tensor, "b f h w"], weight: Float[Tensor, "o f 3 3"]) -> Float[Tensor, "b o h2 w2"]:
     """3×3 convolution of the nearest-upsampled map, with 4 instead of 9 products per output.
 
-    Three neighbouring rows of the upsampled map lie in two rows of `x`: an even row sees the row above and its own,
-    an odd one its own and the row below. The same holds for columns. So the pixels of each of the four phases (even
-    or odd row, even or odd column) are a 2×2 convolution of `x`.
+    Three neighbouring rows of the upsampled map lie in two rows of `x`, and so do columns. So each of the four phases
+    (pixels in even or odd rows, even or odd columns) is a 2×2 convolution of `x`.
     """
     o, f = weight.shape[:2]
     taps = torch.tensor([[[1, 0, 0], [0, 1, 1]], [[1, 1, 0], [0, 0, 1]]], dtype=weight.dtype)

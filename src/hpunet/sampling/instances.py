@@ -21,13 +21,11 @@ def cluster(
 ) -> Int32[np.ndarray, "h w"]:
     """Algorithm 1: pixels within Hamming distance `threshold` (α) of a cluster's prototype join the cluster.
 
-    The prototype of cluster 0 is background in every sample. Further prototypes are random unassigned pixels, until
-    none is left; clusters are numbered in this order. As in the paper, the distance is between one-hot vectors, where
-    a sample with a different label counts twice.
+    The prototype of cluster 0 is background in every sample. Further prototypes are random unassigned pixels, whose
+    order numbers the clusters. As in the paper, a sample with a different label counts twice (one-hot vectors).
 
-    Pixels with the same labels fall into the same cluster, so the algorithm works on the distinct vectors of labels,
-    and draws each with a probability proportional to its number of pixels. The whole order is drawn first: sorted
-    exponential waiting times, with rates proportional to those numbers, have exactly that distribution.
+    The algorithm works on the distinct vectors of labels, drawn in proportion to their number of pixels. Sorted
+    exponential waiting times, with rates proportional to those numbers, give the whole order at once.
     """
     if samples.ndim != 3 or 0 in samples.shape or not np.issubdtype(samples.dtype, np.integer):
         raise DataError(f"samples: expected integer maps (s h w), got {samples.dtype} of shape {samples.shape}")
@@ -54,11 +52,7 @@ def cluster(
 
 
 def _distinct_vectors(labels: np.ndarray, *, num_bits: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The distinct columns of `labels` (s, n): first position of each; distinct column and length of each run.
-
-    Distinct columns are numbered by first position. Most pixels equal their left neighbour, so there are far fewer
-    runs than pixels.
-    """
+    """The distinct columns of `labels` (s, n), by first position; distinct column and length of each run."""
     starts_run = np.ones(labels.shape[1], dtype=np.bool_)
     starts_run[1:] = (labels[:, 1:] != labels[:, :-1]).any(axis=0)
     starts = np.flatnonzero(starts_run)
@@ -122,10 +116,9 @@ def _num_differing(planes: np.ndarray, prototype: np.ndarray) -> np.ndarray:
 
 
 def connected_parts(instances: Integer[np.ndarray, "h w"]) -> Int32[np.ndarray, "h w"]:
-    """Make each connected part (8 neighbours) of an instance its own instance.
+    """Make each connected part (8 neighbours) of an instance its own instance (not in the paper).
 
-    Not in the paper. Objects that by chance have the same label in most samples share a cluster; this separates them
-    unless they touch. Not for objects that an image can show in several parts.
+    This separates objects that share a cluster by chance. Not for objects that an image can show in several parts.
     """
     parts = np.zeros(instances.shape, dtype=np.int32)
     num_parts = 0
@@ -142,10 +135,9 @@ def postprocess(
 ) -> Int32[np.ndarray, "h w"]:
     """Remove clusters that are too thin (App. H): those that contain no `erosion`×`erosion` square inside the image.
 
-    Clusters are processed in ascending order, without the background 0, on the map as it is by then: a cluster may
-    have grown. The pixels of a thin cluster are relabelled in place, in raster order, with the most frequent other
-    foreground label in the `box`×`box` square around the pixel (ties: the smallest). If there is none, the pixel
-    keeps its label (`keep_unmatched`, as in the paper on SNEMI3D) or becomes background (on Cityscapes).
+    Clusters are processed in ascending order, without the background 0; one may have grown by then. Pixels of a thin
+    cluster get, in raster order, the most frequent other foreground label in the `box`×`box` square around them
+    (ties: the smallest). Without one, they keep their label (`keep_unmatched`, SNEMI3D) or become background.
     """
     if instances.ndim != 2 or not np.issubdtype(instances.dtype, np.integer) or instances.min(initial=0) < 0:
         raise DataError(f"instances: expected integers of at least 0 (h w), got {instances.dtype} {instances.shape}")
@@ -192,8 +184,7 @@ def _contains_square(instances: np.ndarray, c: int, pixels: np.ndarray, *, side:
 
 
 def _majority_around(instances: np.ndarray, y: int, x: int, *, radius: int, ignored: int) -> int | None:
-    """The most frequent label in the square around a pixel, without background and `ignored`; None if there is
-    none."""
+    """The most frequent label around a pixel, without background and `ignored`; None if there is none."""
     around = instances[max(0, y - radius) : y + radius + 1, max(0, x - radius) : x + radius + 1]
     counted = around[(around != ignored) & (around != 0)]
     if counted.size == 0:
@@ -214,11 +205,7 @@ def clustering_threshold(alpha: int | None, *, num_samples: int) -> int:
 def merge_to_background(
     samples: Integer[np.ndarray, "s h w"], *, stochastic_classes: Sequence[int]
 ) -> Int32[np.ndarray, "s h w"]:
-    """Map the stochastic classes to 1, 2, ... in the given order and all other classes to background, 0.
-
-    Used before clustering on Cityscapes, so that road against pavement makes no instances. `num_classes` is then 1 +
-    the number of stochastic classes.
-    """
+    """Map the stochastic classes to 1, 2, ... in this order, all others to 0 (Cityscapes, before clustering)."""
     if not stochastic_classes or min(stochastic_classes) < 0 or samples.min() < 0:
         raise ConfigError(
             f"expected samples and at least one stochastic class, none negative, got {list(stochastic_classes)}"
@@ -233,8 +220,7 @@ def instance_scores(
 ) -> Float64[np.ndarray, " ids"]:
     """Confidence of each instance i (App. B), as entry i: the mean of `stochastic_probs` over its pixels and samples.
 
-    `stochastic_probs` is the softmax summed over the stochastic classes, per sample. Background and ids without
-    pixels score 0.
+    `stochastic_probs` is the softmax summed over the stochastic classes. Background and ids without pixels score 0.
     """
     if stochastic_probs.shape[1:] != instances.shape:
         raise DataError(f"stochastic_probs {stochastic_probs.shape} do not go with instances {instances.shape}")

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from jaxtyping import Float, Int
@@ -23,25 +23,23 @@ Generators = torch.Generator | Sequence[torch.Generator] | None
 """Where noise comes from: one generator for the batch, one per image, or torch's default."""
 
 PIXELS_PER_CHUNK = 2**20
-"""Pixels decoded at once, by default: 64 hypotheses of 128×128, 2 of 512×1024."""
+"""Pixels decoded at once, by default: 64 hypotheses of 128×128."""
 PIXELS_PER_CHUNK_CPU = 2**16
-"""The same on a CPU, where chunks that fit in its caches are faster: 4 hypotheses of 128×128 measured best."""
+"""The same on a CPU, where chunks that fit in its caches are faster."""
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Hypotheses for a batch of images, with the latents that made them.
+    """Hypotheses for a batch of images, with the latents (b, s, z, h_i, w_i) that made them, coarsest scale first.
 
-    Pass `latents` (and `orientation_ids`, if not None) back to `sample` to replay the hypotheses; change one scale to
-    edit them. `latents[i]` is (b, s, z, h_i, w_i), coarsest scale first.
+    Pass `latents` and `orientation_ids` back to `sample` to replay hypotheses; change a scale to edit them.
     """
 
     labels: Int[Tensor, "b s h w"]
     logits: Float[Tensor, "b s k h w"] | None
     latents: list[Tensor]
     orientation_ids: Int[Tensor, "b s"] | None = None
-    """The orientation of the image each hypothesis was drawn from (`orientations.orient`), and that of its
-    latents."""
+    """The orientation of the image and of the latents (`orientations.orient`)."""
 
     @property
     def probs(self) -> Float[Tensor, "b s k h w"]:
@@ -59,11 +57,7 @@ def draw_noise(
     generator: Generators,
     device: torch.device,
 ) -> list[Tensor]:
-    """Standard normal noise (b, s, z, h_i, w_i) for each latent scale.
-
-    One draw per hypothesis: the n-th does not depend on how many follow or on the chunk size. With one generator per
-    image it does not depend on the other images either.
-    """
+    """Standard normal noise (b, s, z, h_i, w_i) for each latent scale, drawn hypothesis by hypothesis."""
     if isinstance(generator, Sequence):
         if len(generator) != batch:
             raise ConfigError(f"generator: expected one, or one for each of the {batch} images, got {len(generator)}")
@@ -71,11 +65,8 @@ def draw_noise(
         return [torch.cat(scale) for scale in zip(*alone, strict=True)]
     sizes = [prod(shape) for shape in shapes]
     source = generator.device if generator is not None else device
-    flat = torch.stack(
-        [torch.randn(batch, sum(sizes), generator=generator, device=source).to(device) for _ in range(num_samples)],
-        dim=1,
-    )
-    parts = flat.split(sizes, dim=2)
+    draws = [torch.randn(batch, sum(sizes), generator=generator, device=source) for _ in range(num_samples)]
+    parts = torch.stack(draws, dim=1).to(device).split(sizes, dim=2)
     return [part.unflatten(2, shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
@@ -94,17 +85,13 @@ def sample(
     return_logits: bool = True,
     features: Sequence[Tensor] | None = None,
 ) -> Samples:
-    """Draw segmentation hypotheses for each image.
+    """Draw segmentation hypotheses for each image in [0, 1].
 
-    If `model.orientations` is above 1, each hypothesis is drawn from a random orientation of the image and mapped
-    back.
+    If `model.orientations` is above 1, each is drawn from a random orientation of the image and mapped back.
 
     Args:
-        model: an `HPUNet` or `ProbUNet`.
-        image: images in [0, 1].
-        num_samples: hypotheses per image.
-        latents: "sample" or "mean" for all scales, or one entry per scale, coarsest first: "sample", "mean", or a
-            tensor (b, s, z, h_i, w_i) of values (b and s may be 1).
+        latents: "sample", "mean" or a tensor (b, s, z, h_i, w_i) where b and s may be 1, for each scale, coarsest
+            first; one string for all scales.
         temperature: factor on the prior's σ, for all scales or one per scale.
         cond: extra input of the prior, for models with `cond_channels`.
         generator: makes the draw reproducible. The n-th hypothesis is the same for any `num_samples` and chunk size
@@ -116,15 +103,13 @@ def sample(
     """
     if features is None:
         features = encode_orientations(model, image=image, cond=cond)
-    inputs = _decoder_inputs(
-        model,
-        image=image,
-        num_samples=num_samples,
-        latents=latents,
-        temperature=temperature,
-        generator=generator,
-        orientation_ids=orientation_ids,
-    )
+    how: dict[str, Any] = {
+        "num_samples": num_samples,
+        "latents": latents,
+        "temperature": temperature,
+        "generator": generator,
+    }
+    inputs = _decoder_inputs(model, image=image, **how, orientation_ids=orientation_ids)
     chunks = _decode_in_chunks(model, features, inputs, chunk_size=chunk_size, return_logits=return_logits)
     return _concat(list(chunks), shape=(image.shape[0], num_samples))
 
@@ -138,15 +123,18 @@ def stream(
     temperature: float | Sequence[float] = 1.0,
     generator: torch.Generator | None = None,
 ) -> Iterator[Samples]:
-    """The hypotheses that `sample` draws for one image, a few at a time, so that not all logits must fit in
-    memory."""
+    """The hypotheses that `sample` draws for one image, a few at a time, to save memory."""
     if image.shape[0] != 1:
         raise DataError(f"image: expected a batch of one image, got shape {tuple(image.shape)}")
     with torch.no_grad():  # not around a `yield`, where it would reach the caller
         features = encode_orientations(model, image=image)
-    inputs = _decoder_inputs(
-        model, image=image, num_samples=num_samples, latents=latents, temperature=temperature, generator=generator
-    )
+    how: dict[str, Any] = {
+        "num_samples": num_samples,
+        "latents": latents,
+        "temperature": temperature,
+        "generator": generator,
+    }
+    inputs = _decoder_inputs(model, image=image, **how)
     for chunk in _decode_in_chunks(model, features, inputs):
         yield _concat([chunk], shape=(1, len(chunk.labels)))
 
@@ -163,17 +151,14 @@ def reconstruct(
     return_logits: bool = True,
     features: Sequence[Tensor] | None = None,
 ) -> Samples:
-    """Reconstruct segmentations from the posterior's means, Y' = S(X, μ_post(X, Y)), or from a draw of it.
+    """Reconstruct segmentations, one per grader, from the posterior's means, Y' = S(X, μ_post(X, Y)), or a draw.
 
-    `labels` holds one map per image, or one per grader; the result has one reconstruction for each, in place of the
-    samples. The image is used in its first orientation only. `features` as in `sample`.
+    Only the first orientation of the image is used. `features` as in `sample`.
     """
     if labels.ndim == 3:
         labels = labels.unsqueeze(1)
     if labels.ndim != 4 or labels.shape[1] == 0:
-        raise DataError(
-            f"labels: expected (batch, height, width) or (batch, graders, height, width), got {tuple(labels.shape)}"
-        )
+        raise DataError(f"labels: expected (batch, [graders,] height, width), got {tuple(labels.shape)}")
     b, _, h, w = image.shape
     if features is None:
         features = model.encode(image=image, cond=cond)
@@ -206,8 +191,7 @@ def reconstruct(
 class _DecoderInputs:
     """What determines b × s hypotheses besides the features."""
 
-    shape: tuple[int, int]
-    """b images, s samples."""
+    shape: tuple[int, int]  # b images, s samples
     num_pixels: int
     noise: PerScale
     given: PerScale
@@ -215,15 +199,9 @@ class _DecoderInputs:
 
 
 def _decoder_inputs(
-    model: SegmentationModel,
-    *,
-    image: Tensor,
-    num_samples: int,
-    latents: Literal["sample", "mean"] | Sequence[LatentSource],
-    temperature: float | Sequence[float],
-    generator: Generators,
-    orientation_ids: Tensor | None = None,
-) -> _DecoderInputs:
+    model: SegmentationModel, *, image: Tensor, num_samples: int, latents: Any, temperature: float | Sequence[float],
+    generator: Generators, orientation_ids: Tensor | None = None,
+) -> _DecoderInputs:  # fmt: skip
     """Check the arguments of `sample` and draw its noise and orientations."""
     if num_samples < 1:
         raise ConfigError(f"num_samples: expected at least 1, got {num_samples}")
@@ -253,9 +231,7 @@ def _decoder_inputs(
             if isinstance(source, Tensor)
             else None
         )
-    return _DecoderInputs(
-        shape=(b, num_samples), num_pixels=h * w, noise=noise, given=given, orientation_ids=orientation_ids
-    )
+    return _DecoderInputs((b, num_samples), h * w, noise, given, orientation_ids)
 
 
 @dataclass(frozen=True)
@@ -269,13 +245,9 @@ class _Chunk:
 
 
 def _decode_in_chunks(
-    model: SegmentationModel,
-    features: Sequence[Tensor],
-    inputs: _DecoderInputs,
-    *,
-    chunk_size: int | None = None,
-    return_logits: bool = True,
-) -> Iterator[_Chunk]:
+    model: SegmentationModel, features: Sequence[Tensor], inputs: _DecoderInputs, *,
+    chunk_size: int | None = None, return_logits: bool = True,
+) -> Iterator[_Chunk]:  # fmt: skip
     """Decode `chunk_size` hypotheses at a time. `features` has one entry per image and orientation."""
     if chunk_size is not None and chunk_size < 1:
         raise ConfigError(f"chunk_size: expected at least 1, got {chunk_size}")
@@ -301,12 +273,8 @@ def _decode_in_chunks(
             )
             if ids is not None:
                 logits = undo_orientations(logits, ids[pairs], count=count)
-        yield _Chunk(
-            labels=logits.argmax(dim=1),
-            logits=logits if return_logits else None,
-            latents=latents,
-            orientation_ids=None if ids is None else ids[pairs],
-        )
+        kept = logits if return_logits else None
+        yield _Chunk(logits.argmax(dim=1), kept, latents, None if ids is None else ids[pairs])
 
 
 def _concat(chunks: Sequence[_Chunk], *, shape: tuple[int, int]) -> Samples:
@@ -315,9 +283,7 @@ def _concat(chunks: Sequence[_Chunk], *, shape: tuple[int, int]) -> Samples:
     return Samples(
         labels=torch.cat([chunk.labels for chunk in chunks]).unflatten(0, shape),
         logits=torch.cat(logits).unflatten(0, shape) if logits else None,
-        latents=[
-            torch.cat(scale).unflatten(0, shape) for scale in zip(*(chunk.latents for chunk in chunks), strict=True)
-        ],
+        latents=[torch.cat(z).unflatten(0, shape) for z in zip(*(chunk.latents for chunk in chunks), strict=True)],
         orientation_ids=torch.cat(ids).unflatten(0, shape) if ids else None,
     )
 

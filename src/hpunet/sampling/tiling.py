@@ -1,13 +1,9 @@
 """Exact tiling: large images in little memory, with the result of the whole image and no seams.
 
-The receptive field of the network spans thousands of pixels, too many for a margin around tiles of the whole
-network. But the convolutions of one scale (a stage) see only a few pixels. So each stage is tiled by itself: each
-output tile is computed from a window that is wider by the receptive field of the stage, and the margin is cut off.
-Windows stop at the border of the image, so zero padding happens where it happens without tiles. Latents are drawn
-for the whole image.
-
-Only the encoder's features, the last scale's input and the logits exist at full size. All other maps (the
-concatenated and upsampled inputs of a stage, activations inside its blocks) exist for one tile at a time.
+The receptive field of the network is too wide for a margin, but the convolutions of one scale (a stage) see only a
+few pixels. So each stage is tiled by itself: a tile is computed from a window that is wider by the receptive field of
+the stage. Windows stop at the border of the image, where zero padding belongs. Latents are drawn for the whole image.
+Only the encoder's features, the last scale's input and the logits exist at full size.
 """
 
 from collections.abc import Callable, Sequence
@@ -45,10 +41,7 @@ class Window(NamedTuple):
 
 
 class Tiled(SamplingProxy[HPUNet | ProbUNet]):
-    """An `HPUNet` or `ProbUNet` for sampling whose stages compute `tile`×`tile` pixels of their own map at a time.
-
-    Maps of coarse scales are often smaller than a tile and computed whole.
-    """
+    """An `HPUNet` or `ProbUNet` for sampling whose stages compute `tile`×`tile` pixels of their own map at a time."""
 
     def __init__(self, model: HPUNet | ProbUNet, *, tile: int) -> None:
         if tile < MIN_TILE or tile % 2:
@@ -82,8 +75,7 @@ class Tiled(SamplingProxy[HPUNet | ProbUNet]):
     ) -> tuple[Tensor, list[Tensor], list[Gaussian]]:
         model = self.model
         assert isinstance(model, HPUNet)
-        latents, gaussians = [], []
-        x = features[0]
+        x, latents, gaussians = features[0], [], []
         for i, stage in enumerate(model.prior.decoder):
             if i < len(model.prior.heads):
                 gaussian = model.prior.heads[i](x)
@@ -143,10 +135,8 @@ class Tiled(SamplingProxy[HPUNet | ProbUNet]):
         return x
 
     def _run(self, stage: nn.Module, source: Callable[[Window], Tensor], *, like: Tensor) -> Tensor:
-        """Run a stage tile by tile. The result has the height and width of `like`; `source` gives the input for a
-        window."""
-        height, width = like.shape[-2:]
-        margin = receptive_margin(stage)
+        """Run a stage tile by tile; the result has the size of `like`, and `source` gives the input for a window."""
+        (height, width), margin = like.shape[-2:], receptive_margin(stage)
         out: Tensor | None = None
         for top in range(0, height, self.tile):
             for left in range(0, width, self.tile):

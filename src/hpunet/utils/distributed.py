@@ -1,8 +1,4 @@
-"""Communication between training processes that torchrun starts; in a single process each function is the identity.
-
-Values that control training (the top-k threshold, GECO's constraint) are computed over the whole batch, so n
-processes with a share each do what one process with the whole batch does.
-"""
+"""Communication between training processes that torchrun starts; with one process each function is the identity."""
 
 import os
 import time
@@ -14,10 +10,8 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 TIMEOUT = timedelta(hours=1)
-"""How long to wait for a process that is alive but late, for example because it packs the data. Gloo and torchrun
-notice a dead process at once."""
-SHUTDOWN_SECONDS = 0.2
-"""How long to wait for a destroyed group's threads."""
+"""How long to wait for a process that is late, for example because it packs data; a dead one is noticed at once."""
+SHUTDOWN_SECONDS = 0.2  # how long to wait for a destroyed group's threads
 
 
 def world_size() -> int:
@@ -49,7 +43,7 @@ def destroy_process_group() -> None:
 
 
 def barrier() -> None:
-    """Wait until every process gets here."""
+    """Wait for all processes."""
     all_reduce(torch.zeros(()))
 
 

@@ -1,13 +1,9 @@
 """Counter-based random numbers: each depends only on its key.
 
-A stateful generator makes numbers depend on the order of draws, so the number of workers, the split of a batch over
-processes or a resumed run would change the data. Here each number is a hash of (seed, stream, step, index, counter):
-the same key gives the same number, in any order, on any device.
-
-The hash absorbs the parts of the key one by one, each through the finaliser of SplitMix64 (Steele, Lea and Flood
-2014, with the constants of Stafford's variant 13), a bijection of 64-bit words with full avalanche. It is wrapping
-int64 arithmetic on tensors and never waits for the device, so draws can be captured in a CUDA graph if `step` is a
-tensor on the device. A draw takes about fifty kernels, or one within `drawing_by`.
+Each number is a hash of (seed, stream, step, index, counter), so neither the number of workers nor processes nor a
+resumed run changes the data. The hash absorbs the parts of the key one by one through the finaliser of SplitMix64
+(Steele, Lea and Flood 2014, constants of Stafford's variant 13), in wrapping int64 arithmetic on tensors. It never
+waits for the device: with a `step` on the device, CUDA graphs can capture draws.
 """
 
 import math
@@ -74,16 +70,13 @@ def _keyed_words(
     *, seed: int, step: int | Int[Tensor, ""], index: Int[Tensor, " b"], stream: int, count: int
 ) -> Int64[Tensor, "b count"]:
     """64 random bits per (index, counter)."""
-    state = _absorb(
-        _start(seed=seed, stream=stream), _host_word("step", step) if isinstance(step, int) else step.long()
-    )
-    state = _absorb(state, index.long())
+    word = _host_word("step", step) if isinstance(step, int) else step.long()
+    state = _absorb(_absorb(_start(seed=seed, stream=stream), word), index.long())
     return _absorb(state.unsqueeze(1), torch.arange(count, device=index.device))
 
 
 Draw = Callable[..., Float32[Tensor, "b count"]]
-"""`draw` of `kernels/triton_random.py`: takes the key, with `start`, the hash of seed and stream as a signed word,
-for those two, and whether the numbers are normal."""
+"""Signature as `draw` of `kernels/triton_random.py`."""
 
 _kernel: Draw | None = None
 
@@ -118,8 +111,7 @@ def keyed_uniform(
     key: dict[str, Any] = {"seed": seed, "step": step, "index": index, "stream": stream, "count": count}
     if (drawn := _drawn_by_kernel(**key, normal=False)) is not None:
         return drawn
-    words = _keyed_words(**key)
-    return _shift_right(words, 40).float() * 2.0**-24
+    return _shift_right(_keyed_words(**key), 40).float() * 2.0**-24
 
 
 def keyed_normal(
@@ -127,8 +119,7 @@ def keyed_normal(
 ) -> Float32[Tensor, "b count"]:
     """Standard normal numbers (Box–Muller), keyed as in `keyed_uniform`, within ±5.8.
 
-    Logarithm and sine are float64, rounded at the end: devices differ in their last bit, and rounding hides this for
-    all but about one in 10^8 numbers.
+    Logarithm and sine are float64: rounding hides that devices differ in their last bit, but for one in 10^8 numbers.
     """
     key: dict[str, Any] = {"seed": seed, "step": step, "index": index, "stream": stream}
     if (drawn := _drawn_by_kernel(**key, count=count, normal=True)) is not None:
@@ -137,5 +128,4 @@ def keyed_normal(
     uniform = keyed_uniform(**key, count=2 * pairs).double()
     radius = (-2 * torch.log1p(-uniform[:, 0::2])).sqrt()
     angle = (2 * math.pi) * uniform[:, 1::2]
-    normal = torch.stack([radius * angle.cos(), radius * angle.sin()], dim=2)
-    return normal.flatten(1)[:, :count].float()
+    return torch.stack([radius * angle.cos(), radius * angle.sin()], dim=2).flatten(1)[:, :count].float()

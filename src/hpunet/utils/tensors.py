@@ -6,9 +6,8 @@ Legend, for every shape annotation of the package:
     r  graders per image          c  input channels      z    channels of a latent scale
     s  samples (hypotheses)       e  extra conditioning channels of the prior
 
-Scale 0 is the coarsest, as in the paper. Labels are integer maps; one-hot maps exist only inside the models. Images
-are float and scaled to [0, 1]: the first residual branch applies a ReLU to the raw image, so negative values would
-only pass through its skip connection.
+Scale 0 is the coarsest, as in the paper. Labels are integer maps. Images are float and scaled to [0, 1]: the first
+residual branch applies a ReLU to the raw image.
 """
 
 from math import inf
@@ -27,32 +26,26 @@ def _values_can_be_read(tensor: Tensor) -> bool:
     return not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
-MAX_PIXEL = 100.0
-"""A larger pixel shows that the image was not scaled."""
+MAX_PIXEL = 100.0  # A larger pixel shows that the image was not scaled
 
 
 def check_image(image: Tensor, *, channels: int, multiple: int = 1, name: str = "image", values: bool = True) -> None:
     """Raise a `DataError` unless `image` is a finite float tensor (b, channels, h, w) of usable size.
 
-    Networks expect values in [0, 1]. Small deviations pass; unscaled bytes, 16-bit numbers and Hounsfield units do
-    not. Height and width must be divisible by `multiple`. `values=False` skips the check of the pixels, which on a
-    GPU would wait for the device.
+    Height and width must be multiples of `multiple`. Unscaled bytes, 16-bit numbers and Hounsfield units are refused;
+    `values=False` skips this check, which on a GPU waits for the device.
     """
     if image.ndim != 4 or not image.is_floating_point():
-        raise DataError(
-            f"{name}: expected a float tensor (batch, channels, height, width), "
-            f"got {image.dtype} of shape {tuple(image.shape)}"
-        )
+        got = f"{image.dtype} of shape {tuple(image.shape)}"
+        raise DataError(f"{name}: expected a float tensor (batch, channels, height, width), got {got}")
     b, c, h, w = image.shape
     if b == 0:
         raise DataError(f"{name}: the batch is empty, expected at least one image")
     if c != channels:
         raise DataError(f"{name}: expected {channels} channels, got {c} (shape {tuple(image.shape)})")
     if h == 0 or w == 0 or h % multiple or w % multiple:
-        up = [max(1, -(-side // multiple)) * multiple for side in (h, w)]
-        raise DataError(
-            f"{name}: height and width must be multiples of {multiple}, got {h}x{w}; pad to {up[0]}x{up[1]}"
-        )
+        up = "x".join(str(max(1, -(-side // multiple)) * multiple) for side in (h, w))
+        raise DataError(f"{name}: height and width must be multiples of {multiple}, got {h}x{w}; pad to {up}")
     if not values or not _values_can_be_read(image):
         return
     largest = float(image.detach().abs().amax())
