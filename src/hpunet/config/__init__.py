@@ -1,1 +1,1 @@
-"""TODO"""
+"""Settings of a run (`settings.py`) and the TOML presets."""

@@ -1,7 +1,7 @@
-"""The typed tree of settings of a run, its presets, and `a.b=value` assignments from the command line.
+"""The typed settings of a run, presets, and `a.b=value` assignments from the command line.
 
-A preset is a TOML file in `presets/`; `--set a.b=c` changes single settings. Unknown keys, wrong types and impossible
-combinations are errors that name the key. Modules never see this tree: they are given plain arguments.
+Unknown keys, wrong types and impossible combinations are errors that name the key. docs/reference/settings.md
+describes every setting. Modules do not see this tree: they get plain arguments (`training/build.py`).
 """
 
 import json
@@ -17,6 +17,7 @@ from hpunet.errors import ConfigError
 
 Positive = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
+_PRESETS = resources.files("hpunet.config") / "presets"
 _FROM_LIST = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)  # TOML has lists only
 
 
@@ -25,17 +26,14 @@ class _Section(BaseModel):
 
 
 class ModelSettings(_Section):
-    """Which network. The image's channels and the classes come from the data."""
+    """Which network; image channels and classes come from the data."""
 
     kind: Literal["hpu", "punet"] = "hpu"
     channels: list[Positive]
-    latent_dims: list[Annotated[int, Field(ge=0)]]
-    """Latent channels a scale, coarsest first; the Probabilistic U-Net has one entry."""
-    blocks_per_scale: Positive = 3
-    """Residual blocks (hpu)."""
+    latent_dims: list[Annotated[int, Field(ge=0)]]  # per latent scale, coarsest first
+    blocks_per_scale: Positive = 3  # residual blocks (hpu)
     activation_checkpointing: bool = False
-    orientations: Literal[1, 2, 4, 8] = 1
-    """Number of image orientations to sample from: mirrored (2), also upside down (4), also rotated by 90° (8)."""
+    orientations: Literal[1, 2, 4, 8] = 1  # sampled from: mirrored (2), also upside down (4), also rotated by 90° (8)
 
     @model_validator(mode="after")
     def _check(self) -> "ModelSettings":
@@ -45,16 +43,12 @@ class ModelSettings(_Section):
 
 
 class DataSettings(_Section):
-    """What is trained on. Where it lies is said by --data."""
+    """How training reads its data; `--data` says where they are."""
 
-    crop: Annotated[tuple[Positive, Positive], _FROM_LIST]
-    """Height and width that the network sees."""
-    options: dict[str, Any] = {}
-    """Options of the data's kind, as for `hpunet data`."""
-    extrapolate: bool = False
-    """Hide a part of every image; the prior sees the rest and its labels."""
-    num_workers: Annotated[int, Field(ge=0)] = 0
-    """Processes that read ahead when the data do not fit on the GPU."""
+    crop: Annotated[tuple[Positive, Positive], _FROM_LIST]  # height and width that the network sees
+    options: dict[str, Any] = {}  # of the kind of data, as for `hpunet data`
+    extrapolate: bool = False  # hide a part of every image; the prior sees the rest and its labels
+    num_workers: Annotated[int, Field(ge=0)] = 0  # processes that read ahead when the data do not fit on the GPU
 
 
 class AugmentationSettings(_Section):
@@ -62,21 +56,15 @@ class AugmentationSettings(_Section):
 
     elastic: Annotated[float, Field(ge=0, le=1)] = 0.04
     """Standard deviation of the control points' displacement, as a fraction of the crop's height (y), width (x)."""
-    rotation: Annotated[float, Field(ge=0, le=180)] = 180.0
-    """Angles are uniform in ± this many degrees; 10 for street scenes."""
-    mirror_up_down: bool = True
-    """With probability 1/2; not for street scenes."""
+    rotation: Annotated[float, Field(ge=0, le=180)] = 180.0  # uniform in ± this many degrees
+    mirror_up_down: bool = True  # with probability 1/2
     mirror_left_right: bool = True
-    shear: Annotated[float, Field(ge=0, le=1)] = 0.1
-    """x moves by up to ± this many pixels per pixel of y."""
-    scale: Annotated[tuple[float, float], _FROM_LIST] = (0.8, 1.25)
-    """Range of the magnification, log-uniform; above 1 enlarges."""
-    random_crop: bool = True
-    """Crop at any whole-pixel position that fits; else at the centre."""
+    shear: Annotated[float, Field(ge=0, le=1)] = 0.1  # x moves by up to ± this many pixels per pixel of y
+    scale: Annotated[tuple[float, float], _FROM_LIST] = (0.8, 1.25)  # magnification, log-uniform
+    random_crop: bool = True  # at any whole-pixel position that fits; else at the centre
     translate: Annotated[float, Field(ge=0, le=1)] = 0.0
     """A further shift, uniform in ± this fraction of the crop, for images without margin."""
-    gamma: Annotated[tuple[float, float], _FROM_LIST] = (1.0, 1.0)
-    """Range of the exponent applied to the image, log-uniform; (0.7, 1.5) for street scenes."""
+    gamma: Annotated[tuple[float, float], _FROM_LIST] = (1.0, 1.0)  # exponent of the image, log-uniform
     fade: Annotated[tuple[int, int] | None, _FROM_LIST] = None
     """Iterations (or shares of all) between which elastic, shear, scale, translate and gamma shrink to nothing, so
     that training ends on undistorted images; rotation, mirroring and the random crop stay."""
@@ -92,64 +80,43 @@ class AugmentationSettings(_Section):
 
 
 class ObjectiveSettings(_Section):
-    """What is minimised."""
+    """The loss; see `GECO`, `ELBO` and `objectives/energy.py` for what each setting does."""
 
     kind: Literal["geco", "elbo"] = "geco"
     kappa: Annotated[float, Field(gt=0)] = 0.05
-    """GECO: cross-entropy that a kept pixel may have."""
     constraint_ema_decay: Annotated[float, Field(ge=0, lt=1)] = 0.99
     lambda_gradient_scale: Annotated[float, Field(gt=0)] = 0.01
     lambda_speed: Annotated[float, Field(gt=0)] = 1.0
-    """GECO: how many times as fast as in the authors' code λ moves."""
     lambda_max: Annotated[float, Field(gt=0)] | None = None
-    """GECO: what λ may rise to; by default, as in the authors' code, there is no bound."""
     beta: Annotated[float, Field(ge=0)] = 1.0
-    """ELBO: weight of the KL."""
     prior_gradient_scale: Annotated[float, Field(gt=0)] = 1.0
-    """How many times as strongly as in the plain KL the prior is moved towards the posterior."""
-    kl_warm_up: list[Annotated[int, Field(ge=0)]] = []
-    """GECO: iterations (or shares of all) over which a scale's KL comes to count in full, coarsest scale first."""
-    energy: Annotated[float, Field(ge=0)] = 0.0
-    """Weight of the energy distance between samples and all graders' maps in the loss; not in the paper."""
+    kl_warm_up: list[Annotated[int, Field(ge=0)]] = []  # iterations or shares of all; GECO
+    energy: Annotated[float, Field(ge=0)] = 0.0  # weight of the energy distance; not in the paper
     energy_samples: Annotated[int, Field(ge=2)] = 4
-    """Samples an image that it is taken of."""
     energy_weighting: Literal["pixels", "instances"] = "pixels"
-    """Of instances: what counts alike, each pixel as in the Rand error, or each instance, however large, as in AP."""
     energy_background: Annotated[float, Field(ge=0)] = 0.0
-    """Of instances: what all background pixels together weigh for each unit that all pixels of instances do."""
-    energy_start: Annotated[int, Field(ge=0)] = 0
-    """Iteration (or share of all) at which it begins: samples are costly."""
+    energy_start: Annotated[int, Field(ge=0)] = 0  # iteration or share of all; samples are costly
     top_k: Fraction | Literal["all"] = 0.02
-    """Share of the pixels that count, the hardest ones; "all" for every valid pixel."""
     stochastic: bool = True
-    """Draw the hardest pixels (Gumbel) rather than take them strictly."""
 
 
 class OptimiserSettings(_Section):
-    """Adam, and how long."""
+    """Adam, its schedule, and how a step is computed."""
 
     iterations: Positive
     batch_size: Positive
     learning_rates: Annotated[list[Annotated[float, Field(gt=0)]], Field(min_length=1)]
-    """One after the other, each for an equal share of the iterations, or from `boundaries` on."""
     boundaries: list[Positive] | None = None
-    """Iterations (or shares of all) at which the next learning rate starts, one fewer than learning rates."""
-    weight_decay: Annotated[float, Field(ge=0)] = 1e-5
-    """Weight of Σ w² in the loss."""
+    """Iterations (or shares of all) at which the next learning rate starts; by default all have an equal share."""
+    weight_decay: Annotated[float, Field(ge=0)] = 1e-5  # weight of Σ w² in the loss
     grad_clip: Annotated[float, Field(gt=0)] | None = None
-    """Gradients are scaled down to this norm; by default they are not."""
-    accumulation_steps: Positive = 1
-    """Pieces that a batch is worked off in, for small memories; top-k is then taken in each piece."""
-    precision: Literal["fp32", "tf32", "bf16"] = "fp32"
-    """On a GPU; latents and objective are fp32 always."""
+    accumulation_steps: Positive = 1  # pieces of a batch, for small memories; top-k is then taken in each piece
+    precision: Literal["fp32", "tf32", "bf16"] = "fp32"  # on a GPU; latents and loss are always fp32
     compile: bool = False
     cuda_graph: bool = False
-    kernels: Literal["auto", "fused", "torch"] = "auto"
-    """Fused GPU kernels, in bf16: wherever they can be used, always (or an error), never."""
-    ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """Decay of the averaged weights that evaluation then uses."""
-    max_consecutive_skips: Positive = 20
-    """Steps with non-finite loss or gradients are skipped; after so many in a row training stops."""
+    kernels: Literal["auto", "fused", "torch"] = "auto"  # fused GPU kernels in bf16: where possible, always, never
+    ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = None  # of the averaged weights, which evaluation uses
+    max_consecutive_skips: Positive = 20  # non-finite steps are skipped; after this many in a row training stops
 
     @model_validator(mode="after")
     def _check(self) -> "OptimiserSettings":
@@ -163,22 +130,19 @@ class OptimiserSettings(_Section):
 
 
 class LoggingSettings(_Section):
-    """What a run says and keeps while it goes on; all numbers are iterations unless said otherwise."""
+    """What a run logs, validates and saves; intervals are in iterations."""
 
     log_every: Positive = 50
     validate_every: Positive = 2000
-    validate_images: Positive = 100
-    """A fixed subset of the validation images, spread over it."""
+    validate_images: Positive = 100  # a fixed subset, spread over the validation images
     validate_samples: Positive = 16
-    best: Literal["ged2", "hm_iou", "iou_rec"] = "ged2"
-    """The metric that decides which checkpoint is kept as the best."""
+    best: Literal["ged2", "hm_iou", "iou_rec"] = "ged2"  # metric that selects the best checkpoint
     checkpoint_every: Positive = 1000
-    keep_checkpoints: Positive = 2
-    """Checkpoints kept, the newest ones; the best one is kept besides."""
+    keep_checkpoints: Positive = 2  # the newest ones; the best one is kept too
 
 
 class Settings(_Section):
-    """All of a run."""
+    """All settings of a run."""
 
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     model: ModelSettings
@@ -199,29 +163,26 @@ class Settings(_Section):
 
 def preset_names() -> list[str]:
     """The presets that come with the package."""
-    names = (entry.name for entry in (resources.files("hpunet.config") / "presets").iterdir())
-    return sorted(name.removesuffix(".toml") for name in names if name.endswith(".toml"))
+    return sorted(entry.name.removesuffix(".toml") for entry in _PRESETS.iterdir() if entry.name.endswith(".toml"))
 
 
 def read_preset(name_or_path: str) -> dict[str, Any]:
     """A preset by name, or a TOML file by path, as plain data."""
     if name_or_path in preset_names():
-        text = (resources.files("hpunet.config") / "presets" / f"{name_or_path}.toml").read_text(encoding="utf-8")
+        text = (_PRESETS / f"{name_or_path}.toml").read_text(encoding="utf-8")
     elif name_or_path.endswith(".toml"):
         try:
             text = Path(name_or_path).read_text(encoding="utf-8")
         except FileNotFoundError:
-            raise ConfigError(
-                f"{name_or_path}: no such file; `hpunet init` writes one, and presets are {', '.join(preset_names())}"
-            ) from None
+            hint = f"`hpunet init` writes one, and presets are {', '.join(preset_names())}"
+            raise ConfigError(f"{name_or_path}: no such file; {hint}") from None
         except OSError as error:
             raise ConfigError(f"{name_or_path}: cannot be read ({error.strerror or error})") from None
         except UnicodeDecodeError:
             raise ConfigError(f"{name_or_path}: cannot be read (not text in UTF-8)") from None
     else:
-        raise ConfigError(
-            f"preset {name_or_path!r} is unknown; expected a .toml file or one of {', '.join(preset_names())}"
-        )
+        allowed = f"a .toml file or one of {', '.join(preset_names())}"
+        raise ConfigError(f"preset {name_or_path!r} is unknown; expected {allowed}")
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -238,39 +199,28 @@ def check_settings(values: Mapping[str, Any], *, where: str) -> Settings:
     try:
         return Settings.model_validate(_without_shares(values))
     except ValidationError as error:
-        problems = _in_words(error.errors())
-        raise ConfigError(f"{where}: " + "; ".join(problem[:300] for problem in problems)) from None
-
-
-_ITERATIONS = (
-    ("optimiser", "boundaries"),
-    ("augmentation", "fade"),
-    ("objective", "kl_warm_up"),
-    ("objective", "energy_start"),
-)
+        raise ConfigError(f"{where}: {'; '.join(each[:300] for each in _in_words(error.errors()))}") from None
 
 
 def _without_shares(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Where iterations are named, numbers between 0 and 1 are shares of all: 0.6 of 30,000 becomes 18,000."""
+    """Replace shares of the iterations (numbers between 0 and 1) by iterations: 0.6 of 30,000 becomes 18,000."""
     optimiser = values.get("optimiser")
     iterations = optimiser.get("iterations") if isinstance(optimiser, Mapping) else None
     if not isinstance(iterations, int):
         return dict(values)
     whole: dict[str, Any] = {}
-    for group, key in _ITERATIONS:
+    keys = ("optimiser.boundaries", "augmentation.fade", "objective.kl_warm_up", "objective.energy_start")
+    for group, key in (name.split(".") for name in keys):
         section = values.get(group)
         given = section.get(key) if isinstance(section, Mapping) else None
-        if isinstance(given, list):
-            found: Any = _whole(given, iterations, rising=key != "kl_warm_up")
-        else:
-            found = _whole([given], iterations, rising=False)[0]
         if given is not None:
-            whole = merged(whole, {group: {key: found}})
+            found = _whole(given if isinstance(given, list) else [given], iterations, rising=key != "kl_warm_up")
+            whole = merged(whole, {group: {key: found if isinstance(given, list) else found[0]}})
     return merged(values, whole)
 
 
 def _whole(given: list[Any], iterations: int, *, rising: bool) -> list[Any]:
-    """Shares of all iterations as iterations; ones that rise still do where iterations are few."""
+    """Shares as iterations; rising shares stay distinct even if there are few iterations."""
     whole: list[Any] = []
     share_before, step_before = 0.0, 0
     for n in given:
@@ -311,7 +261,7 @@ _WORDS = {
 
 
 def _in_words(problems: Iterable[Mapping[str, Any]]) -> list[str]:
-    """What is wrong with settings, a setting each; of a value that could be one of several things, all of them."""
+    """One sentence per wrong setting; a value that may be of several kinds gets all of them."""
     said: list[str] = []
     wanted: dict[str, list[str]] = {}
     got: dict[str, Any] = {}
@@ -339,7 +289,7 @@ def _in_words(problems: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def _place(loc: tuple[int | str, ...]) -> tuple[int | str, ...]:
-    """Where a problem lies, without the names that pydantic gives to the kinds that a value could have been."""
+    """The setting's place in the tree, without the names that pydantic adds for members of a union."""
     section: Any = Settings
     place: list[int | str] = []
     for part in loc:

@@ -1,1 +1,1 @@
-"""TODO"""
+"""Scoring a model on a whole split: start reading at `run.py`, then `scorer.py`."""

@@ -15,9 +15,9 @@ NUM_SHOWN_SAMPLES = 8
 
 
 def example_arrays(scorer: Scorer, source: Source, indices: Sequence[int]) -> dict[str, np.ndarray]:
-    """Maps of these images, if they can be read, drawn with the scorer's first seed; empty if none can.
+    """The arrays of `reports/examples.py` for the images that can be read, drawn with the first seed.
 
-    The arrays are those of `reports/examples.py`; at most 8 samples per image are kept, deviations are over all.
+    At most 8 samples per image are kept; deviations are over all.
     """
     # One at a time: the logits of all would not fit.
     singles = [arrays for index in indices if (arrays := _arrays_of(scorer, source, index)) is not None]
@@ -40,11 +40,8 @@ def _arrays_of(scorer: Scorer, source: Source, index: int) -> dict[str, np.ndarr
     if cond is not None:
         arrays["visible"] = cond[:, 0].cpu().numpy() > 0
     rest: list[LatentSource] = ["mean"] * (len(model.latent_dims) - 1)
-    ways: dict[str, Sequence[LatentSource]] = {
-        "full": ["sample"] * (len(rest) + 1),
-        "global": ["sample", *rest],
-        "local": [*rest, "sample"],
-    }
+    every: list[LatentSource] = ["sample"] * len(model.latent_dims)
+    ways: dict[str, Sequence[LatentSource]] = {"full": every, "global": ["sample", *rest], "local": [*rest, "sample"]}
     for name, latents in ways.items():
         generator = scorer.generators([key], seed=scorer.seed)
         drawn = sample(

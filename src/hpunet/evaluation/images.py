@@ -35,16 +35,15 @@ def read_item(source: Source, index: int, info: SetInfo) -> Item:
             raise DataError(f"{found.identity.key}: {found.image.shape[0]} channels, expected {info.in_channels}")
         highest = int(found.labels.max(initial=0))
         if highest >= info.num_classes and not info.has_instances:
-            raise DataError(
-                f"{found.identity.key}: label {highest}, the model has classes 0...{info.num_classes - 1}"
-            )
+            allowed = f"0...{info.num_classes - 1}"
+            raise DataError(f"{found.identity.key}: label {highest}, the model has classes {allowed}")
     except (HPUNetError, OSError) as error:
         return Item(index, None, str(error) or type(error).__name__)
     return Item(index, found)
 
 
 def fast_batch_size(device: torch.device) -> int:
-    """Default number of images that go through the network together."""
+    """Default number of images per forward pass."""
     return 8 if device.type == "cpu" else 32
 
 
@@ -84,17 +83,16 @@ def of_first_grader(batch: Batch, maps: Integer[Tensor, "b r h w"]) -> Integer[T
 def prior_inputs(
     batch: Batch, *, places: Sequence[int], extrapolate: bool, num_classes: int
 ) -> tuple[Float[Tensor, "b c h w"], Float[Tensor, "b e h w"] | None]:
-    """Image and conditioning for the prior; when extrapolating, the images' numbers decide which part is hidden.
+    """Image and conditioning for the prior; when extrapolating, hidden parts depend on the images' numbers.
 
-    The labels of the visible part are those of each image's first grader.
+    The visible labels are those of each image's first grader.
     """
     if not extrapolate:
         return batch.image, None
     index = torch.tensor(places, device=batch.image.device)
     uniform = keyed_uniform(seed=0, step=0, index=index, stream=Stream.HIDE, count=NUM_UNIFORMS)
-    hidden = hide(
-        image=batch.image, labels=of_first_grader(batch, batch.labels), uniform=uniform, num_classes=num_classes
-    )
+    labels = of_first_grader(batch, batch.labels)
+    hidden = hide(image=batch.image, labels=labels, uniform=uniform, num_classes=num_classes)
     return hidden.image, hidden.cond
 
 

@@ -21,12 +21,9 @@ from hpunet.utils.distributed import rank, world_size
 from hpunet.utils.files import atomic_write, dump_json
 from hpunet.utils.pictures import spread
 
-NUM_SHOWN, NUM_HARDEST = 12, 12
-"""Number of images whose maps are kept: spread over the set, and with the worst scores."""
-WAITING = 2
-"""How many drawn batches may wait for their scores."""
-Callback = Callable[[int, int], None]
-"""Receives how many images are done, and of how many."""
+NUM_SHOWN, NUM_HARDEST = 12, 12  # images whose maps are kept: spread over the set, and with the worst scores
+WAITING = 2  # drawn batches that may wait for their scores
+Callback = Callable[[int, int], None]  # receives the number of images done, and of all
 
 
 def evaluate(
@@ -50,9 +47,9 @@ def evaluate(
         folder: where rows, summary and examples go; see `rows.py`.
         options: options that the data were opened with; part of their identity.
         about: further entries of the summary.
-        limit: score a fixed random subset of this size; smaller subsets are part of larger ones.
-        batch_size: images that go through the network together.
-        replace: whether to replace another evaluation in the folder.
+        limit: size of a fixed random subset to score; smaller subsets are part of larger ones.
+        batch_size: images per forward pass.
+        replace: replace another evaluation in the folder.
         watch: receives the progress of this process.
         say: receives messages.
     """
@@ -70,13 +67,11 @@ def evaluate(
         batches = [chosen[i : i + size] for i in range(0, len(chosen), size)]
         left = [[i for i in batch if source.identities[i].key not in store.done] for batch in batches]
         if there := len(chosen) - sum(map(len, left)):
-            some = f"{there} of {len(chosen)} rows are done already"
             every = f"all {there} rows are done already; --replace evaluates them again"
-            say(some if there < len(chosen) else every)
+            say(f"{there} of {len(chosen)} rows are done already" if there < len(chosen) else every)
         mine = [batch for batch in left if batch][rank() :: world_size()]
-        total = sum(map(len, mine))
-        watch(0, total)
-        done = 0
+        done, total = 0, sum(map(len, mine))
+        watch(done, total)
         small: list[tuple[int, ...]] = []
         for rows in scored(scorer, source, _noting(small, read_ahead(source, mine, scorer.info), crop=scorer.crop)):
             store.append(rows)
@@ -84,8 +79,7 @@ def evaluate(
             watch(done, total)
         if small:
             crop, least = ("×".join(map(str, size)) for size in (scorer.crop, min(small)))
-            how_many = plural(len(small), "image")
-            say(f"{how_many} smaller than {crop} (smallest {least}): scored without padding")
+            say(f"{plural(len(small), 'image')} smaller than {crop} (smallest {least}): scored without padding")
         wanted = {source.identities[i].key for i in chosen}
         rows = [row for row in store.finish() if row.key in wanted]
     summary = {
@@ -97,8 +91,8 @@ def evaluate(
         "data_fingerprint": identity["data"],
         "crop": list(scorer.crop),
         **summarise(rows, scope=scorer.scope),
+        "duration_s": round(time.perf_counter() - start, 3),
     }
-    summary["duration_s"] = round(time.perf_counter() - start, 3)
     if rank() == 0:
         atomic_write(folder / SUMMARY_FILE, dump_json(summary, name=SUMMARY_FILE))
         _save_examples(scorer, source, rows, folder)
@@ -112,7 +106,7 @@ def chosen_images(source: Source, limit: int | None) -> list[int]:
 
 
 def scored(scorer: Scorer, source: Source, batches: Iterable[Sequence[Item]]) -> Iterator[list[Row]]:
-    """The rows of each batch; metrics are computed while the network draws the next seeds and batches."""
+    """The rows of each batch; metrics are computed while the network draws the next batch."""
     drawn = (each for items in batches for each in scorer.draw(source, items))
     with_one_seed = _scored_beside(scorer, source, drawn)
     for by_seed in zip(*[with_one_seed] * scorer.num_seeds, strict=True):
@@ -160,10 +154,9 @@ def _noting(
 
 
 def _save_examples(scorer: Scorer, source: Source, rows: Sequence[Row], folder: Path) -> None:
-    """Write `examples.npz`: images spread over the set, then the hardest, each once; see `example_arrays`.
+    """Write `examples.npz`: `example_arrays` of images spread over the set, then of the hardest, each once.
 
-    It also holds hardness (b,), the metric named by `hardness_metric`; and is_hardest and is_spread (b,), which say
-    why an image is shown.
+    Also hardness (b,), the metric named by `hardness_metric`, and is_hardest and is_spread (b,): why it is shown.
     """
     metric = "rand_error" if scorer.finds_instances else "ged2"
     good = [row for row in rows if not row.error]

@@ -18,14 +18,7 @@ from torch import Tensor, nn
 from hpunet.data.batch import Batch
 from hpunet.data.types import Sample, SetInfo, Source, refuse_other_data
 from hpunet.errors import ConfigError
-from hpunet.evaluation.images import (
-    Item,
-    as_batch,
-    centre_crop,
-    prior_inputs,
-    true_instances,
-    with_evaluation_ids,
-)
+from hpunet.evaluation.images import Item, as_batch, centre_crop, prior_inputs, true_instances, with_evaluation_ids
 from hpunet.evaluation.rows import Row
 from hpunet.evaluation.scores import hidden_scores, image_scores, instances_of, metric_arguments
 from hpunet.evaluation.summary import Scope
@@ -43,8 +36,7 @@ from hpunet.sampling.instances import clustering_threshold, instance_scores
 from hpunet.sampling.orientations import encode_orientations
 from hpunet.sampling.sample import reconstruct, sample
 
-LOGITS_AT_ONCE = 2**25
-"""Logits per image held at once if their softmax is needed."""
+LOGITS_AT_ONCE = 2**25  # logits per image held at once if their softmax is needed
 
 
 class Maps(NamedTuple):
@@ -57,8 +49,7 @@ class Maps(NamedTuple):
     labels: UInt8[np.ndarray, "b s h w"]
     confidence: Float[np.ndarray, "b h w"] | None
     rebuilt: Int[Tensor, "b r h w"]
-    visible: Bool[Tensor, "b h w"] | None = None
-    """The part that the prior saw, if the rest was hidden."""
+    visible: Bool[Tensor, "b h w"] | None = None  # what the prior saw, if a part was hidden
 
 
 class Drawn(NamedTuple):
@@ -73,30 +64,25 @@ class Scorer:
     """A model and how it is scored."""
 
     model: SegmentationModel
-    info: SetInfo
-    """The model's training data: classes, and which of them metrics consider."""
+    info: SetInfo  # of the model's training data: classes, and which of them metrics consider
     crop: tuple[int, int]
     num_samples: int = 16
     seed: int = 0
-    num_seeds: int = 1
-    """Number of seeds, from `seed` on; scores are means over them."""
-    alpha: int | None = None
-    """Threshold for clustering samples into instances; by default the number of samples, as in the paper (App. G)."""
-    connected: bool = False
-    """Whether disconnected parts of a cluster are separate instances."""
+    num_seeds: int = 1  # seeds from `seed` on; scores are means over them
+    alpha: int | None = None  # clustering threshold; by default the number of samples, as in the paper (App. G)
+    connected: bool = False  # whether disconnected parts of a cluster are separate instances
     extrapolate: bool = False
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    sampler: SegmentationModel | None = None
-    """Computes in place of the model: the same model on fused kernels, which round differently."""
+    sampler: SegmentationModel | None = None  # computes in place of the model: the same on fused kernels
 
     def __post_init__(self) -> None:
         for name in ("num_samples", "num_seeds", "seed"):
             if getattr(self, name) < (least := 0 if name == "seed" else 1):
                 raise ConfigError(f"{name} must be at least {least}, got {getattr(self, name)}")
         if self.num_seeds > 1 and self.info.has_instances:
+            why = "only for classes, since ids and clusters of instances depend on the seed"
             raise ConfigError(
-                f"{self.num_seeds} seeds: only for classes, since ids and clusters of instances depend on the seed; "
-                "evaluate with one --seed at a time, each with its own --out"
+                f"{self.num_seeds} seeds: {why}; evaluate one --seed at a time, each with its own --out"
             )
         clustering_threshold(self.alpha, num_samples=self.num_samples)
 
@@ -169,7 +155,10 @@ class Scorer:
 
     def score(self, source: Source, drawn: Drawn) -> list[Row]:
         """All metrics for one seed: on the CPU, can run in parallel to drawing."""
-        named = {item.number: _without_scores(source, item) for item in drawn.items}
+        named = {}
+        for item in drawn.items:
+            patient, key = source.identities[item.number]
+            named[item.number] = Row(image=item.number, key=key, patient=patient, error=item.error)
         if drawn.maps is not None:
             named |= self._scored(source, drawn.maps)
         return [named[item.number] for item in drawn.items]
@@ -185,9 +174,8 @@ class Scorer:
             "uncertainty_error_ncc": uncertainty_error_ncc(samples=maps, **all_classes),
         }
         if visible is not None:
-            scores |= hidden_scores(
-                samples=maps, reconstructions=rebuilt, visible=visible, batch=batch, info=self.info
-            )
+            predicted_maps = {"samples": maps, "reconstructions": rebuilt}
+            scores |= hidden_scores(**predicted_maps, visible=visible, batch=batch, info=self.info)
         marked = subset_b(**common)
         found = {}
         for i, index in enumerate(indices):
@@ -195,22 +183,16 @@ class Scorer:
             matches = None
             if truth is not None:
                 valid = batch.valid[i].numpy()
-                predicted = instances_of(
-                    labels[i], info=self.info, alpha=self.threshold, connected=self.connected, seed=self.seed
-                )
-                values["rand_error"] = float(
-                    rand_error(prediction=predicted[None], truth=truth[i][None], valid=valid[None])[0]
-                )
+                how: dict[str, Any] = {"alpha": self.threshold, "connected": self.connected, "seed": self.seed}
+                predicted = instances_of(labels[i], info=self.info, **how)
+                error = rand_error(prediction=predicted[None], truth=truth[i][None], valid=valid[None])
+                values["rand_error"] = float(error[0])
                 # Whether membranes or gaps are found: the Rand error ignores them.
                 taken = [(maps > 0).astype(np.uint8)[None] for maps in (predicted, truth[i])]
                 values["background_iou"] = float(iou(*taken, num_classes=2, classes=[0], valid=valid[None])[0])
                 if confidence is not None:
-                    matches = match_instances(
-                        prediction=predicted,
-                        scores=instance_scores(predicted, stochastic_probs=confidence[i][None]),
-                        truth=truth[i],
-                        valid=valid,
-                    )
+                    certainty = instance_scores(predicted, stochastic_probs=confidence[i][None])
+                    matches = match_instances(prediction=predicted, scores=certainty, truth=truth[i], valid=valid)
             found[index] = Row(
                 image=index,
                 key=keys[i],
@@ -240,14 +222,8 @@ class Scorer:
             at_once = max(1, LOGITS_AT_ONCE // (self.info.num_classes * self.crop[0] * self.crop[1]))
         drawn, total = [], torch.zeros(len(image), *self.crop, device=self.device)
         for start in range(0, self.num_samples, at_once):  # the generators continue
-            part = sample(
-                self.network,
-                image=image,
-                num_samples=min(at_once, self.num_samples - start),
-                generator=generators,
-                return_logits=wants_scores,
-                features=features,
-            )
+            how: dict[str, Any] = {"generator": generators, "return_logits": wants_scores, "features": features}
+            part = sample(self.network, image=image, num_samples=min(at_once, self.num_samples - start), **how)
             drawn.append(part.labels.to(torch.uint8).cpu())
             if wants_scores:
                 total += part.probs[:, :, list(self.info.stochastic_classes)].sum(dim=(1, 2))
@@ -256,20 +232,13 @@ class Scorer:
 
     def prior_inputs(self, batch: Batch, indices: Sequence[int]) -> tuple[Tensor, Tensor | None]:
         """Image and conditioning for the prior, on the device."""
-        num_classes = self.info.num_classes
-        return prior_inputs(
-            batch.to(self.device), places=indices, extrapolate=self.extrapolate, num_classes=num_classes
-        )
+        how: dict[str, Any] = {"extrapolate": self.extrapolate, "num_classes": self.info.num_classes}
+        return prior_inputs(batch.to(self.device), places=indices, **how)
 
     def generators(self, keys: Sequence[str], *, seed: int) -> list[torch.Generator]:
         """One generator per image, keyed by seed and image."""
         digests = [hashlib.sha256(f"{seed}\0{key}".encode()).digest() for key in keys]
         return [torch.Generator().manual_seed(int.from_bytes(digest[:7])) for digest in digests]
-
-
-def _without_scores(source: Source, item: Item) -> Row:
-    patient, key = source.identities[item.number]
-    return Row(image=item.number, key=key, patient=patient, error=item.error)
 
 
 def weights_sum(model: SegmentationModel) -> str:
@@ -283,10 +252,7 @@ def weights_sum(model: SegmentationModel) -> str:
 
 
 def data_sum(source: Source, *, options: Mapping[str, Any]) -> str:
-    """A hash of a set: a pack's fingerprint, else the hash of its description and its images' names.
-
-    A changed image in a folder goes unnoticed, a changed pack does not.
-    """
+    """A pack's fingerprint; else a hash of description and image names, which misses a changed image in a folder."""
     own = getattr(source, "fingerprint", None)
     if isinstance(own, str):
         return own

@@ -56,10 +56,7 @@ def hidden_scores(
     batch: Batch,
     info: SetInfo,
 ) -> dict[str, Float64[Tensor, " b"]]:
-    """Scores of the hidden part of each image, on the CPU; NaN where undefined.
-
-    Truth and reconstruction are those of the grader whose visible labels the prior gets.
-    """
+    """Scores of the hidden part of each image, for its first grader, on the CPU; NaN where undefined."""
     labels = of_first_grader(batch, batch.labels)
     rebuilt = of_first_grader(batch, reconstructions).unsqueeze(1)
     pixels: dict[str, Any] = {"visible": visible, "valid": batch.valid, "num_classes": info.num_classes}
@@ -83,9 +80,8 @@ def instances_of(
 ) -> Int32[np.ndarray, "h w"]:
     """Cluster samples into instances and post-process them as in the paper (App. G and H).
 
-    With other classes (street scenes) everything but instances becomes background first, and thin clusters without
-    neighbours vanish; where all is instances (EM) they stay. With `connected`, clusters are first split into their
-    connected parts.
+    Other classes (street scenes) become background, and thin clusters without neighbours vanish; without other
+    classes (EM) they stay. With `connected`, clusters are first split into their connected parts.
     """
     merged = merge_to_background(samples, stochastic_classes=info.stochastic_classes)
     clusters = cluster(merged, num_classes=1 + len(info.stochastic_classes), threshold=alpha, seed=seed)

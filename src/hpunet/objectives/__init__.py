@@ -1,1 +1,1 @@
-"""What training minimises. Start reading at loss.py."""
+"""What training minimises: start reading at `loss.py`."""

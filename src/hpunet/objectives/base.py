@@ -1,8 +1,7 @@
 """What ELBO and GECO share: the terms of a loss, and the forward pass that computes reconstruction and KL.
 
-When several processes train together, the batch is that of all of them. Every process returns the terms of the whole
-batch in value, so all of them notice a loss that is not finite in one. In gradient it returns its own share times the
-number of processes, so the mean of their gradients, which they exchange, is the gradient of the whole batch.
+With several processes, terms have the value of the whole batch, so all processes notice a loss that is not finite.
+Their gradient is the process's own share times the number of processes: the mean over processes is the whole batch's.
 """
 
 from abc import ABC, abstractmethod
@@ -25,18 +24,13 @@ class Terms:
     """The parts of a training loss; all but `loss` are detached, for logging."""
 
     loss: Float[Tensor, ""]
-    rec: Float[Tensor, ""]
-    """Cross-entropy summed over the kept pixels, divided by the batch size."""
+    rec: Float[Tensor, ""]  # cross-entropy summed over the kept pixels, divided by the batch size
     kl: Float[Tensor, " scales"]
-    num_kept: Int[Tensor, ""]
-    """Pixels of the batch that the reconstruction term counts."""
+    num_kept: Int[Tensor, ""]  # pixels of the batch that rec counts
     batch_size: int
-    constraint: Float[Tensor, ""] | None = None
-    """GECO: moving average of rec minus what κ allows; negative when the reconstruction is good enough."""
+    constraint: Float[Tensor, ""] | None = None  # GECO: moving average of rec minus what κ allows
     lambda_: Float[Tensor, ""] | None = None
-    """GECO: λ."""
-    energy: Float[Tensor, ""] | None = None
-    """Energy distance of samples from the prior to the labels, without its weight."""
+    energy: Float[Tensor, ""] | None = None  # without its weight
 
     @property
     def rec_per_pixel(self) -> Float[Tensor, ""]:
@@ -46,18 +40,12 @@ class Terms:
 
 def divergence(output: TrainingOutput, *, prior_gradient_scale: float) -> Float[Tensor, " scales"]:
     """KL of each scale; its gradient with respect to the prior is multiplied by a factor."""
-    if prior_gradient_scale == 1:
+    scale = prior_gradient_scale
+    if scale == 1:
         return output.kl
-    priors = [
-        Gaussian(
-            mean=scale_gradient(p.mean, prior_gradient_scale),
-            log_sigma=scale_gradient(p.log_sigma, prior_gradient_scale),
-        )
-        for p in output.prior
-    ]
-    return torch.stack(
-        [kl_divergence(posterior=q, prior=p).mean() for q, p in zip(output.posterior, priors, strict=True)]
-    )
+    priors = [Gaussian(scale_gradient(p.mean, scale), scale_gradient(p.log_sigma, scale)) for p in output.prior]
+    pairs = zip(output.posterior, priors, strict=True)
+    return torch.stack([kl_divergence(posterior=q, prior=p).mean() for q, p in pairs])
 
 
 class Objective(nn.Module, ABC):

@@ -1,7 +1,6 @@
 """The reconstruction term: masked cross-entropy and its hardest pixels.
 
-No value is read back from the device and all shapes depend only on the input's shape, so a whole training step can be
-captured in a CUDA graph.
+Nothing is read back from the device and shapes depend only on the input's: a training step can be a CUDA graph.
 """
 
 from math import floor
@@ -47,11 +46,9 @@ def top_k_pixels(
     valid: Bool[Tensor, "b h w"] | None = None,
     noise: Float[Tensor, "b h w"] | None = None,
 ) -> Bool[Tensor, "b h w"]:
-    """Mask of the k hardest pixels of the whole batch, k = ⌊fraction · all pixels⌋, invalid ones counted.
+    """Mask of the k hardest valid pixels of the whole batch, k = ⌊fraction · all pixels, also invalid ones⌋.
 
-    With Gumbel `noise` the k pixels are a draw without replacement with probabilities proportional to their
-    cross-entropy; without noise they are the k largest. Invalid pixels are never kept: with fewer valid pixels
-    than k, all valid pixels are kept.
+    With Gumbel `noise` pixels are drawn without replacement, with probabilities proportional to their cross-entropy.
     """
     # log of the smallest positive number instead of −∞: a valid pixel with ce = 0 stays ahead of invalid ones.
     scores = ce.detach().clamp(min=torch.finfo(ce.dtype).tiny).log()
@@ -73,15 +70,14 @@ class Reconstruction(nn.Module):
 
     Args:
         top_k: fraction of pixels to keep (Sec. 2); None keeps all valid ones.
-        stochastic: whether to draw the hardest pixels (Gumbel) or to take exactly the k hardest.
+        stochastic: draw the hardest pixels (Gumbel) instead of taking exactly the k hardest.
     """
 
     def __init__(self, *, top_k: float | None = 0.02, stochastic: bool = True) -> None:
         super().__init__()
         if top_k is not None and not 0 < top_k <= 1:
             raise ConfigError(f"top_k: expected a fraction of the pixels in (0, 1] or None, got {top_k}")
-        self.top_k = top_k
-        self.stochastic = stochastic
+        self.top_k, self.stochastic = top_k, stochastic
 
     def forward(
         self,
@@ -91,10 +87,7 @@ class Reconstruction(nn.Module):
         valid: Bool[Tensor, "b h w"] | None = None,
         gumbel: Float[Tensor, "b h w"] | None = None,
     ) -> tuple[Float[Tensor, ""], Int[Tensor, ""]]:
-        """The term (see `global_mean`) and the number of pixels it counts, over all processes.
-
-        `gumbel` replaces the noise that is otherwise drawn for the stochastic top-k.
-        """
+        """The term (see `global_mean`) and the number of pixels it counts; `gumbel` replaces the top-k noise."""
         b, _, h, w = logits.shape
         for name, tensor in (("labels", labels), ("valid", valid)):
             if tensor is not None and tuple(tensor.shape) != (b, h, w):

@@ -1,8 +1,4 @@
-"""Energy distances: how far samples from the prior are from the labels as a distribution. The paper has none.
-
-Both take logits of samples (b, s, k, h, w) and the label maps of all graders, and return the mean over images as
-`global_mean` does.
-"""
+"""Energy distances between the distributions of samples from the prior and of all graders' maps. Not in the paper."""
 
 from collections.abc import Sequence
 
@@ -17,13 +13,8 @@ from hpunet.models.gradients import global_mean
 class EnergyDistance(nn.Module):
     """2·E d(sample, grader) − E d(sample, other sample): the part of GED² that depends on samples, differentiable.
 
-    d is 1 − Σ min(p, q) / Σ max(p, q) of two probability maps: 1 − IoU where these are 0 and 1. A grey map between
-    two binary ones gains nothing. One pixel is added to both sums, so two empty maps have distance 0. The expectation
-    is smallest when samples are distributed like the graders' maps: samples are attracted by graders and repelled by
-    each other.
-
-    Args:
-        classes: classes whose maps are compared; d is the mean over them.
+    d(p, q) is 1 − Σ min(p, q) / Σ max(p, q) of two probability maps, 1 − IoU of binary ones, averaged over `classes`.
+    Averaging two binary maps gains nothing. The expectation is smallest when samples are distributed like graders.
     """
 
     def __init__(self, *, classes: Sequence[int]) -> None:
@@ -38,7 +29,7 @@ class EnergyDistance(nn.Module):
         graders: Bool[Tensor, "b r"],
         valid: Bool[Tensor, "b h w"],
     ) -> Float[Tensor, ""]:
-        """The mean over images of the energy distance."""
+        """The mean over images (see `global_mean`)."""
         with torch.autocast(sample_logits.device.type, enabled=False):
             probs = at_least_float32(sample_logits).softmax(dim=2)
         first, second = torch.triu_indices(probs.shape[1], probs.shape[1], offset=1, device=probs.device)
@@ -54,30 +45,26 @@ class EnergyDistance(nn.Module):
 
 
 def soft_distance(a: Float[Tensor, "*n h w"], b: Float[Tensor, "*m h w"]) -> Float[Tensor, "*nm"]:
-    """1 − Σ min(a, b) / Σ max(a, b), with one pixel added to both sums; leading dimensions are broadcast."""
+    """1 − Σ min(a, b) / Σ max(a, b); one pixel is added to both sums, so two empty maps have distance 0."""
     common = torch.minimum(a, b).sum(dim=(-2, -1))
     either = a.sum(dim=(-2, -1)) + b.sum(dim=(-2, -1)) - common
     return 1 - (common + 1) / (either + 1)
 
 
 class PairAgreement(nn.Module):
-    """The energy distance of instances: how often two pixels share an id in samples, against how often they should.
+    """The energy distance of instances: the mean over pairs of instance pixels of (P − expected)².
 
-    Two pixels of one instance always share their id, those of two instances in one of `num_random_ids` draws. The
-    term is the mean over pairs of instance pixels of (P − that)², with P the probability that both share an id when
-    each pixel's is drawn from the softmax of one sample of the prior; estimated from two or more samples, without
-    bias. Clustering uses agreement too: it joins pixels that agree in half of the samples. The ids themselves are not
-    compared, nor the joint behaviour of more than two instances; a pixel that a sample gives no instance id agrees
-    with none.
+    P is the probability that both pixels share an id when each id is drawn from the softmax of one sample; it is
+    estimated without bias from two or more samples. Expected is 1 within an instance and 1 / num_random_ids between
+    two. A pixel without an instance id agrees with none. Clustering also uses agreement.
 
     Args:
         num_fixed_classes: labels from this number on are instances.
         num_random_ids: number of ids that an instance's id is drawn from.
         num_instances: instances that are told apart; instances i and i + num_instances count as one.
-        weighting: "pixels" gives each pixel the same weight, as in the Rand error, where large instances have most
-            pairs; "instances" gives each instance the same weight, as in AP.
-        background_weight: total weight of pixels of other classes, relative to that of all instance pixels. They
-            should agree with none; with 0, samples may give background the id of an instance beside it.
+        weighting: same weight for each of the "pixels" (as in the Rand error) or each of the "instances" (as in AP).
+        background_weight: total weight of pixels of other classes, relative to all instance pixels. They should agree
+            with none; with 0, samples may give background the id of an adjacent instance.
     """
 
     def __init__(
@@ -90,11 +77,8 @@ class PairAgreement(nn.Module):
         background_weight: float = 0.0,
     ) -> None:
         super().__init__()
-        self.num_fixed_classes = num_fixed_classes
-        self.num_random_ids = num_random_ids
-        self.num_instances = num_instances
-        self.weighting = weighting
-        self.background_weight = background_weight
+        self.num_fixed_classes, self.num_random_ids = num_fixed_classes, num_random_ids
+        self.num_instances, self.weighting, self.background_weight = num_instances, weighting, background_weight
 
     def forward(
         self,
@@ -130,7 +114,7 @@ class PairAgreement(nn.Module):
             share = self.background_weight * total[:, None] / outside.sum(dim=1, keepdim=True).clamp(min=1)
             in_pairs = weighted + probs.flatten(3) * (share * outside)[:, None, None]
         # Σ over pairs of pixels of (Σ_k p_ik p_jk) · (Σ_l q_il q_jl) is Σ_kl (Σ_i p_ik q_il)². Row by row: many small
-        # products instead of one with a long sum for each image. Divided after it, since TF32 rounds.
+        # products instead of one with a long sum per image. Division comes last, since TF32 rounds.
         rows = [maps.reshape(b, s * k, h, -1).transpose(1, 2) for maps in (in_pairs, probs)]
         pairs = (rows[0] @ rows[1].transpose(2, 3)).sum(dim=1) / total[:, None, None]
         twice = pairs.view(b, s, k, s, k).square().sum(dim=(2, 4))

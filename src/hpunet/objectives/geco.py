@@ -16,24 +16,19 @@ from hpunet.objectives.base import Objective
 class GECO(Objective):
     """λ · (EMA(rec) − κ · kept pixels per image) + Σ KL (Eq. 6).
 
-    λ = softplus(w)² with w trained by the same optimiser as the network, but uphill: λ rises while the
-    reconstruction is worse than κ and falls when it is better. The value of the constraint is a moving average;
-    its gradient flows to the current batch alone. `w` and the moving average live on the device and are part of
-    the state dict. Give `w` to the optimiser without weight decay (`parameter_groups` does).
+    λ = softplus(w)²; the network's optimiser also trains w, by gradient ascent: λ rises while the reconstruction is
+    worse than κ and falls when it is better. The constraint's value is a moving average; its gradient is that of the
+    current batch. Train `w` without weight decay (see `parameter_groups`).
 
     Args:
         kappa: target cross-entropy of a kept pixel.
         constraint_ema_decay: decay of the moving average, which starts at the first value.
         lambda_gradient_scale: factor on the gradient of w. Under Adam it has almost no effect.
-        lambda_speed: w is the trained parameter times this factor, so under Adam λ moves faster by it; 1 in the
-            authors' code.
-        lambda_max: upper bound of λ. Early in training κ is out of reach and λ rises at the cost of the samples; the
-            authors set no bound.
-        prior_gradient_scale: factor on the gradient of the KL with respect to the prior; 1 in the paper. A larger one
-            helps the prior to keep up with the posterior while λ is large.
-        kl_warm_up: for each scale, coarsest first, the number of updates over which the weight of its KL rises from
-            0 to 1; scales that are not listed have weight 1 from the start, as in the paper. The posterior takes up a
-            coarse scale that is free at first before finer scales learn its part.
+        lambda_speed: factor on the trained parameter, so on λ's speed under Adam; 1 in the authors' code.
+        lambda_max: upper bound of λ, which harms samples while κ is out of reach; the authors have none.
+        prior_gradient_scale: factor on the KL's gradient with respect to the prior; 1 in the paper.
+        kl_warm_up: per scale, coarsest first, the updates over which the weight of its KL rises from 0 to 1, so that
+            the posterior uses a coarse scale before finer ones learn its part; by default 1 throughout (paper).
         top_k: fraction of pixels that the reconstruction term keeps, or None for all valid ones.
         stochastic: whether the top-k is drawn (Gumbel) or strict.
     """
@@ -55,38 +50,27 @@ class GECO(Objective):
         stochastic: bool = True,
     ) -> None:
         super().__init__(prior_gradient_scale=prior_gradient_scale, top_k=top_k, stochastic=stochastic)
-        positive = {
-            "kappa": kappa,
-            "lambda_gradient_scale": lambda_gradient_scale,
-            "lambda_speed": lambda_speed,
-            "lambda_max": lambda_max,
-        }
-        if wrong := [f"{name}={value}" for name, value in positive.items() if not value > 0]:
+        self.kappa, self.constraint_ema_decay = kappa, constraint_ema_decay
+        self.lambda_gradient_scale, self.lambda_speed = lambda_gradient_scale, lambda_speed
+        self.lambda_max, self.kl_warm_up = lambda_max, list(kl_warm_up)
+        positive = ("kappa", "lambda_gradient_scale", "lambda_speed", "lambda_max")
+        if wrong := [f"{name}={getattr(self, name)}" for name in positive if not getattr(self, name) > 0]:
             raise ConfigError(f"expected positive numbers, got {', '.join(wrong)}")
         if not 0 <= constraint_ema_decay < 1:
             raise ConfigError(f"expected 0 <= constraint_ema_decay < 1, got {constraint_ema_decay}")
-        self.kappa = kappa
-        self.constraint_ema_decay = constraint_ema_decay
-        self.lambda_gradient_scale = lambda_gradient_scale
-        self.lambda_speed = lambda_speed
-        self.lambda_max = lambda_max
-        self.kl_warm_up = list(kl_warm_up)
         self.w = nn.Parameter(torch.tensor(1.0).expm1().log() / lambda_speed)  # softplus⁻¹(1): λ starts at 1
         self.register_buffer("ema", torch.tensor(0.0))
         self.register_buffer("num_updates", torch.tensor(0))
 
     @property
     def lambda_(self) -> Float[Tensor, ""]:
-        """λ; its gradient is negated and scaled, so that descent on the loss is ascent on w."""
+        """λ; its gradient is negated and scaled: descent on the loss is ascent on w."""
         lambda_ = F.softplus(self.lambda_speed * self.w).square()
         bounded = clamp_with_inward_gradient(lambda_, low=0.0, high=self.lambda_max)
         return scale_gradient(bounded, -self.lambda_gradient_scale)
 
     def moving_average(self, rec: Float[Tensor, ""]) -> Float[Tensor, ""]:
-        """The average with this batch included; its gradient with respect to `rec` is 1.
-
-        The stored average changes in training mode only.
-        """
+        """The average with this batch; its gradient with respect to `rec` is 1. Updated in training mode only."""
         with torch.no_grad():
             value, decay = rec.detach().to(self.ema.dtype), self.constraint_ema_decay
             updated = torch.where(self.num_updates == 0, value, decay * self.ema + (1 - decay) * value)

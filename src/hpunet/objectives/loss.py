@@ -13,14 +13,7 @@ from hpunet.objectives.geco import GECO
 
 
 class Loss(nn.Module):
-    """What a training step minimises: `objective` plus `energy_weight` · `energy`.
-
-    Args:
-        objective: ELBO or GECO.
-        energy: energy distance, if any.
-        energy_weight: its weight.
-        energy_samples: samples per image that the prior draws for it.
-    """
+    """`objective` plus `energy_weight` · `energy`, for which the prior draws `energy_samples` samples per image."""
 
     def __init__(
         self,
@@ -33,8 +26,7 @@ class Loss(nn.Module):
         super().__init__()
         self.objective, self.energy = objective, energy
         self.energy_weight, self.energy_samples = energy_weight, energy_samples
-        self.use_energy = energy is not None
-        """Switched off while the energy distance has not started yet."""
+        self.use_energy = energy is not None  # off before the energy distance starts
 
     @property
     def num_prior_samples(self) -> int:
@@ -60,10 +52,9 @@ class Loss(nn.Module):
 
 
 def parameter_groups(model: nn.Module, loss: nn.Module, *, weight_decay: float = 1e-5) -> list[dict[str, object]]:
-    """Optimiser groups: the network with the paper's weight decay · Σ w², the loss's own parameter (λ) without.
+    """Optimiser groups: the network with the paper's weight decay · Σ w² (App. D), the loss's own parameter without.
 
-    The penalty is part of the loss (App. D), so it goes through Adam: its gradient is 2 · weight_decay · w, which is
-    what `weight_decay` of `torch.optim.Adam` (not AdamW) adds.
+    This penalty is part of the loss: `torch.optim.Adam` (not AdamW) adds its gradient, 2 · weight_decay · w.
     """
     groups: list[dict[str, object]] = [{"params": list(model.parameters()), "weight_decay": 2 * weight_decay}]
     own = list(loss.parameters())

@@ -1,1 +1,1 @@
-"""TODO"""
+"""Training: start reading at `loop.py`, then `step.py`."""

@@ -1,4 +1,4 @@
-"""From settings to the things they describe: the one place where the settings tree meets the modules."""
+"""Build loss, optimiser and examples from settings: the one place where the settings tree meets the modules."""
 
 import math
 from collections.abc import Callable
@@ -56,30 +56,23 @@ def build_energy(settings: ObjectiveSettings, *, info: SetInfo) -> EnergyDistanc
             weighting=settings.energy_weighting,
             background_weight=settings.energy_background,
         )
-    all_but_background = range(1, info.num_classes)  # if the data do not say which classes graders differ in
-    return EnergyDistance(classes=info.stochastic_classes or all_but_background)
+    # By default all but background: the data do not say which classes graders differ in.
+    return EnergyDistance(classes=info.stochastic_classes or range(1, info.num_classes))
 
 
 def build_optimiser(
     settings: OptimiserSettings, *, model: nn.Module, loss: nn.Module, device: torch.device, network: Any = None
 ) -> torch.optim.Adam:
-    """Adam with the paper's weight decay; on a GPU its learning rate is a tensor there, for CUDA graphs.
-
-    `network` is what computes the model; one on fused kernels has an Adam of its own.
-    """
-    first = settings.learning_rates[0]
-    on_gpu = device.type == "cuda"
+    """Adam with the paper's weight decay; a `network` on fused kernels brings its own Adam."""
+    groups = parameter_groups(model, loss, weight_decay=settings.weight_decay)
+    lr, on_gpu = settings.learning_rates[0], device.type == "cuda"
     make: Callable[..., torch.optim.Adam] = getattr(network, "adam", torch.optim.Adam)
-    return make(
-        parameter_groups(model, loss, weight_decay=settings.weight_decay),
-        lr=torch.tensor(first, device=device) if on_gpu else first,
-        fused=True,
-        capturable=on_gpu,
-    )
+    # On a GPU the learning rate is a tensor, for CUDA graphs.
+    return make(groups, lr=torch.tensor(lr, device=device) if on_gpu else lr, fused=True, capturable=on_gpu)
 
 
 def build_example_builder(settings: Settings, *, info: SetInfo) -> ExampleBuilder:
-    """How batches become examples."""
+    """The `ExampleBuilder` of a run."""
     if settings.objective.energy and info.has_instances and settings.data.extrapolate:
         raise ConfigError("objective.energy: with instances not for data.extrapolate, where ids are given")
     return ExampleBuilder(
@@ -103,7 +96,7 @@ def learning_rate_boundaries(settings: OptimiserSettings) -> list[int]:
 
 
 def autocast_for(precision: str, device: torch.device) -> Callable[[], AbstractContextManager[object]]:
-    """What to run the network in; sets TF32 for the process as asked."""
+    """The context for the network's forward pass; also sets TF32 for the process."""
     if device.type != "cuda":
         return nullcontext
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision != "fp32"

@@ -18,8 +18,7 @@ from hpunet.data.instance_ids import assign_ids, draw_id_table
 from hpunet.data.types import SetInfo
 from hpunet.utils.keyed_random import Stream, keyed_uniform
 
-NUM_TABLE_IDS = 512
-"""Instances per image that get an id of their own draw; further ones share."""
+NUM_TABLE_IDS = 512  # instances per image with their own random id; further ones share
 
 
 @dataclass(frozen=True)
@@ -29,12 +28,9 @@ class Example:
     image: Float[Tensor, "b c h w"]
     labels: Int[Tensor, "b h w"]
     valid: Bool[Tensor, "b h w"]
-    cond: Float[Tensor, "b e h w"] | None
-    """Visibility and visible labels (`Hidden.cond`), if a part is hidden."""
-    gradings: Int[Tensor, "b r h w"] | None = None
-    """The maps of all graders as stored (instances, not ids); only on request, like `graders`."""
-    graders: Bool[Tensor, "b r"] | None = None
-    """Which of them exist."""
+    cond: Float[Tensor, "b e h w"] | None  # visibility and visible labels (`Hidden.cond`), if a part is hidden
+    gradings: Int[Tensor, "b r h w"] | None = None  # all graders' maps as stored (instances, not ids); on request
+    graders: Bool[Tensor, "b r"] | None = None  # which of them exist
 
     def __getitem__(self, part: slice) -> "Example":
         """Some of the images."""
@@ -44,7 +40,7 @@ class Example:
 
 @dataclass(frozen=True)
 class ExampleBuilder:
-    """Turns batches into examples."""
+    """Turn batches into examples."""
 
     info: SetInfo
     crop: tuple[int, int]
@@ -53,33 +49,19 @@ class ExampleBuilder:
     seed: int
 
     def __call__(
-        self,
-        batch: Batch,
-        *,
-        step: int | Int[Tensor, ""],
-        positions: Int[Tensor, " b"],
-        all_gradings: bool = False,
+        self, batch: Batch, *, step: int | Int[Tensor, ""], positions: Int[Tensor, " b"], all_gradings: bool = False
     ) -> Example:
-        """The examples of a batch at a step; `positions` are the images' places in the whole batch.
-
-        With `all_gradings` they also hold the maps of all graders.
-        """
+        """The examples of a batch at a step, on request with all gradings; `positions` are in the whole batch."""
+        key: dict[str, Any] = {"seed": self.seed, "step": step, "index": positions}
 
         def uniform(stream: Stream, count: int) -> Tensor:
-            return keyed_uniform(seed=self.seed, step=step, index=positions, stream=stream, count=count)
+            return keyed_uniform(**key, stream=stream, count=count)
 
         choice = uniform(Stream.GRADER, 1)[:, 0]
         if not all_gradings:  # choose first: the other graders' maps need no warping
             chosen = one_grader(batch, choice).unsqueeze(1)
             batch = replace(batch, labels=chosen, graders=batch.graders.any(dim=1, keepdim=True))
-        batch = augment(
-            batch,
-            settings=self.augmentation,
-            crop_size=self.crop,
-            seed=self.seed,
-            step=step,
-            index=positions,
-        )
+        batch = augment(batch, settings=self.augmentation, crop_size=self.crop, **key)
         labels = one_grader(batch, choice) if all_gradings else batch.labels[:, 0]
         if self.info.has_instances:
             labels = assign_ids(
@@ -92,12 +74,8 @@ class ExampleBuilder:
         if all_gradings:
             example = replace(example, gradings=batch.labels, graders=batch.graders)
         if self.extrapolate:
-            hidden = hide(
-                image=batch.image,
-                labels=labels,
-                uniform=uniform(Stream.HIDE, NUM_UNIFORMS),
-                num_classes=self.info.num_classes,
-            )
+            noise = uniform(Stream.HIDE, NUM_UNIFORMS)
+            hidden = hide(image=batch.image, labels=labels, uniform=noise, num_classes=self.info.num_classes)
             example = replace(example, image=hidden.image, cond=hidden.cond)
         return example
 

@@ -30,10 +30,9 @@ from hpunet.utils.signals import Interrupted, Stop, stop_on_signals
 from hpunet.weights.run_state import describe_run
 
 SETTINGS_FILE, RUN_FILE = "settings.json", "run.json"
+SHOW_EVERY_SECONDS = 10  # numbers are shown at least this often; they are logged every `logging.log_every` steps
 Callback = Callable[[int, dict[str, float]], None]
-"""Receives the step and the newest numbers, for a progress line; before the first step there are none."""
-SHOW_EVERY_SECONDS = 10
-"""Numbers are shown at least this often, even if steps are slow; they are logged every `logging.log_every` steps."""
+"""Receives the step and the newest numbers, for a progress line; none before the first step."""
 
 
 def train(
@@ -57,13 +56,13 @@ def train(
         settings: all settings of the run.
         data: a pack, or what a pack can be made of.
         run: the run's folder.
-        resume: whether to continue from the run's newest checkpoint; without it, a run with checkpoints is refused.
+        resume: continue from the newest checkpoint; without it, a folder with checkpoints is refused.
         start: a run's folder or the name of published weights to start from.
         device: by default this process's GPU, or the CPU.
         say: receives messages.
         watch: receives the step and the newest numbers.
         progress: shows the progress of packing.
-        loggers: further loggers besides the log file and TensorBoard.
+        loggers: loggers in addition to the log file and TensorBoard.
     """
     device = device or pick_device()
     has_checkpoints = (run / "checkpoints").is_dir() and any((run / "checkpoints").iterdir())
@@ -87,11 +86,11 @@ def train(
         say(f"{run}: all {settings.optimiser.iterations} iterations are done")
     if device.type == "cuda" and settings.optimiser.cuda_graph and not training.can_be_captured():
         say("optimiser.cuda_graph: not used; it needs one process, and images of one size that fit the GPU's memory")
-    val_pack = open_pack(pack_path, split="val")
-    validation = Validation(training.model, pack=val_pack, settings=settings, device=device, run=run)
+    held_out = open_pack(pack_path, split="val")
+    validation = Validation(training.model, pack=held_out, settings=settings, device=device, run=run)
     open_logs: list[Logger] = []
     if rank() == 0:
-        kernels = "fused" if training.why_not_fused is None else "torch"
+        kernels = "torch" if training.why_not_fused else "fused"
         about = {"data": training.pack.fingerprint, "processes": world_size(), "kernels": kernels}
         about |= {} if training.started_from is None else {"started_from": training.started_from}
         atomic_write(run / SETTINGS_FILE, dump_json(settings.model_dump(mode="json"), name=SETTINGS_FILE))
@@ -111,8 +110,8 @@ def _loop(
     logging, end = training.settings.logging, training.settings.optimiser.iterations
     newest: dict[str, float] = {}
     watch(training.step, {})
-    last_time, last_step = time.perf_counter(), training.step
-    last_shown = last_time
+    last_time = last_shown = time.perf_counter()
+    last_step = training.step
     for terms, norm in training.run_steps():
         training.step += 1
         step, now = training.step, time.perf_counter()
@@ -133,8 +132,8 @@ def _loop(
             if validation.is_better(newest, than=training.best):
                 training.best = newest[logging.best]
                 save(training, name="best")
-            last_time, last_step = time.perf_counter(), step  # the rate is that of training alone
-            last_shown = last_time
+            last_time = last_shown = time.perf_counter()  # the rate excludes validation
+            last_step = step
         asked = stop.asked() if world_size() == 1 or log_now else None
         if asked is not None or step % logging.checkpoint_every == 0 or step == end:
             save(training)
@@ -145,17 +144,12 @@ def _loop(
 
 
 def prepare_data(where: str, *, options: dict[str, Any], run: Path, progress: Any = None) -> Path:
-    """The pack at `where`, or one made from the data there, in the run's folder.
-
-    The name of a new pack contains a hash of its origin, so that a run never resumes with a pack of other data.
-    """
+    """The pack at `where`, or one made of the data there, in the run's folder and named by a hash of its origin."""
     check_data_options(where, options)
-    if where.startswith("synthetic:"):
-        origin = where
-    elif is_pack(Path(where)):
+    synthetic = where.startswith("synthetic:")
+    if not synthetic and is_pack(Path(where)):
         return Path(where)
-    else:
-        origin = str(Path(where).resolve())
+    origin = where if synthetic else str(Path(where).resolve())
     key = json.dumps([origin, options], sort_keys=True).encode()
     packed = run / f"data-{hashlib.sha256(key).hexdigest()[:8]}"
     if rank() == 0 and not is_pack(packed):

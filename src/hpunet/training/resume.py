@@ -48,10 +48,8 @@ def restore(training: Training, say: Callable[[str], None]) -> bool:
     step = 0 if found is None else found.step
     steps = all_gather(torch.tensor([step], dtype=torch.float64))
     if (steps != step).any():
-        raise CheckpointError(
-            f"{training.run}: the processes see checkpoints of different steps, {sorted(set(steps.int().tolist()))}; "
-            "they must share the folder"
-        )
+        seen = f"the processes see checkpoints of different steps, {sorted(set(steps.int().tolist()))}"
+        raise CheckpointError(f"{training.run}: {seen}; they must share the folder")
     if found is None:
         return False
     for reason in found.skipped:
@@ -89,10 +87,7 @@ def load_start(start: str | Path, settings: Settings, *, device: torch.device) -
 
 
 def start_from(training: Training, trained: TrainedModel) -> list[str]:
-    """Copy the weights of a trained model.
-
-    Returns the names of weights that stay random because image channels or classes differ.
-    """
+    """Copy a trained model's weights; returns the names of those that stay random, since their shapes differ."""
     training.started_from = {"name": trained.name, "iteration": trained.step}
     weights, live = trained.model.state_dict(), training.state_tensors()
     different = [name for name, tensor in live["model"].items() if tensor.shape != weights[name].shape]
@@ -109,19 +104,17 @@ def _check_same_run(state: dict[str, Any], settings: Settings, pack: Pack, *, st
     changed = [key for key in sorted(now.keys() | then.keys()) if now.get(key) != then.get(key)]
     other_data = state["data"] != pack.fingerprint
     if changed and not (other_data and changed == ["data.options"]):
-        names = ", ".join(changed)
-        raise CheckpointError(
-            f"{where}: was trained with different settings ({names}); restore them or choose another --out"
-        )
+        what = f"different settings ({', '.join(changed)})"
+        raise CheckpointError(f"{where}: was trained with {what}; restore them or choose another --out")
     if other_data:
         raise CheckpointError(f"{where}: was trained on different data than {pack.path}; choose another --out")
 
 
 def _deciding(settings: Settings, *, step: int) -> dict[str, Any]:
-    """The settings that decide the weights after `step` iterations: "optimiser.batch_size" and so on.
+    """The settings that decide the weights after `step` iterations, by name ("optimiser.batch_size").
 
-    Left out: learning rates, fading and energy distance that start later; the number of iterations; kernels, which
-    only round differently; orientations, which are for sampling.
+    Not what starts later (learning rates, fading, energy distance), the number of iterations, kernels (which only
+    round differently) and orientations (which are for sampling).
     """
     flat: dict[str, Any] = {"seed": settings.seed}
     for group, section in settings.model_dump(mode="json").items():

@@ -1,4 +1,4 @@
-"""A run in memory: everything that training needs, built from its settings, and one step after the other."""
+"""The state of a run in memory: model, loss, optimiser and data, built from settings; runs the steps."""
 
 import math
 from collections.abc import Iterator
@@ -16,13 +16,7 @@ from hpunet.errors import ConfigError, DivergenceError
 from hpunet.kernels.dispatch import fused_draw, fused_network, reason_against_fused
 from hpunet.models.build import build_model
 from hpunet.objectives.base import Terms
-from hpunet.training.build import (
-    autocast_for,
-    build_example_builder,
-    build_loss,
-    build_optimiser,
-    learning_rate_at,
-)
+from hpunet.training.build import autocast_for, build_example_builder, build_loss, build_optimiser, learning_rate_at
 from hpunet.training.step import TrainingStep
 from hpunet.utils.distributed import rank, world_size
 from hpunet.weights.run_state import optimiser_tensors, seed_generators
@@ -36,24 +30,17 @@ class Training:
         seed_generators(settings.seed)  # initial weights; everything later is keyed by step
         self.pack = _on_device(open_pack(pack_path, split="train"), device)
         info = self.pack.info
-        model = build_model(
-            settings.model,
-            in_channels=info.in_channels,
-            num_classes=info.num_classes,
-            extrapolate=settings.data.extrapolate,
-        )
-        self.model = model.to(device)
+        data: dict[str, Any] = {"in_channels": info.in_channels, "num_classes": info.num_classes}
+        self.model = build_model(settings.model, **data, extrapolate=settings.data.extrapolate).to(device)
         self.model.check_values = False  # packing has checked the data
-        num_pieces = settings.optimiser.accumulation_steps
+        adam, num_pieces = settings.optimiser, settings.optimiser.accumulation_steps
         self.loss = build_loss(settings.objective, info=info, num_pieces=num_pieces).to(device)
         network: nn.Module = self.model
-        self.why_not_fused = _why_not_fused(settings, model=model, device=device)
+        self.why_not_fused = _why_not_fused(settings, model=self.model, device=device)
         if self.why_not_fused is None:
             network = fused_network(network, size=settings.data.crop)
-        self.optimiser = build_optimiser(
-            settings.optimiser, model=self.model, loss=self.loss, device=device, network=network
-        )
-        if settings.optimiser.compile:
+        self.optimiser = build_optimiser(adam, model=self.model, loss=self.loss, device=device, network=network)
+        if adam.compile:
             network = torch.compile(network)  # type: ignore[assignment]
         if world_size() > 1:
             network = DistributedDataParallel(network)
@@ -63,31 +50,23 @@ class Training:
             optimiser=self.optimiser,
             example_builder=build_example_builder(settings, info=info),
             num_pieces=num_pieces,
-            autocast=autocast_for(settings.optimiser.precision, device),
-            grad_clip=settings.optimiser.grad_clip,
-            ema_decay=settings.optimiser.ema_decay,
+            autocast=autocast_for(adam.precision, device),
+            grad_clip=adam.grad_clip,
+            ema_decay=adam.ema_decay,
             network=network,
             draw=fused_draw() if self.why_not_fused is None else None,
         )
-        share = settings.optimiser.batch_size // world_size()
+        share = adam.batch_size // world_size()
         if share % num_pieces:
-            raise ConfigError(
-                f"optimiser.accumulation_steps: {num_pieces} does not divide the {share} images of each of "
-                f"{world_size()} processes"
-            )
-        self.steps = TrainingSteps(
-            self.pack,
-            batch_size=settings.optimiser.batch_size,
-            seed=settings.seed,
-            rank=rank(),
-            world_size=world_size(),
-        )
+            what = f"the {share} images of each of {world_size()} processes"
+            raise ConfigError(f"optimiser.accumulation_steps: {num_pieces} does not divide {what}")
+        process = {"rank": rank(), "world_size": world_size()}
+        self.steps = TrainingSteps(self.pack, batch_size=adam.batch_size, seed=settings.seed, **process)
         self.positions = torch.arange(rank() * share, (rank() + 1) * share, device=device)
         self.train_step.create_moments()
         self.step = 0
         self.best: float | None = None
-        self.started_from: dict[str, Any] | None = None
-        """Name and iteration of the trained model whose weights it started from."""
+        self.started_from: dict[str, Any] | None = None  # name and iteration of the trained model
 
     def state_tensors(self) -> dict[str, dict[str, Tensor]]:
         """The tensors of a checkpoint; the step and its counters complete the state."""
@@ -120,7 +99,7 @@ class Training:
         return self.pack.device.type == "cuda" and len(set(self.pack.sizes)) == 1 and world_size() == 1
 
     def _graph_steps(self, end: int) -> Iterator[tuple[Terms, Tensor]]:
-        """The same with one CUDA graph per step: only image indices, step and learning rate change."""
+        """The same with one CUDA graph: only image indices, step and learning rate change."""
         step = torch.tensor(self.step, device=self.device)
         indices = self.steps.images(self.step).to(self.device)
 

@@ -1,8 +1,7 @@
 """One optimisation step, from stored pixels to new weights, all of it on the device.
 
-Every random number is keyed by (seed, step, position in the batch), so that a step is a pure function of the weights
-and its number: the same after a resume, and the same when several processes share the batch. Nothing is read back
-from the device, so on a GPU the whole step can be one CUDA graph.
+Random numbers are keyed by (seed, step, position in the batch): a step is the same after a resume and with several
+processes. Nothing is read back from the device, so on a GPU the whole step can be one CUDA graph.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,19 +28,19 @@ class TrainingStep:
     """Forward, backward, guard, Adam, averaging; its counters live on the device.
 
     A step whose loss or gradient is not finite is skipped and counted: weights, moments, averaged weights and the
-    loss's state stay as they are (Adam's by its `found_inf`, which fused ones honour). Losses and gradients are those
-    of all processes, so all of them skip the same steps.
+    loss's state stay as they are (Adam's by its `found_inf`). All processes see the same loss and gradients, so they
+    skip the same steps.
 
     Args:
         model: the model.
-        loss: what is minimised.
+        loss: the loss.
         optimiser: Adam, with `parameter_groups`.
         example_builder: turns batches into examples.
         num_pieces: pieces of the batch whose gradients are accumulated.
-        autocast: context that the forward pass runs in.
-        grad_clip: norm that gradients are scaled down to.
+        autocast: context of the forward pass.
+        grad_clip: upper bound of the gradient norm.
         ema_decay: decay of the averaged weights; without it there are none.
-        network: what computes the forward pass: the model (default), compiled or wrapped for several processes.
+        network: computes the forward pass: the model (default), compiled or wrapped for several processes.
         draw: kernel that draws random numbers; by default tensor operations do.
     """
 
@@ -72,7 +71,7 @@ class TrainingStep:
     def __call__(
         self, batch: Batch, *, step: int | Int[Tensor, ""], positions: Int[Tensor, " b"]
     ) -> tuple[Terms, Float[Tensor, ""]]:
-        """Train on a batch; returns its terms and the norm of the gradient, before any clipping."""
+        """Train on a batch; returns its terms and the norm of the gradient before clipping."""
         with drawing_by(self.draw):
             return self._train(batch, step=step, positions=positions)
 
@@ -112,7 +111,7 @@ class TrainingStep:
         return terms, norm
 
     def create_moments(self) -> None:
-        """Make Adam create its moments, as zeros, by a skipped step: then there is a state to save."""
+        """Let Adam create its moments (zeros) by a skipped step, so that there is a state to save."""
         for parameter in self.parameters:
             parameter.grad = torch.zeros_like(parameter)
         self.optimiser.found_inf = torch.ones((), device=self.skipped.device)  # type: ignore[attr-defined]
@@ -121,11 +120,10 @@ class TrainingStep:
 
     def _backward(self, example: Example, *, step: int | Int[Tensor, ""], positions: Int[Tensor, " b"]) -> Terms:
         """Add the gradients of a piece of the batch."""
-        labels = example.labels.long()
+        labels, num_samples = example.labels.long(), self.loss.num_prior_samples
         key: dict[str, Any] = {"seed": self.example_builder.seed, "step": step, "index": positions}
         h, w = labels.shape[1:]
         uniform = keyed_uniform(**key, stream=Stream.GUMBEL, count=h * w)
-        num_samples = self.loss.num_prior_samples
         with self.autocast():
             output = self.network(
                 image=example.image,
@@ -134,14 +132,9 @@ class TrainingStep:
                 noise=[scale.squeeze(1) for scale in self._noise(key, h, w, stream=Stream.POSTERIOR)],
                 prior_noise=self._noise(key, h, w, stream=Stream.PRIOR, draws=num_samples) if num_samples else None,
             )
-        terms: Terms = self.loss(
-            output,
-            labels=labels,
-            valid=example.valid,
-            gumbel=gumbel_from_uniform(uniform).view(-1, h, w),
-            gradings=example.gradings,
-            graders=example.graders,
-        )
+        gumbel = gumbel_from_uniform(uniform).view(-1, h, w)
+        graded = {"gradings": example.gradings, "graders": example.graders}
+        terms: Terms = self.loss(output, labels=labels, valid=example.valid, gumbel=gumbel, **graded)
         (terms.loss / self.num_pieces).backward()
         return terms
 

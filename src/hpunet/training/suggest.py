@@ -1,6 +1,6 @@
-"""`hpunet init`: look at data and write settings that fit them, each with the reason beside it.
+"""`hpunet init`: profile the data and write settings chosen for them, with a comment explaining each.
 
-The rules follow the paper where it has a number for data like these (App. C and D) and say so where they are ours.
+The rules follow the paper (App. C and D) where it has a number for such data; comments name our own rules.
 """
 
 import math
@@ -19,49 +19,41 @@ from hpunet.data.packs import Pack, Progress
 from hpunet.data.types import Sample, SetInfo, Source
 from hpunet.errors import DataError
 
-MAX_SCALES = 9
-"""As many as the paper's largest networks have."""
-MAX_BOTTOM = 4
-"""Pixels along a side of the coarsest scale, at most."""
-MAX_SHORT, MAX_LONG = 512, 1024
-"""The largest crop is the paper's, on Cityscapes."""
-BATCH_PIXELS = 24 * 256**2
-"""Pixels in a batch: those of the paper's on SNEMI3D."""
-LARGE_CROP = 256**2
-"""Crops of more pixels get fewer blocks and recomputed activations."""
-SMALL_CROP, SMALL_BATCH = 128, 8
-"""A first try on a CPU: sides of the crop at most, images in a batch at most."""
-RESIDENT_BYTES = 8 * 2**30
-"""Larger data are not expected to fit on the GPU."""
+MAX_SCALES = 9  # of the paper's largest networks
+MAX_BOTTOM = 4  # pixels along a side of the coarsest scale
+MAX_SHORT, MAX_LONG = 512, 1024  # largest crop: the paper's on Cityscapes
+BATCH_PIXELS = 24 * 256**2  # pixels in a batch, as in the paper on SNEMI3D
+LARGE_CROP = 256**2  # crops of more pixels get fewer blocks and recomputed activations
+SMALL_CROP, SMALL_BATCH = 128, 8  # upper limits for a first try on a CPU
+RESIDENT_BYTES = 8 * 2**30  # larger data are not expected to fit on the GPU
 
 ModelKind = Literal["hpu", "punet"]
 
 
 @dataclass(frozen=True)
 class DatasetProfile:
-    """What was found out about data."""
+    """Sizes and classes of a dataset."""
 
     info: SetInfo
     num_train: int
     num_val: int
-    smallest: tuple[int, int]
-    """Smallest height and smallest width of all training and validation images."""
+    smallest: tuple[int, int]  # height and width, each over all training and validation images
     largest: tuple[int, int]
 
     @property
     def has_one_size(self) -> bool:
-        """Whether all images are of one size."""
+        """Whether all images have the same size."""
         return self.smallest == self.largest
 
     @property
     def is_street_like(self) -> bool:
-        """Wide and in colour: such pictures have a top and a bottom."""
+        """Wide and in colour: such images have a top and a bottom."""
         return self.info.in_channels == 3 and self.smallest[1] >= 1.5 * self.smallest[0]
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One line of the settings, and why it is so."""
+    """One setting and the reason for its value."""
 
     key: str
     value: Any
@@ -69,14 +61,12 @@ class Setting:
 
 
 def profile_dataset(where: str, *, options: Mapping[str, Any], progress: Progress | None = None) -> DatasetProfile:
-    """Open the data and read every training and validation image once, for its size; a pack knows its sizes."""
+    """Read every training and validation image once, for its size; a pack knows its sizes."""
     splits = open_splits(where, options=options)
     for split in ("train", "val"):
         if split not in splits:
-            raise DataError(
-                f"{where}: has no {split} images, only {', '.join(splits)}, and training needs both train and val; "
-                "see docs/reference/formats.md for how splits are told (data.csv, val_every=10, slices.val=[16,18])"
-            )
+            how = "see docs/reference/formats.md (data.csv, val_every=10, slices.val=[16,18])"
+            raise DataError(f"{where}: has no {split} images, only {', '.join(splits)}; training needs both: {how}")
     sizes = {size for split in ("train", "val") for size in _sizes(splits[split], progress)}
     heights, widths = zip(*sizes, strict=True)
     return DatasetProfile(
@@ -100,9 +90,8 @@ def _sizes(source: Source, progress: Progress | None) -> set[tuple[int, int]]:
 def choose_crop(smallest: tuple[int, int], *, limit: int = MAX_LONG) -> tuple[tuple[int, int], int]:
     """The crop (height, width) and the number of scales for images of at least this size.
 
-    The largest crop that fits and ends in 1 to `MAX_BOTTOM` pixels a side after halving; of several ways to halve it
-    the deepest. At most `MAX_SHORT` along the shorter side, and the longer one in proportion, up to `MAX_LONG`, but
-    no side longer than `limit`.
+    The largest crop that fits and can be halved to 1...`MAX_BOTTOM` pixels per side, with the most scales. Its sides
+    are at most `MAX_SHORT` and, in proportion, `MAX_LONG`, and at most `limit`.
     """
     short, long = min(smallest), max(smallest)
     if min(short, limit) < 8:
@@ -111,21 +100,15 @@ def choose_crop(smallest: tuple[int, int], *, limit: int = MAX_LONG) -> tuple[tu
     long_limit = min(MAX_LONG, MAX_SHORT * long // short)
     limits = [min(side, limit, MAX_SHORT if side == short else long_limit) for side in smallest]
     bottoms = range(1, MAX_BOTTOM + 1)
-    crops = [
-        (y << (scales - 1), x << (scales - 1), scales)
-        for y, x, scales in product(bottoms, bottoms, range(2, MAX_SCALES + 1))
-    ]
+    halvings = product(bottoms, bottoms, range(1, MAX_SCALES))
+    crops = [(y << halved, x << halved, halved + 1) for y, x, halved in halvings]
     fitting = [crop for crop in crops if crop[0] <= limits[0] and crop[1] <= limits[1]]
     height, width, scales = max(fitting, key=lambda crop: (crop[0] * crop[1], crop[2]))
     return (height, width), scales
 
 
 def choose_kappa(info: SetInfo) -> float:
-    """GECO's target, cross-entropy of a kept pixel, by how many classes that pixel could be confused with.
-
-    Instances: 0.14 + 0.39 · ln(random ids), the line through the paper's 1.20 for 15 ids and 0.77 for 5. Classes:
-    0.05 · log2(classes), which for two is the paper's 0.05.
-    """
+    """GECO's κ for the number of random ids (a line through the paper's two values) or classes (paper's for two)."""
     if info.has_instances:
         return round(0.14 + 0.39 * math.log(info.num_random_ids), 2)
     return round(0.05 * math.log2(max(2, info.num_classes)), 2)
@@ -139,10 +122,7 @@ def suggest(
     crop: int | None = None,
     small: bool = False,
 ) -> dict[str, list[Setting]]:
-    """Settings for data that look like this, section by section.
-
-    `crop` is how long the sides of the crop may be; `small` is for a first try on a CPU.
-    """
+    """Settings by section; `crop` limits the crop's sides, `small` is for a first try on a CPU."""
     limit = crop or (SMALL_CROP if small else MAX_LONG)
     size, scales = choose_crop(look.smallest, limit=limit)
     batch_size = _batch_size(size, look.num_train)
@@ -158,18 +138,16 @@ def suggest(
 
 
 def _smaller(sections: dict[str, list[Setting]], look: DatasetProfile, model: ModelKind) -> dict[str, list[Setting]]:
-    """The same for a network and a training that a CPU gets done with, not as in the paper."""
+    """The same with a small network and a short training for a CPU, unlike the paper."""
     longer = look.info.has_instances and model == "hpu"  # ids are slow to learn
     iterations, rates = (5000, [1e-3, 4e-4, 5e-5]) if longer else (2000, [5e-4, 2e-4, 5e-5])
     (scales,) = (len(setting.value) for setting in sections["model"] if setting.key == "channels")
+    widths = [16 * min(4, 2**i) for i in range(scales)]
     why = "Small, for a first try on a CPU (--small)"
     changes = {
-        "channels": (
-            [16 * min(4, 2**i) for i in range(scales)],
-            f"{why}: {scales} scales whose widths start at 16 and double to 64.",
-        ),
+        "channels": (widths, f"{why}: {scales} scales whose widths start at 16 and double to 64."),
         "blocks_per_scale": (1, f"{why}."),
-        "iterations": (iterations, f"{why}; results go on getting better for much longer."),
+        "iterations": (iterations, f"{why}; results improve for much longer."),
         "batch_size": (min(SMALL_BATCH, look.num_train), f"{why}."),
         "learning_rates": (rates, f"{why}: Adam's, one after the other; smaller networks bear larger ones."),
         "validate_every": (iterations // 4, "Iterations between two validations."),
@@ -182,7 +160,7 @@ def _smaller(sections: dict[str, list[Setting]], look: DatasetProfile, model: Mo
 
 
 def _batch_size(crop: tuple[int, int], num_train: int) -> int:
-    """32 as on LIDC, fewer for large crops; a multiple of 4, so that processes can share it, unless data are few."""
+    """32 as on LIDC, fewer for large crops; a multiple of 4, for several processes, unless there are few images."""
     fitting = min(32, max(4, BATCH_PIXELS // (crop[0] * crop[1]) // 4 * 4))
     return min(fitting, num_train)
 
@@ -234,19 +212,15 @@ def _data(look: DatasetProfile, *, crop: tuple[int, int], limit: int, options: M
         found = f"Image sizes differ: heights {height} to {large_height}, widths {width} to {large_width}"
     pixels = look.num_train * large_height * large_width * look.info.in_channels
     num_bytes = pixels * (look.info.image_bits // 8)
+    why_crop = (
+        f"{found}. This is the largest crop (at most {min(MAX_SHORT, limit)}×{limit}) inside of every image that "
+        "the scales can halve. Training cuts it at random places, evaluation at the centre."
+    )
+    mebibytes = max(1, num_bytes >> 20)
+    why_workers = f"Processes that read ahead; not needed if the data fit on the GPU (about {mebibytes:,} MiB)."
     settings = [
-        Setting(
-            "crop",
-            list(crop),
-            f"{found}. This is the largest crop (at most {min(MAX_SHORT, limit)}×{limit}) inside of every image that "
-            "the scales can halve. Training cuts it at random places, evaluation at the centre.",
-        ),
-        Setting(
-            "num_workers",
-            4 if num_bytes > RESIDENT_BYTES else 0,
-            "Processes that read ahead; none are needed where the data fit on the GPU (here about "
-            f"{max(1, num_bytes >> 20):,} MiB).",
-        ),
+        Setting("crop", list(crop), why_crop),
+        Setting("num_workers", 4 if num_bytes > RESIDENT_BYTES else 0, why_workers),
     ]
     if options:
         settings.append(Setting("options", dict(options), "How the data are read, as given to `hpunet init`."))
@@ -264,11 +238,7 @@ def _augmentation(look: DatasetProfile, *, crop: tuple[int, int]) -> list[Settin
         Setting("elastic", 0.04, "Elastic deformation: displacements as a share of the crop's sides."),
         Setting("shear", 0.1, "Shear, ±."),
         Setting("scale", [0.8, 1.25], "Range of magnification."),
-        Setting(
-            "translate",
-            0.1 if no_margin else 0.0,
-            "A further shift by up to this share of the crop, for images that leave little room to crop at random.",
-        ),
+        Setting("translate", 0.1 if no_margin else 0.0, "Shift by up to this share of the crop, for lack of margin."),
         Setting("gamma", [0.7, 1.5] if colour else [1.0, 1.0], "Exponent of brightness; varied for colour images."),
     ]
 
@@ -305,10 +275,9 @@ def _optimiser(look: DatasetProfile, model: ModelKind, *, crop: tuple[int, int],
     else:
         rates = [3e-4, 1e-4, 2e-5]
         why_rates = "on LIDC samples were better after 8,000 iterations than with the paper's first one, 1e-4"
-    if look.has_one_size:
-        why_graph = "The whole step as one CUDA graph, which a small network needs to be fast; ignored on a CPU."
-    else:
-        why_graph = "The whole step as one CUDA graph: only for images of one size."
+    graph = "The whole step as one CUDA graph"
+    fast = "which makes small networks fast; ignored on a CPU"
+    why_graph = f"{graph}, {fast}." if look.has_one_size else f"{graph}: only for images of one size."
     settings = [
         Setting(
             "iterations",
@@ -322,11 +291,7 @@ def _optimiser(look: DatasetProfile, model: ModelKind, *, crop: tuple[int, int],
             "32 as on LIDC; for larger crops as many pixels as the paper's batch on SNEMI3D has, but 4 images at "
             "least; never more than there are images. With too little memory, set accumulation_steps = 2 or more.",
         ),
-        Setting(
-            "learning_rates",
-            rates,
-            f"Adam's, one after the other: {why_rates} (docs/results.md).",
-        ),
+        Setting("learning_rates", rates, f"Adam's, one after the other: {why_rates} (docs/results.md)."),
         Setting("boundaries", [0.6, 0.867], "Where the next learning rate starts, as shares of the iterations."),
         Setting("ema_decay", 0.999, "Validation and sampling use a moving average of the weights, with this decay."),
         Setting("precision", "bf16", "Of the network on a GPU (latents and loss stay fp32); ignored on a CPU."),
@@ -334,37 +299,28 @@ def _optimiser(look: DatasetProfile, model: ModelKind, *, crop: tuple[int, int],
     ]
     if model == "hpu":
         clip = 1000.0 * math.ceil(crop[0] * crop[1] / 128**2)
-        why_clip = (
-            "Gradients are scaled down to this norm, 1000 for each 128×128 pixels: a rare huge one can end a run."
-        )
+        why_clip = "Upper bound of the gradient norm, 1000 per 128×128 pixels: a rare huge gradient can end a run."
         settings.append(Setting("grad_clip", clip, why_clip))
     return settings
 
 
 def _logging(look: DatasetProfile, *, crop: tuple[int, int], iterations: int) -> list[Setting]:
     is_large = crop[0] * crop[1] > LARGE_CROP
-    instances = look.info.has_instances
+    count = min(20 if is_large else 100, look.num_val)
+    best, why = "ged2", "GED², the match of the distributions"
+    if look.info.has_instances:
+        best, why = "iou_rec", "reconstruction, since GED² compares random ids"
     return [
         Setting("validate_every", min(2000, iterations // 20), "Iterations between two validations."),
-        Setting(
-            "validate_images",
-            min(20 if is_large else 100, look.num_val),
-            f"Of the {look.num_val:,} validation images, always the same ones.",
-        ),
+        Setting("validate_images", count, f"Of the {look.num_val:,} validation images, always the same ones."),
         Setting("validate_samples", 4 if is_large else 16, "Hypotheses for each of them; 16 as in the paper."),
-        Setting(
-            "best",
-            "iou_rec" if instances else "ged2",
-            "What decides which checkpoint is the best: "
-            + ("reconstruction, as random ids say little" if instances else "the match of the distributions, GED²")
-            + (" when compared one by one." if instances else "."),
-        ),
+        Setting("best", best, f"Metric that selects the best checkpoint: {why}."),
         Setting("checkpoint_every", 1000, "Iterations between two checkpoints."),
     ]
 
 
 def settings_text(sections: Mapping[str, Iterable[Setting]], *, look: DatasetProfile, where: str, out: Path) -> str:
-    """The TOML file: what was seen, the command to run, and every setting under its reason."""
+    """The TOML file: a summary of the data, the command to run, and every setting below its reason."""
     info = look.info
     what = f"{info.num_classes} classes, {info.num_graders} grader(s)"
     if info.has_instances:

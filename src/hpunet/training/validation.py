@@ -1,8 +1,7 @@
 """Validation during training: the paper's metrics on a fixed subset, and pictures of the same few images.
 
-Images are scored as by `hpunet evaluate` with seed 0: noise is keyed by image, so numbers depend neither on the
-number of processes nor on which images are validated. Arrays for the report page are saved here, so that drawing it
-needs neither the model nor the data.
+Images are scored as by `hpunet evaluate` with seed 0: noise is keyed by image. Arrays for the report page are saved
+here, so that it needs neither model nor data.
 """
 
 import math
@@ -28,11 +27,10 @@ from hpunet.utils.pictures import grey_or_colour, save_picture, sheet, spread, s
 
 NUM_SHOWN = 6
 METRICS = ("ged2", "hm_iou", "iou_rec")
-_LOWER_IS_BETTER = ("ged2",)
 
 
 class Validation:
-    """A fixed subset of the validation images, spread evenly over it and shared between processes."""
+    """Scores a fixed subset of the validation images, shared between processes."""
 
     def __init__(self, model: Any, *, pack: Pack, settings: Settings, device: torch.device, run: Path) -> None:
         self.model, self.pack, self.settings, self.run = model, pack, settings, run
@@ -48,14 +46,14 @@ class Validation:
         )
 
     def is_better(self, numbers: Mapping[str, float], *, than: float | None) -> bool:
-        """Whether the deciding metric has improved; any first number counts as better, NaN never."""
+        """Whether the deciding metric has improved; any first finite number is better, NaN never."""
         metric = self.settings.logging.best
         if than is None:
             return math.isfinite(numbers[metric])
-        return numbers[metric] < than if metric in _LOWER_IS_BETTER else numbers[metric] > than
+        return numbers[metric] < than if metric == "ged2" else numbers[metric] > than
 
     def run_at(self, step: int, loggers: Sequence[Logger], *, averaged: Sequence[Tensor]) -> dict[str, float]:
-        """Score the model, with its averaged weights if there are any; log, draw and save the results."""
+        """Score the model with its averaged weights, if any; log, draw and save the results."""
         with swapped(self.model, averaged):
             numbers = self._score()
             if rank() == 0:
@@ -105,15 +103,11 @@ def _samples_sheet(arrays: Mapping[str, np.ndarray], *, title: str) -> Any:
     if "visible" in arrays:
         images = np.where(arrays["visible"][:, None], images, 0)
     rows = []
+    groups = {"grader": arrays["labels"], "rec.": arrays["reconstructions"], "sample": arrays["samples_full"]}
     for i, image in enumerate(images):
-        maps = [*arrays["labels"][i], *arrays["reconstructions"][i], *arrays["samples_full"][i]]
-        rows.append(
-            [grey_or_colour(stretched(image)), *(overlay(image=image, labels=m.astype(np.int64)) for m in maps)]
-        )
-    r = arrays["labels"].shape[1]
-    graders = [f"grader {i + 1}" for i in range(r)]
-    columns = ["image", *graders, *[f"rec. {i + 1}" for i in range(r)]]
-    columns += [f"sample {i + 1}" for i in range(arrays["samples_full"].shape[1])]
+        overlays = [overlay(image=image, labels=m.astype(np.int64)) for maps in groups.values() for m in maps[i]]
+        rows.append([grey_or_colour(stretched(image)), *overlays])
+    columns = ["image", *(f"{name} {i + 1}" for name, maps in groups.items() for i in range(maps.shape[1]))]
     return sheet(rows, columns=columns, title=title, tile=96)
 
 
