@@ -166,11 +166,7 @@ def test_preset_trains_on_data_of_its_kind(preset: str, data_of_each_kind: dict[
 def test_demo_preset_trains_on_what_it_demonstrates(tmp_path: Path) -> None:
     settings = load_settings("demo", [*TINY, "data.options.num_images=2", "model.channels=[4,4,4,4,4]"])
     final = train(
-        settings,
-        data="synthetic:lesions",
-        run=tmp_path,
-        device=torch.device("cpu"),
-        say=lambda _message: None,
+        settings, data="synthetic:lesions", run=tmp_path, device=torch.device("cpu"), say=lambda _message: None
     )
     assert all(math.isfinite(value) for value in final.values())
 

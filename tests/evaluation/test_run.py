@@ -562,10 +562,7 @@ def test_evaluation_says_what_was_there_and_replaces_it_only_when_told(tmp_path:
     run_it(tmp_path, lesions(4), say=said.append)
     run_it(tmp_path, lesions(4), say=said.append)
     run_it(tmp_path, lesions(4), say=said.append, replace=True)
-    assert said == [
-        "3 of 4 rows are done already",
-        "all 4 rows are done already; --replace evaluates them again",
-    ]
+    assert said == ["3 of 4 rows are done already", "all 4 rows are done already; --replace evaluates them again"]
 
 
 def test_a_metric_of_fewer_images_has_a_reason() -> None:

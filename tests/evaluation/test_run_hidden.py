@@ -34,13 +34,7 @@ from hpunet.evaluation.run import evaluate
 from hpunet.evaluation.scorer import Scorer
 from hpunet.evaluation.scores import instances_of
 from hpunet.evaluation.summary import listed, pooled
-from hpunet.metrics import (
-    border_agreement,
-    hidden_accuracy,
-    hidden_iou,
-    hidden_sample_disagreement,
-    rand_error,
-)
+from hpunet.metrics import border_agreement, hidden_accuracy, hidden_iou, hidden_sample_disagreement, rand_error
 from hpunet.reports import page as report
 from hpunet.reports.comparison import draw_comparison
 from hpunet.training.loop import train

@@ -17,10 +17,7 @@ from hpunet.utils.distributed import all_gather, all_reduce, rank
 
 
 def masked_cross_entropy(
-    *,
-    logits: Float[Tensor, "b k h w"],
-    labels: Int[Tensor, "b h w"],
-    valid: Bool[Tensor, "b h w"] | None = None,
+    *, logits: Float[Tensor, "b k h w"], labels: Int[Tensor, "b h w"], valid: Bool[Tensor, "b h w"] | None = None
 ) -> Float[Tensor, "b h w"]:
     """Cross-entropy of every pixel in float32 or wider; exactly 0 (and without gradient) where `valid` is false."""
     with torch.autocast(logits.device.type, enabled=False):
@@ -68,9 +65,7 @@ def top_k_pixels(
 class Reconstruction(nn.Module):
     """Cross-entropy summed over the kept pixels, divided by the batch size.
 
-    Args:
-        top_k: fraction of pixels to keep (Sec. 2); None keeps all valid ones.
-        stochastic: draw the hardest pixels (Gumbel) instead of taking exactly the k hardest.
+    `top_k` is the fraction to keep (Sec. 2), None for all valid ones; with `stochastic` they are drawn (Gumbel).
     """
 
     def __init__(self, *, top_k: float | None = 0.02, stochastic: bool = True) -> None:

@@ -141,35 +141,31 @@ class Training:
 
     def numbers(self, terms: Terms, norm: Tensor) -> dict[str, float]:
         """The numbers to log for the last step; reads from the device."""
-        values = {
-            "loss": float(terms.loss),
-            "rec": float(terms.rec_per_pixel),
-            "kl": float(terms.kl.sum()),
-            **{f"kl_{i}": float(value) for i, value in enumerate(terms.kl)},
-            "lr": learning_rate_at(self.settings.optimiser, self.step - 1),
-            "gradient_norm": float(norm),
-            "skipped": float(self.train_step.skipped),
-        }
+        values = {"loss": float(terms.loss), "rec": float(terms.rec_per_pixel), "kl": float(terms.kl.sum())}
+        values |= {f"kl_{i}": float(value) for i, value in enumerate(terms.kl)}
+        values["lr"] = learning_rate_at(self.settings.optimiser, self.step - 1)
+        values |= {"gradient_norm": float(norm), "skipped": float(self.train_step.skipped)}
         if terms.energy is not None:
             values["energy"] = float(terms.energy)
         if terms.lambda_ is not None and terms.constraint is not None:
             values |= {"lambda": float(terms.lambda_), "constraint": float(terms.constraint)}
-        if int(self.train_step.skipped_in_a_row) >= self.settings.optimiser.max_consecutive_skips:
+        in_a_row = int(self.train_step.skipped_in_a_row)
+        if in_a_row >= self.settings.optimiser.max_consecutive_skips:
             what = [name for name, value in values.items() if not math.isfinite(value)]
-            what += [f"gradient of {n}" for n, p in self.model.named_parameters() if not _is_finite(p.grad)][:1]
+            gradients = ((name, p.grad) for name, p in self.model.named_parameters() if p.grad is not None)
+            what += [f"gradient of {name}" for name, gradient in gradients if not gradient.isfinite().all()][:1]
             raise DivergenceError(
-                f"{int(self.train_step.skipped_in_a_row)} consecutive steps were not finite, the last at iteration "
-                f"{self.step} ({', '.join(what)}); they left the weights unchanged. Try optimiser.grad_clip slightly "
-                "above the earlier gradient_norm in log.jsonl, or a lower learning rate"
+                f"{in_a_row} consecutive steps were not finite, the last at iteration {self.step} "
+                f"({', '.join(what)}); they left the weights unchanged. Try optimiser.grad_clip slightly above the "
+                "earlier gradient_norm in log.jsonl, or a lower learning rate"
             )
         return values
 
 
 def _on_device(pack: Pack, device: torch.device) -> Pack:
     """The pack on the GPU if it takes at most half of the free memory there."""
-    if device.type == "cuda" and pack.nbytes < torch.cuda.mem_get_info(device)[0] // 2:
-        return pack.to(device)
-    return pack
+    fits = device.type == "cuda" and pack.nbytes < torch.cuda.mem_get_info(device)[0] // 2
+    return pack.to(device) if fits else pack
 
 
 def _why_not_fused(settings: Settings, *, model: nn.Module, device: torch.device) -> str | None:
@@ -188,7 +184,3 @@ def _why_not_fused(settings: Settings, *, model: nn.Module, device: torch.device
     if wish == "fused" and reason is not None:
         raise ConfigError(f"optimiser.kernels: {reason}; use auto or torch")
     return reason
-
-
-def _is_finite(gradient: Tensor | None) -> bool:
-    return gradient is None or bool(gradient.isfinite().all())

@@ -31,17 +31,9 @@ class TrainingStep:
     loss's state stay as they are (Adam's by its `found_inf`). All processes see the same loss and gradients, so they
     skip the same steps.
 
-    Args:
-        model: the model.
-        loss: the loss.
-        optimiser: Adam, with `parameter_groups`.
-        example_builder: turns batches into examples.
-        num_pieces: pieces of the batch whose gradients are accumulated.
-        autocast: context of the forward pass.
-        grad_clip: upper bound of the gradient norm.
-        ema_decay: decay of the averaged weights; without it there are none.
-        network: computes the forward pass: the model (default), compiled or wrapped for several processes.
-        draw: kernel that draws random numbers; by default tensor operations do.
+    Gradients are accumulated over `num_pieces` pieces of the batch; `grad_clip` bounds their norm; `ema_decay` is that
+    of the averaged weights (without it there are none). `network` computes the forward pass, inside `autocast`: the
+    model (default), compiled or wrapped for several processes. `draw` is a kernel for random numbers.
     """
 
     def __init__(

@@ -186,20 +186,15 @@ def _model(info: SetInfo, model: ModelKind, *, crop: tuple[int, int], scales: in
     num_latents = max(1, min(4, scales - 3))
     sizes = ", ".join(f"{bottom[0] << i}×{bottom[1] << i}" for i in range(num_latents))
     is_large = crop[0] * crop[1] > LARGE_CROP
+    why_channels = (
+        f"{scales} scales, halving {crop[0]}×{crop[1]} down to {bottom[0]}×{bottom[1]}. Widths start at {base} "
+        "and double to eight times that, as in the paper (24 for two classes, 32 for more)."
+    )
+    why_latents = f"One channel at each of {sizes}, coarsest first: as in the paper, but fewer for small crops."
     return [
         Setting("kind", "hpu", "The Hierarchical Probabilistic U-Net."),
-        Setting(
-            "channels",
-            channels,
-            f"{scales} scales, halving {crop[0]}×{crop[1]} down to {bottom[0]}×{bottom[1]}. Widths start at {base} "
-            "and double to eight times that, as in the paper (24 for two classes, 32 for more).",
-        ),
-        Setting(
-            "latent_dims",
-            [1] * num_latents,
-            f"One latent channel at each of {sizes}, coarsest first: four scales as in the paper, fewer where the "
-            "finest would be more than an eighth of the resolution.",
-        ),
+        Setting("channels", channels, why_channels),
+        Setting("latent_dims", [1] * num_latents, why_latents),
         Setting("blocks_per_scale", 2 if is_large else 3, "Residual blocks: 3, and 2 for crops beyond 256×256."),
         Setting("activation_checkpointing", is_large, "Recompute activations to save memory, for such large crops."),
     ]
@@ -255,14 +250,13 @@ def _objective(info: SetInfo, model: ModelKind) -> list[Setting]:
         if info.has_instances
         else f"0.05·log2({info.num_classes} classes), for two classes the paper's 0.05"
     )
+    why_kappa = (
+        f"κ, target cross-entropy of a kept pixel: {rule}. If `rec` in the log stays above it and λ keeps rising, "
+        "raise it; if reconstructions are poor, lower it."
+    )
     return [
         Setting("kind", "geco", "Hold the reconstruction at κ and minimise the KL (Eq. 6)."),
-        Setting(
-            "kappa",
-            choose_kappa(info),
-            f"κ, cross-entropy that a kept pixel may have: {rule}. If `rec` in the log never comes down to it and λ "
-            "keeps rising, raise it; if reconstructions are poor, lower it.",
-        ),
+        Setting("kappa", choose_kappa(info), why_kappa),
         Setting("top_k", 0.02, "Only this share of the pixels counts, the hardest ones, as in the paper."),
     ]
 
@@ -278,19 +272,14 @@ def _optimiser(look: DatasetProfile, model: ModelKind, *, crop: tuple[int, int],
     graph = "The whole step as one CUDA graph"
     fast = "which makes small networks fast; ignored on a CPU"
     why_graph = f"{graph}, {fast}." if look.has_one_size else f"{graph}: only for images of one size."
+    passes = f"A thousand passes over the {look.num_train:,} training images"
+    why_batch = (
+        "32 as on LIDC; fewer for larger crops, with as many pixels as the paper's batch on SNEMI3D. With too little "
+        "memory, set accumulation_steps = 2 or more."
+    )
     settings = [
-        Setting(
-            "iterations",
-            iterations,
-            f"A thousand passes over the {look.num_train:,} training images, but 20,000 at least and 240,000 (the "
-            "paper's on LIDC) at most.",
-        ),
-        Setting(
-            "batch_size",
-            batch_size,
-            "32 as on LIDC; for larger crops as many pixels as the paper's batch on SNEMI3D has, but 4 images at "
-            "least; never more than there are images. With too little memory, set accumulation_steps = 2 or more.",
-        ),
+        Setting("iterations", iterations, f"{passes}, at least 20,000 and at most 240,000 (the paper's on LIDC)."),
+        Setting("batch_size", batch_size, why_batch),
         Setting("learning_rates", rates, f"Adam's, one after the other: {why_rates} (docs/results.md)."),
         Setting("boundaries", [0.6, 0.867], "Where the next learning rate starts, as shares of the iterations."),
         Setting("ema_decay", 0.999, "Validation and sampling use a moving average of the weights, with this decay."),
