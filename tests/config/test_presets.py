@@ -34,7 +34,6 @@ PAPER: dict[str, dict[str, Any]] = {
 """κ, β, share of pixels, latents where they are not 1 on each of four scales, trainable parameters (those of local,
 global and extrapolate are counted, not published)."""
 PLUS = ("lidc-hpu-plus", "snemi3d-hpu-plus", "cityscapes-hpu-plus")
-"""The better recipes."""
 SCHEDULES: dict[str, dict[str, Any]] = {
     "lidc": {"iterations": 240_000, "batch_size": 32, "crop": (128, 128), "num_rates": 4},
     "snemi3d": {"iterations": 450_000, "batch_size": 24, "crop": (256, 256), "num_rates": 5},
@@ -96,12 +95,8 @@ def test_preset_builds_for_its_data_and_divides_its_crop(preset: str) -> None:
     infos = {"lidc": LIDC, "demo": LIDC, "snemi3d": SYNTHETIC["neurites"], "cityscapes": SYNTHETIC["streets"]}
     info = infos[kind_of(preset)]
     with torch.device("meta"):
-        model = build_model(
-            settings.model,
-            in_channels=info.in_channels,
-            num_classes=info.num_classes,
-            extrapolate=settings.data.extrapolate,
-        )
+        how = {"in_channels": info.in_channels, "num_classes": info.num_classes}
+        model = build_model(settings.model, **how, extrapolate=settings.data.extrapolate)
     if preset in PAPER:
         assert sum(p.numel() for p in model.parameters()) == PAPER[preset]["parameters"]
     assert [side % model.size_multiple for side in settings.data.crop] == [0, 0]
@@ -149,11 +144,9 @@ TINY = [
 
 @pytest.mark.parametrize("preset", [*PAPER, *PLUS])
 def test_preset_trains_on_data_of_its_kind(preset: str, data_of_each_kind: dict[str, Path], tmp_path: Path) -> None:
-    kind = kind_of(preset)
-    num_scales = 3 if preset.endswith("punet") else 6
-    channels = [f"model.channels={[4] * num_scales}"]
-    settings = load_settings(preset, [*TINY, *SHRUNK[kind], *channels])
-    data = str(data_of_each_kind[kind])
+    channels = [f"model.channels={[4] * (3 if preset.endswith('punet') else 6)}"]
+    settings = load_settings(preset, [*TINY, *SHRUNK[kind_of(preset)], *channels])
+    data = str(data_of_each_kind[kind_of(preset)])
     final = train(settings, data=data, run=tmp_path, device=torch.device("cpu"), say=lambda _message: None)
     assert all(math.isfinite(value) for value in final.values())
     steps = [line for line in read_log(tmp_path / "log.jsonl") if "rec" in line]
@@ -165,9 +158,7 @@ def test_preset_trains_on_data_of_its_kind(preset: str, data_of_each_kind: dict[
 
 def test_demo_preset_trains_on_what_it_demonstrates(tmp_path: Path) -> None:
     settings = load_settings("demo", [*TINY, "data.options.num_images=2", "model.channels=[4,4,4,4,4]"])
-    final = train(
-        settings, data="synthetic:lesions", run=tmp_path, device=torch.device("cpu"), say=lambda _message: None
-    )
+    final = train(settings, data="synthetic:lesions", run=tmp_path, device=torch.device("cpu"), say=lambda _: None)
     assert all(math.isfinite(value) for value in final.values())
 
 

@@ -42,10 +42,7 @@ def test_assignments_do_not_overwrite_a_value_by_a_group() -> None:
         ("data.crop=[16]", "data.crop: expected two whole numbers, for instance data.crop=[128,128]"),
         ("data.crop=128", "data.crop: expected two whole numbers, for instance data.crop=[128,128] (got 128)"),
         ("data.crop=[16,1.5]", "data.crop.1: expected a whole number (got 1.5)"),
-        (
-            "model.channels=8",
-            "model.channels: expected a list of whole numbers, for instance model.channels=[24,48,96]",
-        ),
+        ("model.channels=8", "model.channels: expected a list of whole numbers, for instance model.channels=[24"),
         ("data.extrapolate=1", "data.extrapolate: expected true or false (got 1)"),
         ("data.options=3", "data.options: expected options by name, for instance data.options.size=128 (got 3)"),
         ("data=3", "data: is a group of settings (crop, options, extrapolate, num_workers), got 3"),
@@ -104,9 +101,7 @@ def test_settings_kl_warm_up_needs_geco() -> None:
 
 def test_settings_missing_ones_are_named(tmp_path: Path) -> None:
     (tmp_path / "half.toml").write_text("[model]\nchannels = [4, 4]\n")
-    with pytest.raises(
-        ConfigError, match=r"half.toml: model.latent_dims: is missing; data: is missing; optimiser: is"
-    ):
+    with pytest.raises(ConfigError, match=r"half.toml: model.latent_dims: is missing; data: is missing; optimiser"):
         load_settings(str(tmp_path / "half.toml"))
 
 
@@ -121,10 +116,8 @@ def test_settings_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
 
 
 def test_assignments_change_single_settings_and_leave_the_rest() -> None:
-    before, after = (
-        load_settings("lidc-hpu"),
-        load_settings("lidc-hpu", ["optimiser.batch_size=8", "data.options.size=64"]),
-    )
+    changes = ["optimiser.batch_size=8", "data.options.size=64"]
+    before, after = load_settings("lidc-hpu"), load_settings("lidc-hpu", changes)
     assert after.optimiser.batch_size == 8
     assert after.data.options == {"size": 64}
     assert after.optimiser.model_copy(update={"batch_size": 32}) == before.optimiser

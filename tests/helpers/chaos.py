@@ -55,8 +55,6 @@ SAVE_SECONDS, STEP_SECONDS = 0.01, 0.03
 
 @dataclass
 class Row:
-    """One line of the table."""
-
     what: str
     when: str
     same: bool
@@ -64,14 +62,11 @@ class Row:
 
 @dataclass
 class Run:
-    """A run's folder, and how to start it."""
-
     folder: Path
     settings: Path
     options: Sequence[str] = ()
 
     def start(self) -> subprocess.Popen[bytes]:
-        """A fresh process that goes on from the newest checkpoint."""
         command = [sys.executable, "-m", "hpunet", "train", str(self.settings), "--data", "synthetic:lesions"]
         command += ["--out", str(self.folder), "--resume", *self.options]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -79,28 +74,23 @@ class Run:
             return subprocess.Popen(command, env=environment, stdout=output, stderr=output)
 
     def finish(self) -> None:
-        """Start it and let it come to its end."""
         code = self.start().wait(TIMEOUT_SECONDS)
         assert code == 0, (self.folder.parent / f"{self.folder.name}.txt").read_text()
 
     def last_step(self) -> int:
-        """The last step in the log."""
         return max((line["step"] for line in read_log(self.folder / LOG_FILE)), default=0)
 
     def is_saving(self) -> bool:
-        """Whether a save is under way, or was when the process ended."""
         try:
             return any(name.startswith(INSIDE_A_SAVE) for name in os.listdir(self.folder / "checkpoints"))
         except FileNotFoundError:
             return False
 
     def newest(self) -> Checkpoint | None:
-        """The checkpoint that a resume would take."""
         return latest_checkpoint(self.folder / "checkpoints")
 
 
 def wait_until(happened: Callable[[], bool], process: subprocess.Popen[bytes], *, pause: float = 0.002) -> None:
-    """Wait for something, or for the end of the process."""
     deadline = time.monotonic() + TIMEOUT_SECONDS
     while not happened() and process.poll() is None:
         assert time.monotonic() < deadline, "the run does not come forward"
@@ -159,7 +149,6 @@ def same_end(run: Run, undisturbed: Run) -> bool:
 
 
 def same_arrays(one: Path, other: Path) -> bool:
-    """Two .npz files of the same content."""
     with np.load(one) as a, np.load(other) as b:
         return a.files == b.files and all(a[name].tobytes() == b[name].tobytes() for name in a.files)
 
@@ -188,7 +177,6 @@ def kill_at(run: Run, *, step: int, signal_number: int, delay: float = 0) -> str
 
 
 def kill_while_starting(run: Run, *, rng: random.Random) -> str:
-    """SIGKILL while modules are imported, data packed or the checkpoint read; or soon after."""
     process, seconds = run.start(), rng.uniform(0.2, STARTUP_SECONDS)
     time.sleep(seconds)
     end(process, signal.SIGKILL)
@@ -196,23 +184,16 @@ def kill_while_starting(run: Run, *, rng: random.Random) -> str:
 
 
 def end(process: subprocess.Popen[bytes], signal_number: int) -> int:
-    """Send a signal and wait for the end."""
     assert process.poll() is None, "the run ended before it was killed: too few iterations"
     process.send_signal(signal_number)
     return process.wait(TIMEOUT_SECONDS)
 
 
 def chaos(
-    folder: Path,
-    *,
-    kills: int,
-    inside_saves: int,
-    terms: int,
-    seed: int = 0,
-    show: Callable[[Row], None] | None = None,
+    folder: Path, *, kills: int, inside_saves: int, terms: int, show: Callable[[Row], None] = lambda _row: None
 ) -> list[Row]:
-    """Two runs, one killed and one asked to stop, each beside an undisturbed one; the table of what happened."""
-    rng, rows = random.Random(seed), []
+    """Compare two runs, one killed and one asked to stop, with an undisturbed one."""
+    rng, rows = random.Random(0), []
     iterations = 20 + 10 * max(kills, terms)
     settings = folder / "settings.toml"
     settings.write_text(SETTINGS.format(iterations=iterations))
@@ -221,8 +202,7 @@ def chaos(
 
     def note(what: str, when: str, same: bool) -> None:
         rows.append(Row(what, when, same))
-        if show:
-            show(rows[-1])
+        show(rows[-1])
 
     killed = Run(folder / "killed", settings)
     kinds = ["save"] * inside_saves + ["anywhere"] * (kills - inside_saves)
@@ -255,7 +235,6 @@ def chaos(
 
 
 def main() -> None:
-    """Print the table; exit with 1 if anything differs."""
     kills, inside_saves, terms = map(int, sys.argv[1:]) if len(sys.argv) > 1 else (30, 10, 5)
 
     def show(row: Row) -> None:

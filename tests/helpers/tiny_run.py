@@ -24,21 +24,14 @@ BASE: dict[str, Any] = {
     "data": {"crop": [16, 16], "options": OPTIONS},
     "objective": {"top_k": 0.1},
     "optimiser": {"iterations": 12, "batch_size": 4, "learning_rates": [1e-3]},
-    "logging": {
-        "log_every": 1,
-        "validate_every": 6,
-        "validate_images": 2,
-        "validate_samples": 2,
-        "checkpoint_every": 5,
-        "keep_checkpoints": 100,
-    },
+    "logging": {"log_every": 1, "checkpoint_every": 5, "keep_checkpoints": 100}
+    | {"validate_every": 6, "validate_images": 2, "validate_samples": 2},
 }
 WITHOUT_GECO = ("objective.kind=elbo", "objective.top_k=all")
 PUNET = ("model.kind=punet", "model.latent_dims=[2]", *WITHOUT_GECO)
 
 
 def untrained_model(info: SetInfo, *, extrapolate: bool = False) -> HPUNet:
-    """Small, and always the same."""
     torch.manual_seed(1)
     model = HPUNet(
         in_channels=info.in_channels,
@@ -63,8 +56,6 @@ def write_tiny_pack(path: Path) -> Path:
 
 
 class DoubleExampleBuilder(ExampleBuilder):
-    """Examples in float64."""
-
     def __call__(self, batch: Batch, **how: Any) -> Example:
         example = super().__call__(batch, **how)
         return replace(example, image=example.image.double())

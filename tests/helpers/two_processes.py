@@ -61,7 +61,6 @@ def follow(pack_path: Path, case: str, *, double: bool) -> Curve:
 
 
 def everything(pack_path: Path) -> dict[str, Curve]:
-    """The curves of all cases, and one in float32."""
     curves = {case: follow(pack_path, case, double=True) for case in CASES}
     return {**curves, "geco in float32": follow(pack_path, "geco", double=False)}
 
@@ -79,14 +78,12 @@ def start_two(command: list[str], **environment: str) -> list[subprocess.Popen[b
 
 
 def by_two(pack_path: Path, out: Path) -> list[dict[str, Curve]]:
-    """What each of two processes says."""
     processes = start_two([sys.executable, __file__, str(pack_path), str(out)])
     assert [process.wait(200) for process in processes] == [0, 0]
     return [json.loads((out / f"{r}.json").read_text()) for r in range(2)]
 
 
 def main() -> None:
-    """One of two processes, or the table."""
     torch.set_num_threads(1)
     if len(sys.argv) == 3:
         init_process_group(torch.device("cpu"))

@@ -37,7 +37,7 @@ def pack(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_pack(tmp_path_factory.mktemp("pack") / "pack")
 
 
-def quietly(settings: Settings, *, pack: Path, run: Path, **options: Any) -> dict[str, float]:
+def quietly(settings: Settings, *, pack: Path | str, run: Path, **options: Any) -> dict[str, float]:
     return train(settings, data=str(pack), run=run, device=CPU, **{"say": lambda _line: None, **options})
 
 
@@ -128,9 +128,8 @@ def test_train_stops_with_what_diverged_and_keeps_good_weights(
 ) -> None:
     monkeypatch.setattr(state_module, "build_model", poisoned_model(from_call=4))
     settings = tiny_settings("optimiser.max_consecutive_skips=3", "logging.checkpoint_every=1")
-    with pytest.raises(
-        DivergenceError, match=r"3 consecutive .* iteration 6 \(gradient_norm, gradient of "
-    ) as caught:
+    message = r"3 consecutive .* iteration 6 \(gradient_norm, gradient of "
+    with pytest.raises(DivergenceError, match=message) as caught:
         quietly(settings, pack=pack, run=tmp_path)
     assert "\n" not in str(caught.value)
     assert log_of(tmp_path, "skipped") == [0, 0, 0, 1, 2]
@@ -175,10 +174,7 @@ REFUSED = {
     "another batch size": (("optimiser.batch_size=2",), r"different settings \(optimiser.batch_size\)"),
     "another model": (("model.channels=[4, 8]",), r"different settings \(model.channels\)"),
     "another seed": (("seed=1",), r"different settings \(seed\)"),
-    "other plateaus": (
-        ("optimiser.iterations=20",),
-        r"different settings \(optimiser.boundaries, optimiser.learning_rates\)",
-    ),
+    "other plateaus": (("optimiser.iterations=20",), r"\(optimiser.boundaries, optimiser.learning_rates\)"),
     "faded otherwise": (("augmentation.fade=[1, 2]",), r"different settings \(augmentation.fade\)"),
 }
 
@@ -197,10 +193,9 @@ def test_resume_refuses_other_settings_in_one_line(pack: Path, tmp_path: Path) -
 
 def test_resume_refuses_other_data_even_when_packed_by_the_run_itself(tmp_path: Path) -> None:
     settings = tiny_settings("optimiser.iterations=5")
-    options: dict[str, Any] = {"run": tmp_path, "device": CPU, "say": lambda _line: None}
-    train(settings, data="synthetic:lesions", **options)
+    quietly(settings, pack="synthetic:lesions", run=tmp_path)
     with pytest.raises(CheckpointError, match="different data") as caught:
-        train(settings, data="synthetic:neurites", resume=True, **options)
+        quietly(settings, pack="synthetic:neurites", run=tmp_path, resume=True)
     assert "\n" not in str(caught.value)
 
 
@@ -236,14 +231,8 @@ def test_train_from_a_run_with_other_classes_keeps_what_does_not_depend_on_them(
     quietly(tiny_settings("optimiser.iterations=1"), pack=pack, run=tmp_path / "lesions")
     hardly = tiny_settings("optimiser.iterations=1", "optimiser.learning_rates=[1e-12]")
     said: list[str] = []
-    train(
-        hardly,
-        data="synthetic:neurites",
-        run=tmp_path / "neurites",
-        start=tmp_path / "lesions",
-        device=CPU,
-        say=said.append,
-    )
+    how: dict[str, Any] = {"start": tmp_path / "lesions", "say": said.append}
+    quietly(hardly, pack="synthetic:neurites", run=tmp_path / "neurites", **how)
     (line,) = (line for line in said if line.startswith("starting from"))
     anew = set(line.partition("differ: ")[2].split(", "))
     given, begun = (hpunet.load(tmp_path / name).model.state_dict() for name in ("lesions", "neurites"))
@@ -288,8 +277,7 @@ def test_resume_may_end_otherwise_than_was_planned(pack: Path, tmp_path: Path) -
     lines = [line for line in read_log(tmp_path / "run" / LOG_FILE) if "loss" in line]
     assert [line["step"] for line in lines if "energy" in line] == [8, 9, 10, 11, 12]
     with pytest.raises(
-        CheckpointError,
-        match=r"different settings \(objective.energy, objective.energy_background, objective.energy_",
+        CheckpointError, match=r"different settings \(objective.energy, objective.energy_background, "
     ):
         quietly(tiny_settings(*ending[:3]), pack=pack, run=tmp_path / "run", resume=True)
 
@@ -299,12 +287,7 @@ def test_train_has_an_energy_distance_of_instances_unless_ids_are_given(tmp_path
     train(tiny_settings(*options), data="synthetic:neurites", run=tmp_path / "run", device=CPU)
     assert sum("energy" in line for line in read_log(tmp_path / "run" / LOG_FILE)) == 12
     with pytest.raises(ConfigError, match=r"^objective\.energy: with instances not for data\.extrapolate"):
-        train(
-            tiny_settings(*options, "data.extrapolate=true"),
-            data="synthetic:neurites",
-            run=tmp_path / "other",
-            device=CPU,
-        )
+        quietly(tiny_settings(*options, "data.extrapolate=true"), pack="synthetic:neurites", run=tmp_path / "other")
 
 
 def test_resume_may_go_on_for_longer_and_a_finished_run_says_so(pack: Path, tmp_path: Path) -> None:
@@ -381,12 +364,9 @@ def test_a_log_file_gets_whole_lines_with_the_time_left(
 def test_best_is_never_nan(pack: Path, tmp_path: Path) -> None:
     settings = tiny_settings()
     validation = Validation(None, pack=open_pack(pack, split="val"), settings=settings, device=CPU, run=tmp_path)
-    nan = {"ged2": float("nan")}
-    assert not validation.is_better(nan, than=None)
-    assert not validation.is_better(nan, than=0.5)
-    assert validation.is_better({"ged2": 0.5}, than=None)
-    assert validation.is_better({"ged2": 0.4}, than=0.5)
-    assert not validation.is_better({"ged2": 0.6}, than=0.5)
+    nan = float("nan")
+    for value, than, better in [(nan, None, 0), (nan, 0.5, 0), (0.5, None, 1), (0.4, 0.5, 1), (0.6, 0.5, 0)]:
+        assert validation.is_better({"ged2": value}, than=than) == bool(better)
 
 
 @pytest.mark.gpu

@@ -31,9 +31,9 @@ class TrainingStep:
     loss's state stay as they are (Adam's by its `found_inf`). All processes see the same loss and gradients, so they
     skip the same steps.
 
-    Gradients are accumulated over `num_pieces` pieces of the batch; `grad_clip` bounds their norm; `ema_decay` is that
-    of the averaged weights (without it there are none). `network` computes the forward pass, inside `autocast`: the
-    model (default), compiled or wrapped for several processes. `draw` is a kernel for random numbers.
+    Gradients are summed over `num_pieces` pieces of the batch; `grad_clip` bounds their norm. `ema_decay` is that
+    of the averaged weights; without it there are none. `network` computes the forward pass in `autocast`: the model
+    (default), compiled or wrapped for several processes. `draw` is a kernel for random numbers.
     """
 
     def __init__(
