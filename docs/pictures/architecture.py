@@ -4,11 +4,11 @@ INK, GREY, LINE = "#1b1f24", "#5f6b76", "#d9dee3"
 BLUE, ORANGE, GREEN = "#0072b2", "#c85400", "#007a5a"
 PALE_BLUE, PALE_ORANGE, PALE_GREEN = "#e6f1f8", "#fcefe4", "#e3f4ee"
 FONT = "Inter, 'Helvetica Neue', Helvetica, Arial, sans-serif"
-WIDTH, HEIGHT = 1200, 742
+WIDTH, HEIGHT = 1200, 770
 
 TOP, STEP, BAR = 196, 82, 40
 """Height of the first row, distance of rows, and height of a block."""
-SCALES = ("128×128", "64 … 16", "8×8", "4×4", "2×2", "1×1")
+SCALES = (("128×128",), ("64", "32", "16"), ("8×8",), ("4×4",), ("2×2",), ("1×1",))
 WIDTHS = (150, 126, 102, 82, 64, 48)
 ENCODER, DECODER, PRIOR_Z = 130, 330, 486
 POSTERIOR_Z, POSTERIOR_DECODER, POSTERIOR_ENCODER = 720, 876, 1076
@@ -48,10 +48,13 @@ def _arrow(x0: float, y0: float, x1: float, y1: float, colour: str = GREY, more:
 
 
 def _block(x: float, row: int, fill: str, edge: str) -> str:
-    width = WIDTHS[row]
+    """The block of a row, with one compartment per scale."""
+    width, y, count = WIDTHS[row], _y(row), len(SCALES[row])
+    bars = "".join(f"M{x + width * (n / count - 0.5):.0f} {y - BAR / 2}v{BAR}" for n in range(1, count))
     return (
-        f'<rect x="{x - width / 2}" y="{_y(row) - BAR / 2}" width="{width}" height="{BAR}" rx="8" fill="{fill}" '
+        f'<rect x="{x - width / 2}" y="{y - BAR / 2}" width="{width}" height="{BAR}" rx="8" fill="{fill}" '
         f'stroke="{edge}" stroke-width="2"/>'
+        + (f'<path d="{bars}" stroke="{edge}" stroke-width="2"/>' if bars else "")
     )
 
 
@@ -130,8 +133,13 @@ def architecture() -> str:
         _io(POSTERIOR_ENCODER, "image + labels"),
         _arrow(POSTERIOR_ENCODER, 148, POSTERIOR_ENCODER, TOP - BAR / 2 - 5),
     ]
-    for row, scale in enumerate(SCALES):
-        parts.append(_text(ENCODER, _y(row) + 6, scale, size=16, colour=BLUE))
+    columns = ((ENCODER, BLUE, 0), (DECODER, BLUE, 0), (POSTERIOR_ENCODER, ORANGE, 0), (POSTERIOR_DECODER, ORANGE, 2))
+    for (x, colour, row), words in zip(columns, 2 * ("encoder", "decoder"), strict=True):
+        parts.append(_text(x, (96 if row == 0 else _y(row) - 32), words, size=17, colour=colour))
+    for row, scales in enumerate(SCALES):
+        for n, scale in enumerate(scales):
+            x = ENCODER + WIDTHS[row] * ((n + 0.5) / len(scales) - 0.5)
+            parts.append(_text(x, _y(row) + 6, scale, size=16, colour=BLUE))
         if row >= FIRST_LATENT:
             y, index = _y(row), len(SCALES) - row
             parts += [
@@ -142,8 +150,9 @@ def architecture() -> str:
                 f'<tspan font-size="13" dy="4">{index}</tspan></text>',
             ]
     legend = (
-        "p, q: Gaussians. Latents z come from p when sampling. In training both decoders get them from q.",
-        "Dotted: skip connections. Loss: λ · (reconstruction error − κ) + KL₁ + KL₂ + KL₃ + KL₄, with λ set by GECO.",
+        "p, q: Gaussians. Sampling draws each z from p. Training draws each z from q, for both decoders.",
+        "The posterior’s decoder ends at 8×8: z₄ goes only to the prior’s decoder. Dotted: skip connections.",
+        "Loss: λ · (reconstruction error − κ) + KL₁ + KL₂ + KL₃ + KL₄. GECO adjusts λ.",
     )
     parts += [_text(40, 688 + 28 * line, words, anchor="start") for line, words in enumerate(legend)]
     return (

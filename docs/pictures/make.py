@@ -21,10 +21,10 @@ from hpunet.sampling.sample import Samples
 HERE = Path(__file__).parent
 WEIGHTS = "lidc-hpu-2026"
 INK, GREY, LINE, SAMPLE = "#1b1f24", "#5f6b76", "#d9dee3", "#ffb000"
-GRADERS = ("#56b4e9", "#e69f00", "#2bbf8a", "#e58fc0")
-"""One colour per grader, and one for samples: after Okabe and Ito, for any kind of colour vision."""
+GRADERS = ("#56b4e9", "#ff5c4d", "#2bbf8a", "#e58fc0")
+"""One colour per grader, none like that of samples; after Okabe and Ito, for any kind of colour vision."""
 FONT = "Inter, 'Helvetica Neue', Helvetica, Arial, sans-serif"
-CREDIT = "CT: LIDC-IDRI, CC BY 3.0 (Armato et al. 2011, 2015; Clark et al. 2013), brightened"
+CREDIT = "CT: LIDC-IDRI, CC BY 3.0 (Armato et al. 2011, 2015; Clark et al. 2013); middle 72 by 72 pixels, brightened"
 SHOWN = slice(28, 100)
 """The part of each crop that is shown: the middle, 72×72 pixels."""
 GAMMA = 0.7
@@ -129,7 +129,7 @@ def samples_picture() -> str:
         text(xs[1], 44, "4 radiologists", size=22),
         text(xs[2], 44, f"{len(quantiles)} of {num_samples} samples from hpunet, from small to large", size=22),
     ]
-    captions = ("2 of 4 marked a lesion", "4 marked it, outlines differ", "4 agree")
+    captions = ("2 of 4 marked a lesion", "4 marked one, outlines differ", "4 agree")
     for number, caption in enumerate(captions, start=1):
         example = hpunet.example(f"lidc-{number}")
         samples = draw(example, num_samples)
@@ -148,38 +148,40 @@ def samples_picture() -> str:
 
 
 def hypotheses_picture() -> str:
-    """The distinct hypotheses among 64 samples of the first example, with their shares."""
+    """The distinct hypotheses among 64 samples of the first example, with the number of samples of each."""
     example, num_samples, tile, gap = hpunet.example("lidc"), 64, 215, 17
     samples = draw(example, num_samples)
     found = hpunet.distinct_hypotheses(samples.labels[0].numpy(), num_classes=2)
     top, parts = 62, [tile_symbol("ct", example.image, tile)]
-    parts.append(text(MARGIN, 44, f"{num_samples} samples, {len(found)} distinct hypotheses", size=22))
+    legend = "Thick: the most typical sample. Thin: all samples of the group"
+    parts.append(text(MARGIN, 44, f"{num_samples} samples in {len(found)} groups. {legend}", size=22))
     thin = f'fill="none" stroke="{SAMPLE}" stroke-width="1" stroke-opacity="0.45"'
     for n, hypothesis in enumerate(found):
         x = MARGIN + n * (tile + gap)
         members = [path(outlines_of_sample(samples, m), tile, thin) for m in hypothesis.members]
         medoid = sample_over(outlines_of_sample(samples, hypothesis.representative), tile)
         parts.append(place("ct", x, top, tile, *members, medoid))
-        y, share = top + tile, float(hypothesis.share)
+        y, count = top + tile, len(hypothesis.members)
+        bar = max(10, tile * count / num_samples)
         parts += [
             f'<rect x="{x}" y="{y + 16}" width="{tile}" height="10" rx="5" fill="#eceff2"/>',
-            f'<rect x="{x}" y="{y + 16}" width="{max(10, tile * share):.1f}" height="10" rx="5" fill="#e69f00"/>',
-            text(x, y + 66, f"{share:.0%}".replace("%", " %"), size=34, more='font-weight="600"'),
+            f'<rect x="{x}" y="{y + 16}" width="{bar:.1f}" height="10" rx="5" fill="{SAMPLE}"/>',
+            text(x, y + 66, f"{count} of {num_samples}", size=34, more='font-weight="600"'),
             text(x, y + 94, "nothing marked" if not hypothesis.area else f"{hypothesis.area} pixels", size=20),
         ]
-    return page(top + tile + 150, tile, *parts, title="Distinct hypotheses and their shares")
+    return page(top + tile + 150, tile, *parts, title="Distinct hypotheses and how many samples each has")
 
 
 def scales_animation(target: Path) -> None:
-    """Samples of one crop, drawn at all latent scales, at the coarsest alone, at the finest alone."""
+    """Samples of one crop, one after the other: all latents sampled, only the coarsest, only the finest."""
     example, frames, tile, gap = hpunet.example("lidc-2"), 16, 384, 24
     upright = torch.zeros(1, frames, dtype=torch.long)
     coarse = draw(example, frames, orientation_ids=upright, latents=["sample", "mean", "mean", "mean"])
     fine = draw(example, frames, orientation_ids=upright, latents=["mean", "mean", "mean", "sample"])
     panels = (
-        ("All latents", "what the model says", draw(example, frames, orientation_ids=upright)),
-        ("Coarsest latent only", "decides whether and how large", coarse),
-        ("Finest latents only", "move the outline", fine),
+        ("All latents sampled", "lesion or none, size, outline", draw(example, frames, orientation_ids=upright)),
+        ("Only the coarsest sampled", "mainly: lesion or none, and its size", coarse),
+        ("Only the finest sampled", "details of the outline", fine),
     )
     crop, top = shown(example.image, tile), 92
     heading, small = ImageFont.load_default(size=27), ImageFont.load_default(size=20)
@@ -193,6 +195,7 @@ def scales_animation(target: Path) -> None:
             pen.text((x, 18), title, fill=INK, font=heading)
             pen.text((x, 56), says, fill=GREY, font=small)
             picture.paste(painted(crop, outlines_of_sample(samples, frame)), (x, top))
+        pen.text((MARGIN, size[1] - 16), f"sample {frame + 1} of {frames}", fill=INK, font=small, anchor="ls")
         pen.text((size[0] - MARGIN, size[1] - 16), CREDIT, fill=GREY, font=small.font_variant(size=17), anchor="rs")
         pictures.append(picture)
     pictures[0].save(target, save_all=True, append_images=pictures[1:], duration=500, loop=0, quality=82, method=6)
