@@ -32,7 +32,7 @@ from hpunet.utils import keyed_random
 
 
 def large_tiles(height: int, width: int, _channels: int, out: int, *, taps: int, dtype: torch.dtype) -> ConvTiling:
-    """Few programs and loops, because the interpreter takes milliseconds for each of their lines."""
+    """Few programs and loops: the interpreter takes milliseconds for each line."""
     assert dtype == torch.float32
     if taps == 3 and height % 2 == width % 2 == 0:
         return ConvTiling(2, 2, patches=32, columns=64 if 4 * out <= 64 else 128, chunk=128)
@@ -83,9 +83,9 @@ def here(x: Tensor) -> Tensor:
 
 def plain(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """(g, b, h, w, i) and (g, o, i, t, t)."""
+    biases, padding = [None] * len(x) if bias is None else bias, weight.shape[4] // 2
     groups = [
-        F.conv2d(x[g].permute(0, 3, 1, 2), weight[g], None if bias is None else bias[g], padding=weight.shape[4] // 2)
-        for g in range(len(x))
+        F.conv2d(g.permute(0, 3, 1, 2), w, b, padding=padding) for g, w, b in zip(x, weight, biases, strict=True)
     ]
     return torch.stack(groups).permute(0, 1, 3, 4, 2)
 
@@ -235,10 +235,8 @@ FEW: dict[str, Any] = {"in_channels": 1, "num_classes": 3, "channels": (8, 8)}
 @pytest.mark.parametrize("kind", ["hpunet", "punet"])
 def test_log_sigma_out_of_range_gets_the_inward_gradient(kind: str) -> None:
     """The loss pulls one Gaussian further out and the other one back."""
-    if kind == "hpunet":
-        model: Any = HPUNet(**FEW, latent_dims=(1,), blocks_per_scale=1)
-    else:
-        model = ProbUNet(**FEW, latent_dim=2)
+    hpunet = {"latent_dims": (1,), "blocks_per_scale": 1}
+    model: Any = HPUNet(**FEW, **hpunet) if kind == "hpunet" else ProbUNet(**FEW, latent_dim=2)
     with torch.no_grad():
         for net, log_sigma in ((model.prior, 11.0), (model.posterior, -11.0)):
             for name, p in net.named_parameters():
@@ -252,16 +250,12 @@ def test_log_sigma_out_of_range_gets_the_inward_gradient(kind: str) -> None:
 def test_fused_sampler_equals_the_model(latents: str) -> None:
     model = HPUNet(in_channels=1, num_classes=3, channels=(8, 16, 16), latent_dims=(2, 1), blocks_per_scale=1)
     model = model.to(DEVICE)
-    image, given = torch.rand(2, 1, 8, 8, device=DEVICE), torch.randn(2, 3, 1, 4, 4, device=DEVICE)
+    image, given = torch.rand(2, 1, 4, 4, device=DEVICE), torch.randn(2, 3, 1, 2, 2, device=DEVICE)
+    how: dict[str, Any] = {"image": image, "num_samples": 3, "latents": latents}
+    if latents == "given":
+        how["latents"] = ["mean", given]
     plain, fused = (
-        sample(
-            network,
-            image=image,
-            num_samples=3,
-            latents=["mean", given] if latents == "given" else latents,  # type: ignore[arg-type]
-            generator=torch.Generator().manual_seed(1),
-            chunk_size=2,
-        )
+        sample(network, **how, generator=torch.Generator().manual_seed(1), chunk_size=2)
         for network in (model, FusedSampler(model, dtype=torch.float32))
     )
     assert plain.logits is not None

@@ -22,24 +22,9 @@ from hpunet.models.punet import ProbUNet
 
 HOPPER = GPUTarget("cuda", 90, 32)
 MODULES = (triton_bilinear, triton_convolution, triton_heads, triton_maps, triton_random)
-# Called by kernels.
-HELPERS = {
-    "_patches",
-    "_positive",
-    "_row",
-    "_add_product",
-    "_corner",
-    "_absorb",
-    "_uniform",
-    "_head_pixels",
-}  # called by kernels
-TYPES = {
-    torch.bfloat16: "*bf16",
-    torch.float32: "*fp32",
-    torch.float64: "*fp64",
-    torch.int32: "*i32",
-    torch.int64: "*i64",
-}
+HELPERS = {"_patches", "_positive", "_row", "_add_product", "_corner", "_absorb", "_uniform", "_head_pixels"}
+FLOATS = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.float64: "*fp64"}
+TYPES = {**FLOATS, torch.int32: "*i32", torch.int64: "*i64"}
 FEW: dict[str, Any] = {"in_channels": 1, "num_classes": 2}
 ONE: dict[str, Any] = {**FEW, "latent_dims": (1,), "blocks_per_scale": 1}
 NETWORKS = {  # model, size of the images, precision

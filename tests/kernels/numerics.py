@@ -1,12 +1,10 @@
 """Rounding of fused residual blocks and of plain torch, against float64, for the blocks of every preset.
 
 Every output and gradient may be off by at most 1.5 times as much as plain torch is in the same precision (relative
-L2): bfloat16 under autocast (with TF32 in what stays float32), and float32 without TF32.
-
-Where rounding moves the argument of a ReLU over zero, a gradient is switched on or off. That is chance, and on small
-maps one such switch outweighs all rounding. So each pass is compared with a float64 pass whose ReLUs are on where
-that pass had them, and switches are counted: fused blocks may have 1.1 times as many as torch, over all blocks. How
-many tensors are further off than allowed from a float64 pass with its own ReLUs is printed (-s).
+L2): bfloat16 under autocast (with TF32 in what stays float32), and float32 without TF32. Where rounding moves the
+argument of a ReLU over zero, a gradient is switched: on small maps that outweighs all rounding. So each pass is
+compared with a float64 pass whose ReLUs are on where that pass had them, and switches are counted: fused blocks may
+have 1.1 times as many as torch. Ratios against a float64 pass with its own ReLUs are printed (-s).
 
 Needs a GPU; run by `test_kernels.py`.
 """
@@ -44,14 +42,11 @@ def shapes() -> list[tuple[int, int, int, int]]:
         settings = load_settings(preset)
         if settings.model.kind != "hpu":
             continue
-        model = HPUNet(
-            in_channels=1, num_classes=2, channels=settings.model.channels, latent_dims=settings.model.latent_dims
-        )
+        how = {"channels": settings.model.channels, "latent_dims": settings.model.latent_dims}
+        model = HPUNet(in_channels=1, num_classes=2, **how)
         for net in (model.prior, model.posterior):
-            for depth, stage in (
-                *enumerate(net.encoder),
-                *((len(model.channels) - 2 - i, stage) for i, stage in enumerate(net.decoder)),
-            ):
+            decoder = ((len(model.channels) - 2 - i, stage) for i, stage in enumerate(net.decoder))
+            for depth, stage in (*enumerate(net.encoder), *decoder):
                 h, w = (side >> depth for side in settings.data.crop)
                 for block in stage:  # type: ignore[union-attr]
                     found.add((block.convs[0].in_channels, block.project.out_channels, h, w))

@@ -16,15 +16,8 @@ INTERPRETED = {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
 def run_tests(file: str, *options: str, timeout: int = 280, **variables: str) -> None:
     """Run a file of this folder under pytest; all of its tests must run and pass."""
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"tests/kernels/{file}", *options]
-    result = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **variables},
-    )
+    env = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
+    result = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False, cwd=ROOT, env=env)
     assert result.returncode == 0, result.stdout + result.stderr
 
 

@@ -40,24 +40,26 @@ def model(request: pytest.FixtureRequest) -> nn.Module:
     return model
 
 
-def batch_for(model: nn.Module, size: tuple[int, int] = (32, 64), b: int = 2) -> tuple[Tensor, Tensor]:
+def batch_for(model: nn.Module) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(1)
-    image = torch.rand(b, model.in_channels, *size, generator=generator)
-    return image, torch.randint(model.num_classes, (b, *size), generator=generator)
+    image = torch.rand(2, model.in_channels, 32, 64, generator=generator)
+    return image, torch.randint(model.num_classes, (2, 32, 64), generator=generator)
 
 
-def test_model_meets_the_protocol(model: nn.Module) -> None:
-    assert isinstance(model, SegmentationModel)
+def silent(module: nn.Module) -> list[str]:
+    """Parameters without a gradient."""
+    return [n for n, p in module.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
 
 
 def test_training_pass_shapes_and_consistency(model: nn.Module) -> None:
+    assert isinstance(model, SegmentationModel)
     image, labels = batch_for(model)
     output = model(image=image, labels=labels)
     assert output.logits.shape == (2, 3, 32, 64)
     shapes = model.latent_shapes(32, 64)
-    assert [tuple(z.shape[1:]) for z in output.latents] == shapes
-    assert [tuple(g.mean.shape[1:]) for g in output.prior] == shapes
-    assert [tuple(g.mean.shape[1:]) for g in output.posterior] == shapes
+    means = ([g.mean for g in gaussians] for gaussians in (output.prior, output.posterior))
+    for maps in (output.latents, *means):
+        assert [tuple(z.shape[1:]) for z in maps] == shapes
     assert output.kl.shape == (len(shapes),)
     assert (output.kl >= 0).all()
 
@@ -91,15 +93,13 @@ def test_the_priors_own_hypotheses_are_those_of_sampling_with_their_noise(model:
 def test_reconstruction_loss_alone_reaches_every_posterior_parameter(model: nn.Module) -> None:
     image, labels = batch_for(model)
     model(image=image, labels=labels).logits.logsumexp(dim=1).sum().backward()
-    silent = [n for n, p in model.posterior.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
-    assert not silent
+    assert not silent(model.posterior)
 
 
 def test_every_parameter_gets_a_gradient(model: nn.Module) -> None:
     image, labels = batch_for(model)
     ELBO()(model(image=image, labels=labels), labels=labels).loss.backward()
-    silent = [n for n, p in model.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
-    assert not silent
+    assert not silent(model)
 
 
 def test_loss_depends_on_the_labels_twice(model: nn.Module) -> None:
@@ -150,16 +150,14 @@ def test_reduced_precision_keeps_latents_in_float32(model: nn.Module) -> None:
 def test_extreme_log_sigma_stays_finite(model: nn.Module, log_sigma: float) -> None:
     """Prior and posterior pushed apart as far as they go: loss and gradients are finite all the same."""
     image, labels = batch_for(model)
-    heads = {n: m for n, m in model.named_modules() if hasattr(m, "latent_dim") and getattr(m, "conv", None)}
-    for name, head in heads.items():
-        sign = 1 if name.startswith("prior") else -1
-        with torch.no_grad():
-            head.conv.bias[head.latent_dim :] = sign * log_sigma
+    with torch.no_grad():
+        for name, head in model.named_modules():
+            if hasattr(head, "latent_dim") and head.conv is not None:
+                head.conv.bias[head.latent_dim :] = log_sigma if name.startswith("prior") else -log_sigma
     terms = ELBO()(model(image=image, labels=labels), labels=labels)
     terms.loss.backward()
-    assert torch.isfinite(terms.loss)
-    assert torch.isfinite(terms.kl).all()
-    assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
+    gradients = (p.grad for p in model.parameters() if p.grad is not None)
+    assert all(torch.isfinite(t).all() for t in (terms.loss, terms.kl, *gradients))
 
 
 def test_swapped_and_positional_arguments_are_refused(model: nn.Module) -> None:
@@ -207,40 +205,37 @@ def test_cond_channels_reach_the_prior_only() -> None:
     assert not torch.allclose(one.logits, two.logits)
     for a, b in zip(one.posterior, two.posterior, strict=True):
         assert torch.equal(a.mean, b.mean)
-    with pytest.raises(DataError, match=r"cond: .* \(2, 2, 32, 64\), got none"):
-        model(image=image, labels=labels)
-    with pytest.raises(DataError, match=r"cond: .* got shape \(2, 1, 32, 64\)"):
-        model(image=image, labels=labels, cond=cond[:, :1])
-    with pytest.raises(DataError, match="cond: "):
-        hpu()(image=image, labels=labels, cond=cond)
-    with pytest.raises(ConfigError, match="cond: "):
-        MODELS["punet"]()(image=image, labels=labels, cond=cond)
+    for network, error, wrong, match in (
+        (model, DataError, None, r"cond: .* \(2, 2, 32, 64\), got none"),
+        (model, DataError, cond[:, :1], r"cond: .* got shape \(2, 1, 32, 64\)"),
+        (hpu(), DataError, cond, "cond: "),
+        (MODELS["punet"](), ConfigError, cond, "cond: "),
+    ):
+        with pytest.raises(error, match=match):
+            network(image=image, labels=labels, cond=wrong)
 
 
 def test_bad_input_is_named(model: nn.Module) -> None:
     image, labels = batch_for(model)
-    channels = model.in_channels
-    broken = image.clone()
-    broken[0, 0, 3, 4] = torch.nan
-    multiple = model.size_multiple
-    with pytest.raises(DataError, match=r"image: 1 pixels are NaN or infinite"):
-        model(image=broken, labels=labels)
-    broken[0, 0, 3, 4] = -101.0
-    with pytest.raises(DataError, match=r"image: expected values from 0 to 1, got 101; divide bytes by 255"):
-        model(image=broken, labels=labels)
-    broken[0, 0, 3, 4] = 3.0
-    model(image=broken, labels=labels)
-    with pytest.raises(DataError, match=rf"image: expected {channels} channels, got {channels + 1}"):
-        model(image=torch.cat([image, image[:, :1]], dim=1), labels=labels)
-    with pytest.raises(DataError, match=rf"multiples of {multiple}, got 31x64; pad to 32x64"):
-        model(image=image[:, :, 1:], labels=labels[:, 1:])
-    with pytest.raises(DataError, match=r"image: the batch is empty"):
-        model(image=image[:0], labels=labels[:0])
-    for bad in (-1, 3):
-        wrong = labels.clone()
-        wrong[1, 2, 3] = bad
-        with pytest.raises(DataError, match=r"labels: values must lie in 0\.\.\.2, found"):
-            model(image=image, labels=wrong)
+    channels, multiple = model.in_channels, model.size_multiple
+
+    def changed(values: Tensor, value: float) -> Tensor:
+        values = values.clone()
+        values[1, ..., 3, 4].view(-1)[0] = value
+        return values
+
+    model(image=changed(image, 3.0), labels=labels)
+    for bad_image, bad_labels, match in (
+        (changed(image, torch.nan), labels, "image: 1 pixels are NaN or infinite"),
+        (changed(image, -101.0), labels, "image: expected values from 0 to 1, got 101; divide bytes by 255"),
+        (torch.cat([image, image[:, :1]], dim=1), labels, f"image: expected {channels} channels, got {channels + 1}"),
+        (image[:, :, 1:], labels[:, 1:], f"multiples of {multiple}, got 31x64; pad to 32x64"),
+        (image[:0], labels[:0], "image: the batch is empty"),
+        (image, changed(labels, -1), r"labels: values must lie in 0\.\.\.2, found"),
+        (image, changed(labels, 3), r"labels: values must lie in 0\.\.\.2, found"),
+    ):
+        with pytest.raises(DataError, match=match):
+            model(image=bad_image, labels=bad_labels)
 
 
 def test_tensors_of_another_shape_or_type_are_named() -> None:

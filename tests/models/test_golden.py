@@ -196,12 +196,8 @@ def test_golden_cross_entropy_and_top_k_masks(
 
 def test_golden_first_geco_loss(model: HPUNet, golden: Fixture) -> None:
     settings = json.loads(str(golden.arrays["meta.geco"]))
-    geco = GECO(
-        kappa=settings["kappa"],
-        constraint_ema_decay=settings["decay"],
-        lambda_gradient_scale=settings["rate"],
-        stochastic=False,
-    )
+    how = {"constraint_ema_decay": settings["decay"], "lambda_gradient_scale": settings["rate"]}
+    geco = GECO(kappa=settings["kappa"], **how, stochastic=False)
     terms = geco(draw_output(model, golden), labels=golden.labels, valid=golden.valid)
     expected = {
         "loss": terms.loss,
@@ -244,13 +240,8 @@ def test_golden_geco_traces(tag: str) -> None:
         loss = geco.lambda_ * constraint + setup["kl"]
         optimiser.zero_grad()
         loss.backward()
-        for name, ours in (
-            ("ma", geco.ema),
-            ("constraint", constraint),
-            ("loss", loss),
-            ("grad_var", geco.w.grad),
-            ("grad_x", rec.grad),
-        ):
+        gradients = {"grad_var": geco.w.grad, "grad_x": rec.grad}
+        for name, ours in {"ma": geco.ema, "constraint": constraint, "loss": loss, **gradients}.items():
             assert ours.item() == pytest.approx(float(arrays[f"{tag}.{name}"][step]), rel=2e-5, abs=2e-6), name
         optimiser.step()
         assert geco.w.item() == pytest.approx(float(arrays[f"{tag}.var_after"][step]), abs=2e-6)
@@ -268,13 +259,14 @@ def test_load_tf_variables_refuses_missing_misshapen_and_surplus(golden: Fixture
     before = [p.clone() for p in model.parameters()]
     name = "model/HPUNet/prior/conv_2d_7/w"
     without = {n: a for n, a in golden.variables.items() if n != name}
-    with pytest.raises(CheckpointError, match="missing: prior/conv_2d_7/w"):
-        load_tf_variables(model, without)
-    with pytest.raises(CheckpointError, match=r"prior/conv_2d_7/w has \(1, 1, 1, 1\), expected"):
-        load_tf_variables(model, golden.variables | {name: np.zeros((1, 1, 1, 1), dtype=np.float32)})
-    with pytest.raises(CheckpointError, match="prior/conv_2d_999"):
-        load_tf_variables(model, golden.variables | {"model/HPUNet/prior/conv_2d_999/w": np.zeros(1)})
-    with pytest.raises(CheckpointError, match="two variables for one weight"):
-        load_tf_variables(model, golden.variables | {"other/prior/conv_2d/w": np.zeros(1)})
+    misshapen = golden.variables | {name: np.zeros((1, 1, 1, 1), dtype=np.float32)}
+    for match, variables in (
+        ("missing: prior/conv_2d_7/w", without),
+        (r"prior/conv_2d_7/w has \(1, 1, 1, 1\), expected", misshapen),
+        ("prior/conv_2d_999", golden.variables | {"model/HPUNet/prior/conv_2d_999/w": np.zeros(1)}),
+        ("two variables for one weight", golden.variables | {"other/prior/conv_2d/w": np.zeros(1)}),
+    ):
+        with pytest.raises(CheckpointError, match=match):
+            load_tf_variables(model, variables)
     for old, new in zip(before, model.parameters(), strict=True):
         assert torch.equal(old, new)  # nothing is copied unless everything fits

@@ -61,10 +61,7 @@ def test_hpunet_works_on_other_and_non_square_sizes() -> None:
     for size in ((4, 4), (8, 20), (36, 4)):
         output = model(image=torch.rand(1, 1, *size), labels=torch.zeros(1, *size, dtype=torch.long))
         assert output.logits.shape == (1, 2, *size)
-        assert [tuple(z.shape[-2:]) for z in output.latents] == [
-            (size[0] // 4, size[1] // 4),
-            (size[0] // 2, size[1] // 2),
-        ]
+        assert [tuple(z.shape[-2:]) for z in output.latents] == [tuple(n // s for n in size) for s in (4, 2)]
 
 
 def test_hpunet_initialisation_is_the_papers() -> None:
@@ -129,8 +126,7 @@ def test_hpunet_overfits_one_image_with_two_opinions() -> None:
             terms.loss.backward()
             optimiser.step()
     drawn = sample(model, image=image, num_samples=64, generator=torch.Generator().manual_seed(0)).labels[0]
-    is_empty = (drawn == empty).float().mean(dim=(1, 2)) > 0.95
-    is_full = (drawn == full).float().mean(dim=(1, 2)) > 0.95
+    is_empty, is_full = ((drawn == map_).float().mean(dim=(1, 2)) > 0.95 for map_ in (empty, full))
     assert (is_empty | is_full).float().mean() > 0.6
     assert is_empty.float().mean() > 0.1
     assert is_full.float().mean() > 0.1

@@ -71,14 +71,9 @@ def test_cluster_equals_the_algorithm_as_printed(num_samples: int, num_classes: 
         rng = np.random.default_rng(seed)
         samples = noisy_samples(rng, num_samples=num_samples, num_classes=num_classes, size=7)
         background = int(rng.integers(num_classes))
-        found = cluster(samples, num_classes=num_classes, threshold=alpha, background=background, seed=seed)
-        expected = algorithm_1(
-            samples,
-            num_classes=num_classes,
-            alpha=alpha,
-            background=background,
-            choices=turns_of_pixels(samples, seed),
-        )
+        how = {"num_classes": num_classes, "background": background}
+        found = cluster(samples, **how, threshold=alpha, seed=seed)
+        expected = algorithm_1(samples, **how, alpha=alpha, choices=turns_of_pixels(samples, seed))
         assert np.array_equal(found, expected)
         assert found.max() > 0
 
@@ -151,11 +146,8 @@ def slow_postprocess(instances: np.ndarray, *, erosion: int, box: int, keep_unma
         if ndimage.binary_erosion(painted == c, structure=np.ones((erosion, erosion))).any():
             continue
         for y, x in np.argwhere(painted == c):
-            votes = Counter(
-                painted[max(0, y - reach) : y + reach + 1, max(0, x - reach) : x + reach + 1].ravel().tolist()
-            )
-            del votes[c]
-            votes.pop(0, None)
+            around = painted[max(0, y - reach) : y + reach + 1, max(0, x - reach) : x + reach + 1]
+            votes = Counter(around[(around != c) & (around != 0)].tolist())
             most = max(votes.values(), default=0)
             if votes:
                 painted[y, x] = min(label for label, number in votes.items() if number == most)

@@ -100,16 +100,13 @@ def test_sample_at_temperature_zero_is_the_mean(model: nn.Module) -> None:
 def test_sample_temperature_scales_the_spread_of_its_scale(model: nn.Module) -> None:
     scales = len(model.latent_dims)
     last = ["mean"] * (scales - 1) + ["sample"]
-    first = sample(model, image=IMAGE, num_samples=3, latents=last, generator=seeded())
-    mean = sample(model, image=IMAGE, num_samples=3, latents="mean", orientation_ids=first.orientation_ids).latents[
-        -1
-    ]
-    once = first.latents[-1]
-    temperatures = [1.0] * (scales - 1) + [3.0]
-    thrice = sample(
-        model, image=IMAGE, num_samples=3, latents=last, temperature=temperatures, generator=seeded()
-    ).latents[-1]
-    torch.testing.assert_close(thrice - mean, 3 * (once - mean), rtol=1e-4, atol=1e-5)
+    once, thrice = (
+        sample(model, image=IMAGE, num_samples=3, latents=last, temperature=factors, generator=seeded())
+        for factors in (1.0, [1.0] * (scales - 1) + [3.0])
+    )
+    mean = sample(model, image=IMAGE, num_samples=3, latents="mean", orientation_ids=once.orientation_ids).latents[-1]
+    spread, wide = (drawn.latents[-1] - mean for drawn in (once, thrice))
+    torch.testing.assert_close(wide, 3 * spread, rtol=1e-4, atol=1e-5)
 
 
 def test_sample_replays_and_edits_returned_latents(model: nn.Module) -> None:
@@ -195,18 +192,16 @@ def test_sample_runs_the_encoder_once_and_the_decoder_for_each_hypothesis() -> N
 
 def test_given_features_replace_the_encoder(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
     labels = torch.zeros(2, 1, 16, 24, dtype=torch.long)
-    expected = [
-        logits(sample(model, image=IMAGE, num_samples=3, generator=seeded())),
-        logits(reconstruct(model, image=IMAGE, labels=labels)),
-    ]
+
+    def run(features: list[Tensor] | None = None) -> tuple[Tensor, Tensor]:
+        drawn = sample(model, image=IMAGE, num_samples=3, generator=seeded(), features=features)
+        return logits(drawn), logits(reconstruct(model, image=IMAGE, labels=labels, features=features))
+
+    expected = run()
     with torch.no_grad():
         features = encode_orientations(model, image=IMAGE)
     monkeypatch.setattr(model, "encode", lambda **_: pytest.fail("encoded again"))
-    found = [
-        logits(sample(model, image=IMAGE, num_samples=3, generator=seeded(), features=features)),
-        logits(reconstruct(model, image=IMAGE, labels=labels, features=features)),
-    ]
-    assert all(torch.equal(ours, theirs) for ours, theirs in zip(found, expected, strict=True))
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(run(features), expected, strict=True))
 
 
 def test_sample_without_logits_keeps_labels_and_says_what_is_missing(model: nn.Module) -> None:
@@ -219,9 +214,7 @@ def test_sample_without_logits_keeps_labels_and_says_what_is_missing(model: nn.M
 
 
 def test_sample_passes_cond_to_the_prior() -> None:
-    model = HPUNet(
-        in_channels=1, num_classes=2, channels=(4, 4), latent_dims=(1,), blocks_per_scale=1, cond_channels=1
-    )
+    model = HPUNet(in_channels=1, num_classes=2, channels=(4, 4), latent_dims=(1,), cond_channels=1)
     samples = sample(model, image=IMAGE, cond=torch.ones(2, 1, 16, 24), num_samples=2)
     assert samples.labels.shape == (2, 2, 16, 24)
     with pytest.raises(DataError, match="cond"):
@@ -234,11 +227,8 @@ def test_reconstruct_of_several_graders_equals_one_by_one(model: nn.Module) -> N
     for grader in range(4):
         alone = reconstruct(model, image=IMAGE, labels=labels[:, grader])
         torch.testing.assert_close(logits(alone)[:, 0], logits(together)[:, grader], rtol=0, atol=1e-5)
-        output = model(
-            image=IMAGE,
-            labels=labels[:, grader],
-            noise=[torch.zeros(2, *shape) for shape in model.latent_shapes(16, 24)],
-        )
+        noise = [torch.zeros(2, *shape) for shape in model.latent_shapes(16, 24)]
+        output = model(image=IMAGE, labels=labels[:, grader], noise=noise)
         torch.testing.assert_close(logits(alone)[:, 0], output.logits.detach(), rtol=0, atol=1e-5)
 
 
@@ -252,25 +242,20 @@ def test_reconstruct_draws_when_asked(model: nn.Module) -> None:
 
 def test_sampling_names_what_is_wrong(model: nn.Module) -> None:
     scales = len(model.latent_dims)
-    with pytest.raises(ConfigError, match="num_samples"):
-        sample(model, image=IMAGE, num_samples=0)
-    with pytest.raises(ConfigError, match="chunk_size"):
-        sample(model, image=IMAGE, num_samples=1, chunk_size=0)
-    with pytest.raises(ConfigError, match=rf"latents: expected one entry for each of the {scales} scales"):
-        sample(model, image=IMAGE, num_samples=1, latents=["mean"] * (scales + 1))
-    with pytest.raises(ConfigError, match="temperature: "):
-        sample(model, image=IMAGE, num_samples=1, temperature=-1.0)
-    with pytest.raises(ConfigError, match="temperature: expected one entry"):
-        sample(model, image=IMAGE, num_samples=1, temperature=[1.0] * (scales + 1))
     wrong = ["mean"] * (scales - 1) + [torch.zeros(2, 1, 1, 99, 99)]
-    with pytest.raises(DataError, match=rf"latents\[{scales - 1}\]: expected shape"):
-        sample(model, image=IMAGE, num_samples=1, latents=wrong)
-    with pytest.raises(DataError, match="labels: expected"):
-        reconstruct(model, image=IMAGE, labels=torch.zeros(2, 0, 16, 24, dtype=torch.long))
-    with pytest.raises(DataError, match="labels: values must lie in"):
-        reconstruct(model, image=IMAGE, labels=torch.full((2, 1, 16, 24), 3))
-    with pytest.raises(DataError, match=r"image: .*NaN"):
-        sample(model, image=IMAGE * torch.nan, num_samples=1)
+    for error, match, run, how in (
+        (ConfigError, "num_samples", sample, {"num_samples": 0}),
+        (ConfigError, "chunk_size", sample, {"chunk_size": 0}),
+        (ConfigError, f"latents: .* one entry .* {scales} scales", sample, {"latents": ["mean"] * (scales + 1)}),
+        (ConfigError, "temperature: ", sample, {"temperature": -1.0}),
+        (ConfigError, "temperature: expected one entry", sample, {"temperature": [1.0] * (scales + 1)}),
+        (DataError, rf"latents\[{scales - 1}\]: expected shape", sample, {"latents": wrong}),
+        (DataError, r"image: .*NaN", sample, {"image": IMAGE * torch.nan}),
+        (DataError, "labels: expected", reconstruct, {"labels": torch.zeros(2, 0, 16, 24, dtype=torch.long)}),
+        (DataError, "labels: values must lie in", reconstruct, {"labels": torch.full((2, 1, 16, 24), 3)}),
+    ):
+        with pytest.raises(error, match=match):
+            run(model, **{"image": IMAGE, **how})
 
 
 @pytest.mark.parametrize("shape", [(1, 3, 16, 16), (1, 1, 15, 16)])

@@ -47,8 +47,7 @@ def upsample_bilinear_concat(
     c0 = features.shape[4]
     out = torch.empty(g, b, 2 * h, 2 * w, c0 + c1, device=below.device, dtype=below.dtype)
     launch(
-        _bilinear_concat, (triton.cdiv(out.numel(), BLOCK),),
-        features, below, out, out.numel(),
+        _bilinear_concat, (triton.cdiv(out.numel(), BLOCK),), features, below, out, out.numel(),
         H=h, W=w, C0=c0, C1=c1, SCALE_Y=_scale(h), SCALE_X=_scale(w), BLOCK=BLOCK,
     )  # fmt: skip
     return out
@@ -86,8 +85,7 @@ def upsample_bilinear_gradient(
     _, _, h, w, c1 = gate.shape
     out = torch.empty_like(gate)
     launch(
-        _bilinear_gradient, (triton.cdiv(out.numel(), BLOCK),),
-        joined, gate, out, out.numel(),
+        _bilinear_gradient, (triton.cdiv(out.numel(), BLOCK),), joined, gate, out, out.numel(),
         H=h, W=w, C0=joined.shape[4] - c1, C1=c1, SCALE_Y=_scale(h), SCALE_X=_scale(w), BLOCK=BLOCK,
     )  # fmt: skip
     return out

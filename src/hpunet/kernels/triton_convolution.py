@@ -315,8 +315,7 @@ def correlate(
     pieces = max(1, min(triton.cdiv(patches, t.patches), t.programs // (blocks * groups)))
     rounds = triton.cdiv(triton.cdiv(patches, pieces), t.patches)
     launch(
-        _correlate, (triton.cdiv(patches, rounds * t.patches), blocks, groups),
-        rows, columns, out.data, b, out.group,
+        _correlate, (triton.cdiv(patches, rounds * t.patches), blocks, groups), rows, columns, out.data, b, out.group,
         H=h, W=w, R=r, C=c, TAPS=taps, PY=t.py, PX=t.px, TOGETHER=t.together,
         OUT_TAP=out.tap, OUT_ROW=out.row, OUT_COLUMN=out.column,
         RELU_ROWS=relu_rows, RELU_COLUMNS=relu_columns, PRECISION="ieee" if rows.dtype == torch.float32 else "tf32",

@@ -53,8 +53,7 @@ def heads(
     """
     groups, b, h, w, c = x.shape
     launch(
-        _heads, (triton.cdiv(b * h * w, 16),),
-        x, weight, bias, latents if noise is None else noise, raw, latents, b,
+        _heads, (triton.cdiv(b * h * w, 16),), x, weight, bias, latents if noise is None else noise, raw, latents, b,
         raw.stride(2), 0 if noise is None else noise.stride(0), latents.stride(0),
         HW=h * w, C=c, REAL=weight.shape[2], Z=weight.shape[1] // 2, LOW=LOG_SIGMA_RANGE[0], HIGH=LOG_SIGMA_RANGE[1],
         GROUPS=groups, DRAW=noise is not None, BC=triton.next_power_of_2(c), BP=16,
@@ -155,8 +154,7 @@ def logits(
     (b, h, w, c), (k, real) = x.shape, weight.shape
     out = torch.empty(b, k, h, w, device=x.device)
     launch(
-        _logits, (triton.cdiv(b * h * w, 128),),
-        x, weight, bias, out, b * h * w, HW=h * w, C=c, REAL=real, K=k,
+        _logits, (triton.cdiv(b * h * w, 128),), x, weight, bias, out, b * h * w, HW=h * w, C=c, REAL=real, K=k,
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
         BC=max(16, triton.next_power_of_2(c)), BK=max(16, triton.next_power_of_2(k)), BP=128,
     )  # fmt: skip

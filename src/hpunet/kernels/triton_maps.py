@@ -55,8 +55,7 @@ def pack_inputs(
 
 @triton.jit
 def _sum_pool(
-    x, out, COUNT, FACTOR: tl.constexpr,
-    W: tl.constexpr, C: tl.constexpr, OUT_C: tl.constexpr, BLOCK: tl.constexpr,
+    x, out, COUNT, FACTOR: tl.constexpr, W: tl.constexpr, C: tl.constexpr, OUT_C: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Of the first OUT_C channels. W is the output's; the rows of all images follow each other."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

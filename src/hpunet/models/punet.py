@@ -1,8 +1,7 @@
 """The standard Probabilistic U-Net (Kohl et al. 2018), the paper's baseline, with the interface of `HPUNet`.
 
-A plain U-Net computes features at full resolution. Two more encoders, the prior (image) and the posterior (image and
-segmentation), each predict one Gaussian for the whole image. A latent vector drawn from it is repeated at every pixel
-and concatenated with the features; 1×1 convolutions turn them into logits.
+A plain U-Net computes features. Two more encoders, prior and posterior, each predict one Gaussian for the image. A
+latent drawn from it is repeated at every pixel and joined with the features; 1×1 convolutions make the logits.
 """
 
 from collections.abc import Sequence
@@ -71,8 +70,7 @@ class ProbUNet(ConditionalVAE):
         self.latent_dims: tuple[int, ...] = (latent_dim,)
         self.cond_channels = 0
         self.size_multiple = 2 ** (len(channels) - 1)
-        self.check_values = True
-        self.orientations = 1
+        self.check_values, self.orientations = True, 1
 
         self.encoder = ConvEncoder(in_channels, channels)
         widths = list(reversed(channels))

@@ -1,7 +1,7 @@
 """Distinct hypotheses and their shares: 16 samples that show, say, three opinions.
 
-Samples are clustered by complete linkage on 1 − IoU, so that any two in a group have an IoU of at least `same_iou`.
-Maps without any of the classes have IoU 1 with each other and 0 with all others: "nothing marked" is its own group.
+Clustered by complete linkage on 1 − IoU: any two samples of a group have an IoU of at least `same_iou`. Maps without
+any of the classes have IoU 1 with each other and 0 with all others: "nothing marked" is its own group.
 """
 
 from collections.abc import Sequence
@@ -57,8 +57,7 @@ def distinct_hypotheses(
     """
     if not 0 < same_iou <= 1:
         raise ConfigError(f"same_iou: expected a number above 0 and up to 1, got {same_iou}")
-    num_samples = len(samples)
-    maps = samples[None]
+    num_samples, maps = len(samples), samples[None]
     iou = pair_ious(samples=maps, labels=maps[:, :1], num_classes=num_classes, classes=classes).samples[0]
     numbers = np.ones(num_samples, dtype=np.int32)
     if num_samples > 1:
