@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_run import PUNET, WITHOUT_GECO, tiny_settings, write_tiny_pack
+from tiny_run import PUNET, WITHOUT_GECO, tiny_settings, untrained_model, write_tiny_pack
 
 import hpunet
 from hpunet.cli.progress import TrainingProgress
@@ -362,8 +362,9 @@ def test_a_log_file_gets_whole_lines_with_the_time_left(
 
 
 def test_best_is_never_nan(pack: Path, tmp_path: Path) -> None:
-    settings = tiny_settings()
-    validation = Validation(None, pack=open_pack(pack, split="val"), settings=settings, device=CPU, run=tmp_path)
+    val = open_pack(pack, split="val")
+    model = untrained_model(val.info)
+    validation = Validation(model, pack=val, settings=tiny_settings(), device=CPU, run=tmp_path)
     nan = float("nan")
     for value, than, better in [(nan, None, 0), (nan, 0.5, 0), (0.5, None, 1), (0.4, 0.5, 1), (0.6, 0.5, 0)]:
         assert validation.is_better({"ged2": value}, than=than) == bool(better)
