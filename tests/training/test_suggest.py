@@ -254,7 +254,7 @@ def test_command_writes_refuses_and_replaces(tmp_path: Path, monkeypatch: pytest
     again = init(*arguments)
     assert isinstance(again.exception, ConfigError)
     assert "exists already" in str(again.exception)
-    assert init(*arguments, "--model", "punet", "--force").exit_code == 0
+    assert init(*arguments, "--model", "punet", "--replace").exit_code == 0
     assert Path("synthetic-lesions.toml").read_text() != first
     wrong = init(*arguments, "--out", "settings.yaml")
     assert "ends in .toml" in str(wrong.exception)

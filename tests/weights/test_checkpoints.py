@@ -88,9 +88,7 @@ def test_latest_checkpoint_takes_the_highest_step_even_past_eight_digits(tmp_pat
 def test_latest_checkpoint_without_a_whole_one_is_an_error(tmp_path: Path) -> None:
     for step in (1, 2):
         (save(tmp_path, step) / "state.json").unlink()
-    with pytest.raises(
-        CheckpointError, match=r"no checkpoint in it is whole: .*2/state\.json: missing; .*1/state\.json"
-    ):
+    with pytest.raises(CheckpointError, match=r"no intact checkpoint: .*2/state\.json: missing; .*1/state\.json"):
         latest_checkpoint(tmp_path)
     with pytest.raises(CheckpointError, match="cannot be listed"):
         latest_checkpoint(tmp_path / "step-00000001" / "manifest.json")

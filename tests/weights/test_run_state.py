@@ -13,12 +13,7 @@ from torch import Tensor, nn
 
 from hpunet.errors import CheckpointError
 from hpunet.weights.checkpoints import load_checkpoint, save_checkpoint
-from hpunet.weights.run_state import (
-    _source_commit,
-    describe_run,
-    optimiser_tensors,
-    restore_optimiser,
-)
+from hpunet.weights.run_state import _source_commit, describe_run, optimiser_tensors, restore_optimiser
 
 
 class Toy(nn.Module):
@@ -71,12 +66,8 @@ def test_resumed_run_takes_bit_identical_steps(options: dict[str, Any], tmp_path
     optimiser = toy_optimiser(model, **options)
     train(model, optimiser, steps=3)
     tensors, state = optimiser_tensors(optimiser)
-    path = save_checkpoint(
-        tmp_path,
-        step=3,
-        tensors={"model": model.state_dict(), "optimiser": tensors},
-        state={"optimiser": state},
-    )
+    saved = {"model": model.state_dict(), "optimiser": tensors}
+    path = save_checkpoint(tmp_path, step=3, tensors=saved, state={"optimiser": state})
     generator = torch.get_rng_state()
     train(model, optimiser, steps=3)
 
@@ -149,22 +140,17 @@ def test_restore_optimiser_names_what_differs_and_changes_nothing() -> None:
     wide = Toy(width=5)
     double = Toy().double()
     cases = [
-        (
-            toy_optimiser(wide),
-            tensors,
-            state,
-            r"parameter 0 of group 0 is float32 \(4, 3, 3, 3\) .* float32 \(5, 3, 3, 3\)",
-        ),
+        (toy_optimiser(wide), tensors, state, r"parameter 0 of group 0 .* \(4, 3, 3, 3\) .* \(5, 3, 3, 3\)"),
         (toy_optimiser(double), tensors, state, "expected float64"),
         (torch.optim.Adam(model.parameters()), tensors, state, r"\[2, 2\] parameters by group, expected \[4\]"),
         (torch.optim.SGD(model.parameters(), lr=1), tensors, state, "the state of Adam, expected SGD"),
-        (optimiser, {}, state, "not as this hpunet writes it"),
-        (optimiser, {**tensors, "more": torch.ones(1)}, state, "belong to nothing, more among them"),
+        (optimiser, {}, state, "unreadable state"),
+        (optimiser, {**tensors, "more": torch.ones(1)}, state, "unknown tensors, such as more"),
         (optimiser, {**tensors, "state.0.exp_avg": torch.ones(2)}, state, r"state of shape \(2,\)"),
         (optimiser, tensors, {}, "the state of None"),
         (optimiser, tensors, damaged(state, "parameters", value=None), "no parameters"),
-        (optimiser, tensors, damaged(state, "groups", 0, "lr", value="fast"), "not as this hpunet writes it"),
-        (optimiser, tensors, damaged(state, "values", "9", value={"step": 1}), "not as this hpunet writes it"),
+        (optimiser, tensors, damaged(state, "groups", 0, "lr", value="fast"), "unreadable state"),
+        (optimiser, tensors, damaged(state, "values", "9", value={"step": 1}), "unreadable state"),
     ]
     before = copy.deepcopy(optimiser.state_dict())
     for live, some_tensors, some_state, message in cases:

@@ -1,10 +1,11 @@
-"""What `hpunet bench` measures: training step, sampling, training loop, evaluation and augmentation of a preset.
+"""`hpunet bench`: time training step, sampling, training loop, evaluation and augmentation of a preset.
 
-All candidates of a question take turns in one run, on random or synthetic data; speeds are relative to the first one.
+Candidates of one question take turns, on random or synthetic data; speeds are relative to the first one.
 """
 
 import math
 import tempfile
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -38,8 +39,7 @@ from hpunet.weights.run_state import describe_run
 
 NUM_SAMPLES = 16
 BATCH_ON_CPU = 4
-_DATA = {"snemi3d": "neurites", "cityscapes": "streets"}
-"""Synthetic data by the first word of the preset; lesions for all others."""
+_DATA = {"snemi3d": "neurites", "cityscapes": "streets"}  # by the first word of the preset; else lesions
 
 
 @dataclass(frozen=True)
@@ -53,13 +53,11 @@ class Row:
     value: float | None
     """Median over the repeats; None if the candidate failed."""
     speed: float | None
-    """Speed relative to the first candidate."""
     spread: float | None
     """(Slowest − fastest repeat) / median."""
     peak_mib: float | None
     failure: str | None
     seconds: list[float]
-    """Seconds per call, one entry per repeat."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +106,7 @@ def run_bench(
     repeats: int = 7,
     say: Callable[[str], None] = lambda _words: None,
 ) -> Iterator[list[Row]]:
-    """Yield the rows of one group after the other."""
+    """Yield the rows of each group."""
     if unknown := set(only) - GROUPS.keys():
         raise ConfigError(f"only: expected some of {', '.join(GROUPS)}, got {unknown.pop()!r}")
     on_gpu = device.type == "cuda"
@@ -145,9 +143,10 @@ def _rows(
             value = 1e3 * seconds if unit == "ms" else count / seconds
             speed = None if first is None else first / seconds
             spread = (max(candidate.seconds) - min(candidate.seconds)) / seconds
-        peak_mib = candidate.peak_mib if memory else None
-        measured = (value, speed, spread, peak_mib, candidate.failure, candidate.seconds)
-        yield Row(group, question, candidate.name, unit, *measured)
+        peak = candidate.peak_mib if memory else None
+        yield Row(
+            group, question, candidate.name, unit, value, speed, spread, peak, candidate.failure, candidate.seconds
+        )
 
 
 def bare_step(
@@ -162,8 +161,7 @@ def bare_step(
     model = work.model(channels_last=channels_last)
     loss = build_objective(work.settings.objective, num_pieces=1).to(device)
     network, shapes = wrap(model), model.latent_shapes(h, w)
-    how = {"model": model, "loss": loss, "network": network}
-    optimiser = build_optimiser(work.settings.optimiser, device=device, **how)
+    optimiser = build_optimiser(work.settings.optimiser, device=device, model=model, loss=loss, network=network)
 
     def step() -> None:
         image = work.images(work.batch)
@@ -178,13 +176,10 @@ def bare_step(
     return step
 
 
-def _fused(work: Workload) -> Callable[[nn.Module], nn.Module]:
-    def wrap(model: nn.Module) -> nn.Module:
-        if reason := reason_against_fused(model, device=work.timer.device):
-            raise ConfigError(reason)
-        return fused_network(model, size=work.settings.data.crop)
-
-    return wrap
+def _fused(work: Workload, model: nn.Module) -> nn.Module:
+    if reason := reason_against_fused(model, device=work.timer.device):
+        raise ConfigError(reason)
+    return fused_network(model, size=work.settings.data.crop)
 
 
 def _train(work: Workload) -> Iterator[Row]:
@@ -195,7 +190,7 @@ def _train(work: Workload) -> Iterator[Row]:
             prepare("fp32 eager, no TF32", step),
             prepare("bf16 + CUDA graph", in_bf16, graph=True),
             prepare("torch.compile (bf16) + CUDA graph", partial(in_bf16, wrap=torch.compile), graph=True),
-            prepare("fused (bf16) + CUDA graph", partial(in_bf16, wrap=_fused(work)), graph=True),
+            prepare("fused (bf16) + CUDA graph", partial(in_bf16, wrap=partial(_fused, work)), graph=True),
         ]
     else:
         candidates = [prepare("plain NCHW", partial(step, channels_last=False)), prepare("default", step)]
@@ -228,16 +223,12 @@ def _sample(work: Workload) -> Iterator[Row]:
                 prepare("fused (bf16) + CUDA graph", partial(fused, count), graph=True),
             ]
         else:
-            candidates = [
-                prepare("plain NCHW", partial(plain, count, channels_last=False)),
-                prepare("default", partial(plain, count)),
-            ]
+            nchw = prepare("plain NCHW", partial(plain, count, channels_last=False))
+            candidates = [nchw, prepare("default", partial(plain, count))]
         work.timer.measure(candidates)
-        if count == 1:
-            yield from _rows("sample", f"{NUM_SAMPLES} hypotheses of one image", candidates, unit="ms", memory=True)
-        else:
-            question, total = f"{NUM_SAMPLES} hypotheses of {count} images", count * NUM_SAMPLES
-            yield from _rows("sample", question, candidates, unit="hypotheses/s", count=total, memory=True)
+        images, unit = ("one image", "ms") if count == 1 else (f"{count} images", "hypotheses/s")
+        how: dict[str, Any] = {"unit": unit, "count": count * NUM_SAMPLES, "memory": True}
+        yield from _rows("sample", f"{NUM_SAMPLES} hypotheses of {images}", candidates, **how)
 
 
 def _end_to_end(work: Workload) -> Iterator[Row]:
@@ -263,7 +254,7 @@ def _end_to_end(work: Workload) -> Iterator[Row]:
             return step
 
         candidates = [
-            prepare("bare step", partial(bare, wrap=_fused(work)) if can_fuse else bare, graph=True),
+            prepare("bare step", partial(bare, wrap=partial(_fused, work)) if can_fuse else bare, graph=True),
             prepare("training loop", loop),
         ]
         work.timer.measure(candidates, calls=work.settings.logging.log_every)
@@ -277,17 +268,13 @@ def _evaluate(work: Workload) -> Iterator[Row]:
     items = [read_item(source, index, work.info) for index in range(count)]
 
     def scoring(kernels: str) -> Callable[[], None]:
-        model = work.model().eval()
-        device = work.timer.device
-        sampler = fast_sampler(model, kernels=kernels, device=device)
-        scorer = Scorer(
-            model=model, info=work.info, crop=crop, num_samples=NUM_SAMPLES, device=device, sampler=sampler
-        )
+        model, device = work.model().eval(), work.timer.device
+        how: dict[str, Any] = {"device": device, "sampler": fast_sampler(model, kernels=kernels, device=device)}
+        scorer = Scorer(model=model, info=work.info, crop=crop, num_samples=NUM_SAMPLES, **how)
 
         def score() -> None:
-            autocast_for("fp32", work.timer.device)
-            for _rows in scored(scorer, source, (items[i : i + size] for i in range(0, len(items), size))):
-                pass
+            autocast_for("fp32", device)
+            deque(scored(scorer, source, (items[i : i + size] for i in range(0, len(items), size))), maxlen=0)
 
         return score
 
@@ -340,10 +327,5 @@ def plain_warp(batch: Batch, crop: tuple[int, int]) -> tuple[Tensor, Tensor]:
     return image, labels.int()
 
 
-GROUPS: dict[str, Callable[[Workload], Iterable[Row]]] = {
-    "train": _train,
-    "sample": _sample,
-    "end-to-end": _end_to_end,
-    "evaluate": _evaluate,
-    "augment": _augment,
-}
+GROUPS: dict[str, Callable[[Workload], Iterable[Row]]] = {"train": _train, "sample": _sample}
+GROUPS |= {"end-to-end": _end_to_end, "evaluate": _evaluate, "augment": _augment}

@@ -1,7 +1,6 @@
 """Timing for `hpunet bench`: candidates are prepared, take turns, and are compared by their medians.
 
-On a GPU everything runs on one side stream and is timed by CUDA events: gradients first computed on the default
-stream would break a later graph capture.
+On a GPU all runs on one side stream: gradients first computed on the default stream would break a graph capture.
 """
 
 import gc
@@ -15,8 +14,7 @@ import torch
 
 from hpunet.errors import HPUNetError
 
-WARM_UPS = 3
-"""Calls on a GPU before capture, for compilers, library heuristics and Adam's moments."""
+WARM_UPS = 3  # calls on a GPU before capture, for compilers, library heuristics and Adam's moments
 
 
 class Replay:
@@ -39,8 +37,7 @@ class Candidate:
 
     name: str
     call: Callable[[], object] | None = None
-    peak_mib: float | None = None
-    """Peak GPU memory of a call, weights included."""
+    peak_mib: float | None = None  # including weights
     failure: str | None = None
     seconds: list[float] = field(default_factory=list)
 
@@ -85,8 +82,7 @@ class Timer:
         except HPUNetError as error:
             return Candidate(name, failure=str(error))
         except Exception as error:  # compilers, drivers and libraries raise anything
-            words = str(error).strip().splitlines()[:1]
-            return Candidate(name, failure=": ".join([type(error).__name__, *words]))
+            return Candidate(name, failure=": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]]))
         peak = torch.cuda.max_memory_allocated(self.device) - before
         return Candidate(name, call, peak_mib=peak / 2**20)
 

@@ -7,27 +7,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+
+from hpunet.cli.progress import console, notes
 
 if TYPE_CHECKING:
     from hpunet.bench.run import Row
 
-console = Console()
-notes = Console(stderr=True)
 _COLUMNS = ("", "", "median", "speed", "spread", "peak memory")
+_BATCH = "Images per step. Default: the preset's, 4 on a CPU."
+_ONLY = "train, sample, end-to-end, evaluate or augment; repeatable."
 
 
 def bench_command(
     preset: Annotated[str, typer.Option(help="Preset name or TOML file.")] = "lidc-hpu",
-    batch: Annotated[
-        int | None, typer.Option(help="Images per step. Default: the preset's, 4 on a CPU.", min=1)
-    ] = None,
-    only: Annotated[
-        list[str] | None,
-        typer.Option(help="train, sample, end-to-end, evaluate or augment; repeatable."),
-    ] = None,
+    batch: Annotated[int | None, typer.Option(help=_BATCH, min=1)] = None,
+    only: Annotated[list[str] | None, typer.Option(help=_ONLY)] = None,
     repeats: Annotated[int, typer.Option(help="Number of repeats; medians are reported.", min=1)] = 7,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all numbers to this file.")] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown rows instead of a table.")] = False,
@@ -45,13 +41,10 @@ def bench_command(
         device = pick_device()
         found: list[Row] = []
         header = {"preset": preset, "repeats": repeats, **about(device)}
-
-        def say(words: str) -> None:
-            status.update(escape(words))
-
+        how: dict[str, Any] = {"batch": batch, "only": only or [], "repeats": repeats}
         if markdown:
             print(*markdown_header(), sep="\n", flush=True)
-        for rows in run_bench(preset, device=device, batch=batch, only=only or [], repeats=repeats, say=say):
+        for rows in run_bench(preset, device=device, say=lambda words: status.update(escape(words)), **how):
             found += rows
             if markdown:
                 print(*map(markdown_row, rows), sep="\n", flush=True)
@@ -59,13 +52,11 @@ def bench_command(
                 content = dump_json({**header, "rows": [asdict(row) for row in found]}, name=str(json_file))
                 atomic_write(json_file, content)
     if markdown:
-        where = f"`hpunet bench --preset {preset}`; {_where(header)}; medians of {repeats}"
-        print("", where, sep="\n")
+        print("", f"`hpunet bench --preset {preset}`; {_where(header)}; medians of {repeats}", sep="\n")
     else:
         console.print(_table(found, header))
-    for row in found:
-        if row.failure:
-            notes.print(f"{row.candidate}: {row.failure}", highlight=False, markup=False, soft_wrap=True)
+    for row in (row for row in found if row.failure):
+        notes.print(f"{row.candidate}: {row.failure}", highlight=False, markup=False, soft_wrap=True)
 
 
 def markdown_header() -> list[str]:
@@ -104,13 +95,8 @@ def _cells(row: "Row") -> list[str]:
     return [
         row.question,
         row.candidate,
-        f"{row.value:.{_digits(row.value)}f} {row.unit}",
+        f"{row.value:.{0 if row.value >= 100 else 1 if row.value >= 10 else 2}f} {row.unit}",  # 3 significant digits
         "" if row.speed is None else f"{row.speed:.2f}×",
         f"{row.spread:.0%}",
         "" if row.peak_mib is None else f"{row.peak_mib / 1024:.1f} GiB",
     ]
-
-
-def _digits(value: float) -> int:
-    """Decimals that give three significant figures."""
-    return 0 if value >= 100 else 1 if value >= 10 else 2

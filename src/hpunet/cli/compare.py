@@ -13,27 +13,20 @@ from hpunet.cli.progress import console, mean_and_std, metric_title, notes
 from hpunet.errors import ConfigError
 
 _ALSO_OVER_SUBSET = ("ged2", "ged2_unbiased", "hm_iou", "iou_rec")
+_MODELS = (
+    "Evaluated runs, or folders of evaluations. RUN,RUN… or NAME=RUN,RUN… is one model trained with several seeds."
+)
+_OUT = "Folder for comparison-SPLIT-SAMPLES.json, .png and .svg; by default the first run."
+_CSV = "Write one line per run, metric and subset to this file."
 
 
 def compare_command(
-    models: Annotated[
-        list[str],
-        typer.Argument(
-            help="Evaluated runs, or folders of evaluations. RUN,RUN… or NAME=RUN,RUN… is one model trained with "
-            "several seeds.",
-            metavar="MODELS...",
-        ),
-    ],
+    models: Annotated[list[str], typer.Argument(help=_MODELS, metavar="MODELS...")],
     split: Annotated[str, typer.Option(help="Split of the evaluations: train, val or test.")] = "val",
     samples: Annotated[int, typer.Option(help="Samples per image of the evaluations.", min=1)] = 16,
     seeds: Annotated[int, typer.Option(help="Number of seeds of the evaluations.", min=1)] = 1,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Folder for comparison-SPLIT-SAMPLES.json, .png and .svg; by default the first run."),
-    ] = None,
-    csv_file: Annotated[
-        Path | None, typer.Option("--csv", help="Write one line per run, metric and subset to this file.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help=_OUT)] = None,
+    csv_file: Annotated[Path | None, typer.Option("--csv", help=_CSV)] = None,
 ) -> None:
     """Compare evaluated runs: all metrics, and paired bootstrap differences to the first run."""
     from hpunet.evaluation.compare import compare, comparison_csv, read_evaluated

@@ -10,17 +10,14 @@ from hpunet.cli.progress import console
 from hpunet.config.settings import load_settings
 
 _NAMES_SHOWN = 3
+_CHECKPOINT = "Prefix such as model.ckpt-12345, its folder, or an .npz file of its variables."
+_SET = "Model setting that differs from the LIDC model: model.channels=[32,64,128]."
 
 
 def convert_tf_command(
-    checkpoint: Annotated[
-        Path, typer.Argument(help="Prefix such as model.ckpt-12345, its folder, or an .npz file of its variables.")
-    ],
+    checkpoint: Annotated[Path, typer.Argument(help=_CHECKPOINT)],
     out: NewFolder,
-    change: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Model setting that differs from the LIDC model: model.channels=[32,64,128]."),
-    ] = None,
+    change: Annotated[list[str] | None, typer.Option("--set", help=_SET)] = None,
     classes: Annotated[str | None, typer.Option(help="Class names, background first: background,lesion.")] = None,
 ) -> None:
     """Convert a TensorFlow checkpoint of the paper's authors to a run folder. TensorFlow is not needed.
@@ -32,10 +29,8 @@ def convert_tf_command(
     from hpunet.weights.tensorflow.convert import convert_checkpoint
 
     done = convert_checkpoint(checkpoint, out=out, settings=settings, class_names=names)
-    lines = [
-        f"Converted {done.num_variables} variables, {done.num_parameters:,} parameters, of iteration {done.step}; "
-        f"classes: {', '.join(done.info.fixed_classes)}."
-    ]
+    found = f"{done.num_variables} variables, {done.num_parameters:,} parameters, of iteration {done.step}"
+    lines = [f"Converted {found}; classes: {', '.join(done.info.fixed_classes)}."]
     if done.unused:
         more = ", …" if len(done.unused) > _NAMES_SHOWN else ""
         lines.append(f"Not used: {len(done.unused)} ({', '.join(done.unused[:_NAMES_SHOWN])}{more}).")

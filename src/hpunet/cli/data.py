@@ -1,12 +1,12 @@
 """`hpunet data …`: inspect data, pack them for training, import LIDC-IDRI, write synthetic data sets."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
-from hpunet.cli.options import NewFolder
+from hpunet.cli.options import DataArgument, NewFolder
 from hpunet.cli.progress import console, tracked
 from hpunet.config.settings import parse_assignments
 from hpunet.errors import ConfigError
@@ -14,16 +14,14 @@ from hpunet.utils.files import explain_os_errors
 
 app = typer.Typer(help="Inspect data, pack them for training, import and generate them.", no_args_is_help=True)
 
-Where = Annotated[str, typer.Argument(help="Folder, archive or pack; or synthetic:lesions, :neurites, :streets.")]
-Options = Annotated[
-    list[str] | None,
-    typer.Option("--set", help="Data option, NAME=VALUE: size=128, slices.train=[0,16], …"),
-]
+_SET = "Data option, NAME=VALUE: size=128, slices.train=[0,16], …"
+Options = Annotated[list[str] | None, typer.Option("--set", help=_SET)]
+_PROCESSES = "Number of processes (cityscapes); by default one per core."
 
 
 @app.command()
 def info(
-    where: Where,
+    where: DataArgument,
     options: Options = None,
     out: Annotated[Path, typer.Option(help="Folder for the contact sheets.")] = Path("runs/data"),
 ) -> None:
@@ -34,12 +32,12 @@ def info(
 
     sources = open_splits(where, options=parse_assignments(options or []))
     description = next(iter(sources.values())).info
-    console.print(
-        f"[bold]{where}[/bold]: {description.kind}, {description.in_channels} channel(s) of "
-        f"{description.image_bits} bits, {description.num_graders} grader(s), {description.num_classes} classes"
-        + (f" ({description.num_random_ids} of them random ids of instances)" if description.has_instances else "")
-    )
-    table = Table("", *sources, show_lines=False)
+    words = f"[bold]{where}[/bold]: {description.kind}, {description.in_channels} channel(s) of "
+    words += f"{description.image_bits} bits, {description.num_graders} grader(s), {description.num_classes} classes"
+    if description.has_instances:
+        words += f" ({description.num_random_ids} of them random instance ids)"
+    console.print(words)
+    table = Table("", *sources)
     rows: dict[str, list[str]] = {}
 
     def put(name: str, value: str) -> None:
@@ -76,7 +74,7 @@ def info(
 
 @app.command()
 def pack(
-    where: Where,
+    where: DataArgument,
     out: NewFolder,
     options: Options = None,
     processes: Annotated[int, typer.Option(help="Number of reader processes.", min=1)] = 1,
@@ -111,9 +109,7 @@ def make(
     count: Annotated[int, typer.Option(help="Number of patients, slices, or scenes per split.", min=1)] = 20,
     seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
     size: Annotated[int | None, typer.Option(help="Image height; by default 128, 256 or 512.")] = None,
-    processes: Annotated[
-        int | None, typer.Option(help="Number of processes (cityscapes); by default one per core.", min=1)
-    ] = None,
+    processes: Annotated[int | None, typer.Option(help=_PROCESSES, min=1)] = None,
 ) -> None:
     """Write a synthetic data set in the file layout of a real one, to try commands without the real data."""
     from hpunet.data.synthetic.writers import write_cityscapes_scenes, write_lidc_crops, write_snemi3d_stack
@@ -124,15 +120,14 @@ def make(
         elif layout == "snemi3d":
             write_snemi3d_stack(out, depth=count, size=size or 256, seed=seed)
         elif layout == "cityscapes":
-            write_cityscapes_scenes(
-                out, num_images=count, size=size or 512, seed=seed, processes=processes, progress=tracked
-            )
+            how: dict[str, Any] = {"seed": seed, "processes": processes, "progress": tracked}
+            write_cityscapes_scenes(out, num_images=count, size=size or 512, **how)
         else:
             raise ConfigError(f"layout {layout!r} is unknown, expected lidc, snemi3d or cityscapes")
     options = _options_to_read(layout, size)
     console.print(f"Wrote {out}. Inspect it: hpunet data info {out}{options}", soft_wrap=True, highlight=False)
     if options:
-        words = f"data pack and init need the size too:{options} (train then takes it from the settings)."
+        words = f"data pack and init need the size too:{options} (train takes it from the settings)."
         console.print(words, soft_wrap=True, highlight=False)
 
 

@@ -15,13 +15,13 @@ from hpunet.config.settings import Settings
 if TYPE_CHECKING:
     from hpunet.training.loop import Callback
 
+_SET = "Change a setting of both models: optimiser.iterations=5000."
+
 
 def demo_command(
     out: Annotated[Path, typer.Option(help="Output folder; a demonstration in it is replaced.")] = Path("runs/demo"),
     seed: Annotated[int, typer.Option(help="Random seed of weights, training and samples.")] = 0,
-    change: Annotated[
-        list[str] | None, typer.Option("--set", help="Change a setting of both models: optimiser.iterations=5000.")
-    ] = None,
+    change: Annotated[list[str] | None, typer.Option("--set", help=_SET)] = None,
 ) -> None:
     """Train a small HPU-Net and a small Probabilistic U-Net on synthetic lesions, and compare them with the truth.
 

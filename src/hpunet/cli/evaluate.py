@@ -1,6 +1,6 @@
 """`hpunet evaluate`: scores of runs on a data set."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -8,62 +8,49 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from hpunet.cli.options import (
-    Alpha,
-    Checkpoint,
-    Connected,
-    Data,
-    DataOptions,
-    Kernels,
-    Orientations,
-    Samples,
-    Seed,
-    Split,
-    Temperature,
-    parse_temperature,
-    run_names,
-)
+from hpunet.cli import options as cli
 from hpunet.cli.progress import PeriodicLog, console, mean_and_std, metric_title, notes, progress_bar
 from hpunet.config.settings import parse_assignments
 
+_RUNS = (
+    "Run folders, or names of published weights. Several also get one pooled summary: means over runs, and standard "
+    "deviations that include the differences between runs."
+)
+_OUT = (
+    "Output folder, with a subfolder per run; by default RUN/evaluation/SPLIT-SAMPLES, or "
+    "evaluation/NAME/SPLIT-SAMPLES for published weights."
+)
+_LIMIT = "Maximum number of images; always the same selection."
+_JSON = "Write the (pooled) summary to this file."
+_SEEDS = "Number of seeds, starting at --seed; scores per image are means over them."
+_BATCH = "Images per batch; by default a fast size for the device."
+_REPLACE = "Overwrite results made with other options."
+
 
 def evaluate_command(
-    runs: Annotated[
-        list[Path], typer.Argument(help="Run folders, or names of published weights; several are pooled.")
-    ],
-    data: Data,
-    split: Split = "val",
-    samples: Samples = 16,
-    limit: Annotated[
-        int | None, typer.Option(help="Maximum number of images; always the same selection.", min=1)
-    ] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the (pooled) summary to this file.")] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="Output folder, with a subfolder per run; by default RUN/evaluation/SPLIT-SAMPLES, or "
-            "evaluation/NAME/SPLIT-SAMPLES for published weights."
-        ),
-    ] = None,
-    checkpoint: Checkpoint = "latest",
-    seed: Seed = 0,
-    seeds: Annotated[
-        int, typer.Option(help="Number of seeds, starting at --seed; scores per image are means over them.", min=1)
-    ] = 1,
-    temperature: Temperature = "1",
-    orientations: Orientations = None,
-    batch: Annotated[
-        int | None, typer.Option(help="Images per batch; by default a fast size for the device.", min=1)
-    ] = None,
-    alpha: Alpha = None,
-    connected: Connected = False,
-    kernels: Kernels = "auto",
-    options: DataOptions = None,
-    replace: Annotated[bool, typer.Option("--replace", help="Replace a different evaluation in the folder.")] = False,
+    runs: Annotated[list[Path], typer.Argument(help=_RUNS)],
+    data: cli.Data,
+    split: cli.Split = "val",
+    samples: cli.Samples = 16,
+    limit: Annotated[int | None, typer.Option(help=_LIMIT, min=1)] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help=_JSON)] = None,
+    out: Annotated[Path | None, typer.Option(help=_OUT)] = None,
+    checkpoint: cli.Checkpoint = "latest",
+    seed: cli.Seed = 0,
+    seeds: Annotated[int, typer.Option(help=_SEEDS, min=1)] = 1,
+    temperature: cli.Temperature = "1",
+    orientations: cli.Orientations = None,
+    batch: Annotated[int | None, typer.Option(help=_BATCH, min=1)] = None,
+    alpha: cli.Alpha = None,
+    connected: cli.Connected = False,
+    kernels: cli.Kernels = "auto",
+    options: cli.DataOptions = None,
+    replace: Annotated[bool, typer.Option("--replace", help=_REPLACE)] = False,
 ) -> None:
-    """Score runs on a split: one row per image (CSV), and mean ± std by bootstrap over images and patients.
+    """Score runs on a split: one row per image (CSV), and the mean over images ± its standard deviation.
 
-    Re-run the command to resume. Images that cannot be read get a row with the error; the exit code is then 1.
+    The standard deviation of the mean is estimated by bootstrap, over images and over patients. Re-run the command to
+    resume. Images that cannot be read get a row with the error; the exit code is then 1.
     With several GPUs: torchrun --nproc-per-node 8 -m hpunet evaluate RUN --data DIR
     """
     with notes.status("loading torch"):
@@ -78,32 +65,16 @@ def evaluate_command(
     autocast_for("fp32", device)  # no TF32: rounding must not depend on what is in a batch
     init_process_group(device)
     try:
-        names = run_names(runs)
         default = folder_name(split=split, num_samples=samples, num_seeds=seeds)
-        summaries = [
-            _evaluate_run(
-                run,
-                name=name,
-                data=data,
-                split=split,
-                samples=samples,
-                limit=limit,
-                folder=out / name if out else _own_folder(run, name=name) / default,
-                checkpoint=checkpoint,
-                seed=seed,
-                seeds=seeds,
-                temperature=parse_temperature(temperature),
-                orientations=orientations,
-                batch=batch,
-                alpha=alpha,
-                connected=connected,
-                kernels=kernels,
-                options=parse_assignments(options or []),
-                replace=replace,
-                device=device,
-            )
-            for run, name in zip(runs, names, strict=True)
-        ]
+        how: dict[str, Any] = {"data": data, "split": split, "changes": parse_assignments(options or [])}
+        how |= {"checkpoint": checkpoint, "orientations": orientations, "kernels": kernels, "device": device}
+        how |= {"temperature": cli.parse_temperature(temperature)}
+        how |= {"limit": limit, "batch_size": batch, "replace": replace}
+        scoring = {"num_samples": samples, "seed": seed, "num_seeds": seeds, "alpha": alpha, "connected": connected}
+        summaries = []
+        for run, name in zip(runs, cli.run_names(runs), strict=True):
+            folder = out / name if out else _own_folder(run, name=name) / default
+            summaries.append(_evaluate_run(run, name=name, folder=folder, scoring=scoring, **how))
         summary = pooled(summaries)
         summary["runs"] = [entry for each in summaries for entry in each["runs"]]
         summary["duration_s"] = round(sum(each["duration_s"] for each in summaries), 3)
@@ -111,7 +82,6 @@ def evaluate_command(
             if json_file:
                 atomic_write(json_file, dump_json(summary, name=str(json_file)))
             _print_summary(summary)
-            _print_failed(summary)
     finally:
         destroy_process_group()
     if summary["num_failed"]:
@@ -126,7 +96,20 @@ def _own_folder(run: Path, *, name: str) -> Path:
 
 
 def _evaluate_run(
-    run: Path, *, name: str, data: str, split: str, folder: Path, checkpoint: str, device: Any, **how: Any
+    run: Path,
+    *,
+    name: str,
+    folder: Path,
+    data: str,
+    split: str,
+    changes: Mapping[str, Any],
+    checkpoint: str,
+    orientations: int | None,
+    temperature: Sequence[float],
+    kernels: str,
+    device: Any,
+    scoring: Mapping[str, Any],
+    **how: Any,
 ) -> dict[str, Any]:
     from hpunet.data.open import adapt_options, open_split
     from hpunet.evaluation.run import evaluate
@@ -135,26 +118,17 @@ def _evaluate_run(
     from hpunet.utils.distributed import rank
     from hpunet.weights.load import load, require_posterior, set_orientations, set_temperature
 
-    trained = set_orientations(load(run, checkpoint=checkpoint, device=device, name=name), how["orientations"])
+    trained = set_orientations(load(run, checkpoint=checkpoint, device=device, name=name), orientations)
     require_posterior(trained, where=run)
-    set_temperature(trained, how["temperature"])
-    options = adapt_options(
-        data, kind=trained.info.kind, options=trained.settings.data.options, changes=how["options"]
-    )
+    set_temperature(trained, temperature)
+    model, info, settings = trained.model, trained.info, trained.settings.data
+    options = adapt_options(data, kind=info.kind, options=settings.options, changes=changes)
     source = open_split(data, split=split, options=options)
-    scorer = Scorer(
-        model=trained.model,
-        info=trained.info,
-        crop=trained.settings.data.crop,
-        num_samples=how["samples"],
-        seed=how["seed"],
-        num_seeds=how["seeds"],
-        alpha=how["alpha"],
-        connected=how["connected"],
-        extrapolate=trained.settings.data.extrapolate,
-        device=device,
-        sampler=fast_sampler(trained.model, kernels=how["kernels"], device=device),
-    )
+    sampler = fast_sampler(model, kernels=kernels, device=device)
+    trained_on: dict[str, Any] = {"info": info, "crop": settings.crop, "extrapolate": settings.extrapolate}
+    scorer = Scorer(model=model, sampler=sampler, device=device, **trained_on, **scoring)
+    listed = {"name": name, "folder": str(run), "step": trained.step, "rows": str(folder / "rows.csv")}
+    about = {"runs": [listed], "data": data}
 
     def say(words: str) -> None:
         if rank() == 0:
@@ -168,21 +142,8 @@ def _evaluate_run(
             progress.update(task, completed=done, total=total)
             log.update(done, total)
 
-        return evaluate(
-            scorer,
-            source=source,
-            folder=folder,
-            options=options,
-            about={
-                "runs": [{"name": name, "folder": str(run), "step": trained.step, "rows": str(folder / "rows.csv")}],
-                "data": data,
-            },
-            limit=how["limit"],
-            batch_size=how["batch"],
-            replace=how["replace"],
-            watch=watch,
-            say=say,
-        )
+        how |= {"options": options, "about": about, "watch": watch, "say": say}
+        return evaluate(scorer, source=source, folder=folder, **how)
 
 
 def _print_summary(summary: Mapping[str, Any]) -> None:
@@ -195,7 +156,8 @@ def _print_summary(summary: Mapping[str, Any]) -> None:
     table.add_column("", no_wrap=True)
     for column in ("mean ± std", "± patients", "subset B"):
         table.add_column(column)
-    table.caption = f"std by bootstrap; subset B: {plural(subset['num_images'], 'image')} that every grader marked"
+    marked = plural(subset["num_images"], "image")
+    table.caption = f"std of the mean, by bootstrap; subset B: {marked} that every grader marked"
     table.caption_justify = "left"
     below = []
     for name in listed(summary):
@@ -205,21 +167,13 @@ def _print_summary(summary: Mapping[str, Any]) -> None:
             continue
         below.append(undefined_note(summary, name))
         some = f" ({plural(entry['num_images'], 'image')})" if entry["num_images"] < summary["num_images"] else ""
-        patient_std = f"{entry['patient_std']:.4f}"
-        table.add_row(metric_title(name), mean_and_std(entry) + some, patient_std, mean_and_std(subset[name]))
+        numbers = (mean_and_std(entry) + some, f"{entry['patient_std']:.4f}", mean_and_std(subset[name]))
+        table.add_row(metric_title(name), *numbers)
     console.print(table)
     for reason in filter(None, below):
         console.print(reason, highlight=False)
-
-
-def _print_failed(summary: Mapping[str, Any]) -> None:
-    from hpunet.evaluation.summary import plural
-
     if summary["num_failed"]:
         failed, first = plural(summary["num_failed"], "image"), summary["failed"][0]
-        notes.print(
-            f"[bold red]{failed} failed[/bold red], the first: {escape(first['error'])}; "
-            f"all errors are in {escape(summary['runs'][0]['rows'])}",
-            highlight=False,
-            soft_wrap=True,
-        )
+        words = f"[bold red]{failed} failed[/bold red], the first: {escape(first['error'])}; "
+        words += f"all errors are in {escape(summary['runs'][0]['rows'])}"
+        notes.print(words, highlight=False, soft_wrap=True)

@@ -10,6 +10,7 @@ from hpunet.cli.progress import console
 from hpunet.errors import ConfigError
 
 _MAX_CREDIT_BYTES = 2**20
+_WITHOUT = "Only the weights that sampling needs: half the size."
 
 
 def export_command(
@@ -20,9 +21,7 @@ def export_command(
     checkpoint: Checkpoint = "latest",
     temperature: Temperature = "1",
     orientations: Orientations = None,
-    without_posterior: Annotated[
-        bool, typer.Option("--without-posterior", help="Only the weights that sampling needs: half the size.")
-    ] = False,
+    without_posterior: Annotated[bool, typer.Option("--without-posterior", help=_WITHOUT)] = False,
 ) -> None:
     """Publish the weights of a run: float16, averaged ones if available, with checksums.
 
@@ -40,8 +39,7 @@ def export_command(
     credits += [changed] if any(factor != 1 for factor in factors) else []
     files = publish(trained, out=out, name=name, credit="\n".join(credits), posterior=not without_posterior)
     lines = [f"{out}: {name}, of {trained.name} at iteration {trained.step}"]
-    for file, entry in files.items():
-        lines.append(f"{file}  {entry['size'] / 1e6:.1f} MB  sha256 {entry['sha256']}")
+    lines += [f"{file}  {entry['size'] / 1e6:.1f} MB  sha256 {entry['sha256']}" for file, entry in files.items()]
     if not text:
         lines.append("No attribution and no licence; add them with --credit.")
     lines.append(f"Use it by its folder, or by name after copying it to {cache_folder() / name}")

@@ -10,49 +10,35 @@ from hpunet.cli.progress import console, tracked
 from hpunet.config.settings import parse_assignments
 from hpunet.errors import ConfigError
 
+_MODEL = "hpu: the paper's model; punet: the Probabilistic U-Net."
+_CROP = "Maximum side of the crop; by default the largest that fits, up to 512×1024 (128×128 with --small)."
+_SMALL = "A small network, small crops and short training, to try on a CPU."
+
 
 def init_command(
     data: Data,
-    model: Annotated[
-        Literal["hpu", "punet"], typer.Option(help="hpu: the paper's model; punet: the Probabilistic U-Net.")
-    ] = "hpu",
-    out: Annotated[
-        Path | None, typer.Option(help="TOML file to write; by default named after the data.", show_default=False)
-    ] = None,
-    options: Annotated[
-        list[str] | None, typer.Option("--set", help="Data option, as for `hpunet data`: size=128.")
-    ] = None,
-    crop: Annotated[
-        int | None, typer.Option(help="Maximum side of the crop; by default 512×1024.", show_default=False, min=8)
-    ] = None,
-    small: Annotated[
-        bool, typer.Option("--small", help="A small network with short training, to try on a CPU.")
-    ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+    model: Annotated[Literal["hpu", "punet"], typer.Option(help=_MODEL)] = "hpu",
+    out: Annotated[Path | None, typer.Option(help="TOML file to write; by default named after the data.")] = None,
+    options: Annotated[list[str] | None, typer.Option("--set", help="Data option: size=128.")] = None,
+    crop: Annotated[int | None, typer.Option(help=_CROP, min=8)] = None,
+    small: Annotated[bool, typer.Option("--small", help=_SMALL)] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace an existing file.")] = False,
 ) -> None:
-    """Inspect data and write matching settings for `hpunet train`, each with its reason."""
-    out = out or Path(_name(data) + ".toml")
+    """Inspect data and write matching settings for `hpunet train`, with a comment that explains each."""
+    out = out or Path((Path(data).resolve().name.split(".")[0].replace(":", "-") or "settings") + ".toml")
     if out.suffix != ".toml":
         raise ConfigError(f"{out}: settings are TOML; use a name that ends in .toml")
-    if out.exists() and not force:
-        raise ConfigError(f"{out}: exists already; choose another --out, or replace it with --force")
+    if out.exists() and not replace:
+        raise ConfigError(f"{out}: exists already; choose another --out, or replace it with --replace")
     chosen = parse_assignments(options or [])
     from hpunet.training.suggest import profile_dataset, settings_text, suggest
     from hpunet.utils.files import atomic_write
 
     look = profile_dataset(data, options=chosen, progress=tracked)
     sections = suggest(look, model=model, options=chosen, crop=crop, small=small)
-    text = settings_text(sections, look=look, where=data, out=out)
-    atomic_write(out, text.encode())
-    console.print(
-        f"Wrote {out} for {look.num_train:,} training and {look.num_val:,} validation images. Read it, then train:\n"
-        f"hpunet train {out} --data {data} --out runs/{out.stem}",
-        soft_wrap=True,
-        markup=False,
-        highlight=False,
+    atomic_write(out, settings_text(sections, look=look, where=data, out=out).encode())
+    words = (
+        f"Wrote {out} for {look.num_train:,} training and {look.num_val:,} validation images. Read it, then train:"
     )
-
-
-def _name(data: str) -> str:
-    """A short name for the data: the last part of its path, without suffixes."""
-    return Path(data).resolve().name.split(".")[0].replace(":", "-") or "settings"
+    words += f"\nhpunet train {out} --data {data} --out runs/{out.stem}"
+    console.print(words, soft_wrap=True, markup=False, highlight=False)

@@ -9,22 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hpunet.cli.options import (
-    Alpha,
-    Checkpoint,
-    Connected,
-    DataOptions,
-    Nifti,
-    Out,
-    Quiet,
-    Replace,
-    Run,
-    Seed,
-    Slices,
-    Split,
-    Tile,
-    Window,
-)
+from hpunet.cli import options as cli
 from hpunet.cli.progress import console, loading, process_each, skip_existing
 from hpunet.config.settings import parse_assignments
 from hpunet.errors import ConfigError
@@ -35,29 +20,28 @@ if TYPE_CHECKING:
     from hpunet.weights.load import TrainedModel
 
 
+_DATA = "Data set with instances, instead of images; also gives Rand errors."
+_SAMPLES = "Number of samples per image; by default 16, or 32 with fewer than 10 ids."
+
+
 def instances_command(
-    run: Run,
-    out: Out,
+    run: cli.Run,
+    out: cli.Out,
     images: Annotated[list[Path] | None, typer.Argument(help="Images, as for `hpunet sample`.")] = None,
-    data: Annotated[
-        str | None, typer.Option(help="Data set with instances, instead of images; also gives Rand errors.")
-    ] = None,
-    split: Split = "val",
-    options: DataOptions = None,
-    samples: Annotated[
-        int | None,
-        typer.Option(help="Number of samples per image; by default 16, or 32 with fewer than 10 ids.", min=1),
-    ] = None,
-    alpha: Alpha = None,
-    connected: Connected = False,
-    seed: Seed = 0,
-    checkpoint: Checkpoint = "latest",
-    tile: Tile = "auto",
-    window: Window = None,
-    slices: Slices = None,
-    nifti: Nifti = False,
-    replace: Replace = False,
-    quiet: Quiet = False,
+    data: Annotated[str | None, typer.Option(help=_DATA)] = None,
+    split: cli.Split = "val",
+    options: cli.DataOptions = None,
+    samples: Annotated[int | None, typer.Option(help=_SAMPLES, min=1)] = None,
+    alpha: cli.Alpha = None,
+    connected: cli.Connected = False,
+    seed: cli.Seed = 0,
+    checkpoint: cli.Checkpoint = "latest",
+    tile: cli.Tile = "auto",
+    window: cli.Window = None,
+    slices: cli.Slices = None,
+    nifti: cli.Nifti = False,
+    replace: cli.Replace = False,
+    quiet: cli.Quiet = False,
 ) -> None:
     """Cluster samples into instances: 16-bit label maps and coloured overlays."""
     from hpunet.predict.inputs import check_image_files, name_images, parse_slices, select_slices
@@ -83,14 +67,8 @@ def instances_command(
     chosen, num_samples = parse_slices(slices), samples or default_num_samples(trained.info)
     threshold = clustering_threshold(alpha, num_samples=num_samples)
     sampling = SamplingOptions(num_samples=num_samples, seed=seed, tile=tile, window=window)
-    settings: dict[str, Any] = {
-        "out": out,
-        "options": sampling,
-        "alpha": threshold,
-        "connected": connected,
-        "nifti": nifti,
-        "replace": replace,
-    }
+    settings: dict[str, Any] = {"out": out, "options": sampling, "nifti": nifti, "replace": replace}
+    settings |= {"alpha": threshold, "connected": connected}
 
     def segment_one(item: tuple[str, Path], begin: Callable[[int], None], advance: Callable[[int], None]) -> None:
         name, path = item
@@ -118,19 +96,16 @@ def instances_command(
         found = segment_file(trained, source=image, slices=[0], truth=truth, advance=advance, **settings)
         errors[image.name] = rand_error_of(found[image.name], truth=truth, valid=sample.valid)
         if not quiet:
-            console.print(f"{image.name}: {_in_words(errors[image.name])}", highlight=False, markup=False)
+            error = errors[image.name]
+            words = "Rand error undefined: no true instances" if math.isnan(error) else f"Rand error {error:.4f}"
+            console.print(f"{image.name}: {words}", highlight=False, markup=False)
 
     try:
-        numbers, num_skipped = skip_existing(
-            range(len(source)), [identity.key for identity in source.identities], out=out, replace=replace
-        )
+        keys = [identity.key for identity in source.identities]
+        numbers, num_skipped = skip_existing(range(len(source)), keys, out=out, replace=replace)
         process_each(numbers, segment_and_score, command="instances", quiet=quiet, num_skipped=num_skipped)
     finally:
         _summarise(errors, out=out, quiet=quiet)
-
-
-def _in_words(error: float) -> str:
-    return "Rand error undefined: no true instances" if math.isnan(error) else f"Rand error {error:.4f}"
 
 
 def _summarise(errors: Mapping[str, float], *, out: Path, quiet: bool) -> None:
@@ -146,10 +121,8 @@ def _summarise(errors: Mapping[str, float], *, out: Path, quiet: bool) -> None:
     if not quiet:
         mean = f"{sum(defined) / len(defined):.4f}" if defined else "undefined"
         left_out = f" ({len(errors) - len(defined)} without instances excluded)" if len(defined) < len(errors) else ""
-        console.print(
-            f"Mean Rand error of {len(defined)} image{'' if len(defined) == 1 else 's'}{left_out}: {mean}",
-            highlight=False,
-        )
+        images = f"{len(defined)} image{'' if len(defined) == 1 else 's'}{left_out}"
+        console.print(f"Mean Rand error of {images}: {mean}", highlight=False)
 
 
 def _open(where: str, *, split: str, options: list[str], trained: "TrainedModel") -> "Source":
@@ -162,7 +135,7 @@ def _open(where: str, *, split: str, options: list[str], trained: "TrainedModel"
     chosen = adapt_options(where, kind=trained.info.kind, options=trained.settings.data.options, changes=changes)
     source = open_split(where, split=split, options=chosen)
     refuse_other_data(source, info=trained.info, same_ids=False)
-    for name, what in (("image_bits", "bits a pixel"), ("intensity_window", "as window of stored values")):
+    for name, what in (("image_bits", "bits per pixel"), ("intensity_window", "as intensity window")):
         mine, theirs = getattr(source.info, name), getattr(trained.info, name)
         if mine != theirs:
             raise ConfigError(f"{where}: {to_toml(mine)} {what}, the model was trained with {to_toml(theirs)}")

@@ -25,8 +25,7 @@ from hpunet.errors import HPUNetError
 _KEPT = {
     "train": "Saved checkpoints are kept.",
     "evaluate": "Finished rows are kept; re-run the command to resume.",
-    "sample": "Finished images are kept.",
-    "instances": "Finished images are kept.",
+    **dict.fromkeys(("sample", "instances"), "Finished images are kept."),
 }
 
 

@@ -9,23 +9,22 @@ import typer
 
 from hpunet.errors import ConfigError
 
-Run = Annotated[Path, typer.Argument(help="Run folder, or name of published weights.")]
-Data = Annotated[str, typer.Option(help="Folder, archive or pack; or synthetic:lesions, :neurites, :streets.")]
-Images = Annotated[
-    list[Path], typer.Argument(help="Images: PNG, JPEG, TIFF, .npy, or NIfTI volumes (slice by slice).")
-]
-Out = Annotated[Path, typer.Option(help="Output folder; each image gets a subfolder with its name.")]
-NewFolder = Annotated[Path, typer.Argument(help="Output folder; must not exist yet.")]
-Samples = Annotated[int, typer.Option(help="Number of samples per image.", min=1)]
-Seed = Annotated[int, typer.Option(help="Random seed of the samples.", min=0)]
-Split = Annotated[str, typer.Option(help="train, val or test.")]
-Checkpoint = Annotated[str, typer.Option(help="latest, best, or a name such as step-00001000.")]
-DataOptions = Annotated[
-    list[str] | None, typer.Option("--set", help="Data option, NAME=VALUE; by default as in training.")
-]
-Tile = Annotated[
-    str, typer.Option(help="Tiling of large images: auto, whole, or the tile side in pixels. Results do not change.")
-]
+_DATA = (
+    "Folder, archive, or pack (made by `hpunet data pack`); or synthetic:lesions, synthetic:neurites, "
+    "synthetic:streets."
+)
+_ORIENTATIONS = (
+    "Number of image orientations to sample from: 2 adds the left-right mirror image, 4 also up-down, 8 also 90° "
+    "rotations; by default as in the model's settings."
+)
+_TEMPERATURE = (
+    "Factor on the prior's standard deviation, or one per scale, coarsest first: 0.9,1,1,0.7. It multiplies the "
+    "factors that published weights already contain."
+)
+_ALPHA = (
+    "Instances: largest Hamming distance within a cluster. A sample in which two pixels differ counts 2, so the "
+    "default, --samples, lets them differ in half of the samples."
+)
 
 
 def _check_window(window: tuple[float, float] | None) -> tuple[float, float] | None:
@@ -34,40 +33,44 @@ def _check_window(window: tuple[float, float] | None) -> tuple[float, float] | N
     return window
 
 
-Window = Annotated[
-    tuple[float, float] | None,
-    typer.Option(
-        help="Stored pixel values that map to 0 and 1; by default as in training.",
-        metavar="LOW HIGH",
-        callback=_check_window,
-    ),
+_window = typer.Option(
+    help="Stored pixel values that map to 0 and 1, such as -1000 400; by default as in training.",
+    metavar="LOW HIGH",
+    callback=_check_window,
+)
+Run = Annotated[Path, typer.Argument(help="Run folder, or name of published weights.")]
+Data = Annotated[str, typer.Option(help=_DATA)]
+DataArgument = Annotated[str, typer.Argument(help=_DATA)]
+Images = Annotated[
+    list[Path], typer.Argument(help="Images: PNG, JPEG, TIFF, .npy, or NIfTI volumes (slice by slice).")
 ]
+Out = Annotated[Path, typer.Option(help="Output folder; each image gets a subfolder with its name.")]
+NewFolder = Annotated[Path, typer.Argument(help="Output folder; must not exist yet.")]
+Samples = Annotated[int, typer.Option(help="Number of samples per image.", min=1)]
+Seed = Annotated[int, typer.Option(help="Random seed of the samples.", min=0)]
+Split = Annotated[str, typer.Option(help="train, val or test.")]
+Checkpoint = Annotated[
+    str, typer.Option(help="latest, best (in validation, by default of GED²), or a name such as step-00001000.")
+]
+DataOptions = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Data option, such as size=128; by default as in training."),
+]
+Tile = Annotated[
+    str, typer.Option(help="auto, whole, or the tile side in pixels. Changes the memory needed, not the result.")
+]
+Window = Annotated[tuple[float, float] | None, _window]
 Slices = Annotated[str | None, typer.Option(help="Slices of volumes to use, FIRST:END; END is excluded.")]
 Nifti = Annotated[bool, typer.Option("--nifti", help="Write NIfTI files for 2D images too.")]
 Kernels = Annotated[
-    str, typer.Option(help="fused: bf16 on fused GPU kernels, for throughput; auto and torch: float32.")
+    str, typer.Option(help="auto, torch: float32; fused: bf16 on fused GPU kernels, faster, slightly other samples.")
 ]
 Replace = Annotated[bool, typer.Option("--replace", help="Replace existing results.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print errors only.")]
-Alpha = Annotated[
-    int | None,
-    typer.Option(
-        help="Instances: largest Hamming distance within a cluster (2 per differing sample); by default --samples.",
-        min=0,
-    ),
-]
+Alpha = Annotated[int | None, typer.Option(help=_ALPHA, min=0)]
 Connected = Annotated[bool, typer.Option("--connected", help="Split instances into connected parts.")]
-Temperature = Annotated[
-    str,
-    typer.Option(help="Factor on the prior's standard deviation; or one per scale, coarsest first: 0.9,1,1,0.7."),
-]
-Orientations = Annotated[
-    int | None,
-    typer.Option(
-        help="Number of image orientations to sample from (1, 2, 4 or 8): 2 adds the left-right mirror image, 4 also "
-        "up-down, 8 also right angles; by default as in the model's settings.",
-    ),
-]
+Temperature = Annotated[str, typer.Option(help=_TEMPERATURE)]
+Orientations = Annotated[int | None, typer.Option(help=_ORIENTATIONS)]
 
 
 def parse_temperature(text: str) -> list[float]:
@@ -84,6 +87,5 @@ def run_names(runs: Sequence[Path]) -> list[str]:
     if twice := [run for i, run in enumerate(runs) if folders[i] in folders[:i]]:
         raise ConfigError(f"{twice[0]}: given twice; give each run once")
     names = [folder.name for folder in folders]
-    if len(set(names)) == len(names):
-        return names
-    return ["-".join(part for part in folder.parts if part != folder.anchor) for folder in folders]
+    repeat = len(set(names)) < len(names)
+    return ["-".join(folder.relative_to(folder.anchor).parts) for folder in folders] if repeat else names

@@ -19,9 +19,7 @@ from hpunet.errors import HPUNetError
 
 console = Console()
 notes = Console(stderr=True)
-LOG_INTERVAL_S = 30.0
-TRAINING_LOG_INTERVAL_S = 60.0
-"""For slow training steps outside a terminal."""
+LOG_INTERVAL_S, TRAINING_LOG_INTERVAL_S = 30.0, 60.0
 T = TypeVar("T")
 Task = Callable[[T, Callable[[int], None], Callable[[int], None]], None]
 """Processes one item; calls its arguments with the number of samples to draw, and with those just drawn."""
@@ -66,9 +64,8 @@ class PeriodicLog:
             return
         self._last = now
         left = f", about {_duration((now - self._start) * (total - done) / done)} left" if done > 0 else ""
-        self._console.print(
-            f"{self._command}: {int(done)} of {total} {unit}{left}", highlight=False, markup=False, soft_wrap=True
-        )
+        words = f"{self._command}: {int(done)} of {total} {unit}{left}"
+        self._console.print(words, highlight=False, markup=False, soft_wrap=True)
 
 
 def _duration(seconds: float) -> str:
@@ -87,19 +84,15 @@ def logged(items: Iterable[T], count: int, title: str, *, command: str, unit: st
 
 def skip_existing(items: Sequence[T], names: Sequence[str], *, out: Path, replace: bool) -> tuple[list[T], int]:
     """The items without results in `out`, and the number of the others; prints one error for all of those."""
-    existing = set() if replace else {name for name in names if (out / name).exists()}
+    existing = [] if replace else [name for name in dict.fromkeys(names) if (out / name).exists()]
     if existing:
-        first = next(name for name in names if name in existing)
         others = f" and {len(existing) - 1} more" if len(existing) > 1 else ""
-        print_error(f"{out / first}: exists already{others}; replace with --replace, or choose another --out")
+        print_error(f"{out / existing[0]}: exists already{others}; replace with --replace, or choose another --out")
     return [item for item, name in zip(items, names, strict=True) if name not in existing], len(existing)
 
 
 def process_each(items: Sequence[T], task: Task[T], *, command: str, quiet: bool, num_skipped: int = 0) -> None:
-    """Run the task on each item. Failures are printed and the rest continues; the exit code is then 1.
-
-    Skipped items count as failures.
-    """
+    """Run the task on each item. Failures are printed and the rest continues; failed or skipped ones exit with 1."""
     failed = num_skipped
     log = PeriodicLog(command, console=notes, quiet=quiet)
     with progress_bar("{task.description}", hidden=quiet) as progress:
@@ -143,10 +136,7 @@ def mean_and_std(entry: Mapping[str, Any] | None) -> str:
 
 
 class TrainingProgress:
-    """Iteration, speed, time left, rec against κ, λ, KL of each scale, learning rate; and the last validation.
-
-    A live line in a terminal; in a log file one line every `log_every` iterations, or every minute.
-    """
+    """A live line in a terminal; elsewhere a line every `log_every` iterations, or every minute."""
 
     def __init__(self, settings: Settings, *, quiet: bool) -> None:
         self.settings = settings
@@ -193,8 +183,7 @@ class TrainingProgress:
         now = self._numbers
         words = [f"{now.get('its', math.nan):.1f} it/s", f"rec {now.get('rec', math.nan):.3f}"]
         if self.settings.objective.kind == "geco":
-            words[-1] += f"/κ {self.settings.objective.kappa:g}"
-            words.append(f"λ {now.get('lambda', math.nan):.3g}")
+            words[-1] += f"/κ {self.settings.objective.kappa:g}  λ {now.get('lambda', math.nan):.3g}"
         scales = [now[f"kl_{i}"] for i in range(len(self.settings.model.latent_dims)) if f"kl_{i}" in now]
         words.append("KL " + " ".join(f"{value:.2g}" for value in scales))
         words.append(f"lr {now.get('lr', math.nan):.1e}")

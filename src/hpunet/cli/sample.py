@@ -3,65 +3,49 @@
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
-from hpunet.cli.options import (
-    Checkpoint,
-    Images,
-    Kernels,
-    Nifti,
-    Orientations,
-    Out,
-    Quiet,
-    Replace,
-    Run,
-    Samples,
-    Seed,
-    Slices,
-    Temperature,
-    Tile,
-    Window,
-    parse_temperature,
-)
+from hpunet.cli import options as cli
 from hpunet.cli.progress import console, loading, notes, process_each, skip_existing
 
 if TYPE_CHECKING:
     from hpunet.sampling.hypotheses import Hypothesis
 
+_SCALES = (
+    "Scales to sample: full, global (only the coarsest), local (only the finest), or numbers such as 0,2 (0 is the "
+    "coarsest); the others use the mean."
+)
+_SAME_IOU = "Samples with at least this IoU count as the same hypothesis."
+
 
 def sample_command(
-    run: Run,
-    images: Images,
-    out: Out,
-    samples: Samples = 16,
-    scales: Annotated[
-        str,
-        typer.Option(help="Scales to sample: full, global, local, or numbers such as 0,2; the others use the mean."),
-    ] = "full",
-    seed: Seed = 0,
-    checkpoint: Checkpoint = "latest",
-    tile: Tile = "auto",
-    temperature: Temperature = "1",
-    orientations: Orientations = None,
-    same_iou: Annotated[
-        float, typer.Option(help="Samples with at least this IoU count as the same hypothesis.", min=0.01, max=1)
-    ] = 0.5,
-    window: Window = None,
-    slices: Slices = None,
-    nifti: Nifti = False,
-    kernels: Kernels = "auto",
-    replace: Replace = False,
-    quiet: Quiet = False,
+    run: cli.Run,
+    images: cli.Images,
+    out: cli.Out,
+    samples: cli.Samples = 16,
+    scales: Annotated[str, typer.Option(help=_SCALES)] = "full",
+    seed: cli.Seed = 0,
+    checkpoint: cli.Checkpoint = "latest",
+    tile: cli.Tile = "auto",
+    temperature: cli.Temperature = "1",
+    orientations: cli.Orientations = None,
+    same_iou: Annotated[float, typer.Option(help=_SAME_IOU, min=0.01, max=1)] = 0.5,
+    window: cli.Window = None,
+    slices: cli.Slices = None,
+    nifti: cli.Nifti = False,
+    kernels: cli.Kernels = "auto",
+    replace: cli.Replace = False,
+    quiet: cli.Quiet = False,
 ) -> None:
-    """Sample segmentations of images and group them into distinct hypotheses with their shares."""
+    """Sample segmentations of images and group similar ones into distinct hypotheses with their shares."""
     from hpunet.predict.inputs import check_image_files, name_images, parse_slices, select_slices
 
     check_image_files(images)
-    factors = parse_temperature(temperature)
+    factors = cli.parse_temperature(temperature)
     with loading(quiet=quiet):
         from hpunet.data.io.inputs import read_input
         from hpunet.kernels.dispatch import fast_sampler
@@ -73,9 +57,8 @@ def sample_command(
 
         trained = set_orientations(load(run, checkpoint=checkpoint), orientations)
         autocast_for("fp32", trained.device)  # no TF32: tiles give what the whole image gives
-        trained = dataclasses.replace(
-            trained, sampler=fast_sampler(trained.model, kernels=kernels, device=trained.device)
-        )
+        sampler = fast_sampler(trained.model, kernels=kernels, device=trained.device)
+        trained = dataclasses.replace(trained, sampler=sampler)
     named = name_images(images)
     chosen = parse_slices(slices)
     # Check the options once, not for every image.
@@ -84,9 +67,9 @@ def sample_command(
     given = factors[0] if len(factors) == 1 else factors
     temperature_per_scale(given, num_scales=num_scales)
     choose_sampler(trained.model, size=(1, 1), tile=tile, sampler=trained.sampler)
-    options = SamplingOptions(
-        num_samples=samples, scales=scales, temperature=given, seed=seed, tile=tile, window=window
-    )
+    sampling: dict[str, Any] = {"num_samples": samples, "scales": scales, "temperature": given, "seed": seed}
+    options = SamplingOptions(**sampling, tile=tile, window=window)
+    how: dict[str, Any] = {"options": options, "same_iou": same_iou, "nifti": nifti, "replace": replace}
     if trained.info.has_instances and not quiet:
         words = "Instance ids differ between samples; use hpunet instances to cluster samples into instances."
         notes.print(words, highlight=False, soft_wrap=True)
@@ -96,22 +79,13 @@ def sample_command(
         source = read_input(path, name=name, info=trained.info, window=window)
         numbers = select_slices(source, chosen, where=str(path))
         begin(len(numbers) * samples)
-        found = sample_file(
-            trained,
-            source=source,
-            out=out,
-            options=options,
-            slices=numbers,
-            same_iou=same_iou,
-            nifti=nifti,
-            replace=replace,
-            advance=advance,
-        )
-        if not quiet:
-            for where, hypotheses in found.items():
-                if hypotheses:
-                    console.print(_hypotheses_table(where, hypotheses))
-            console.print(str(out / name), highlight=False, markup=False, soft_wrap=True)
+        found = sample_file(trained, source=source, out=out, slices=numbers, advance=advance, **how)
+        if quiet:
+            return
+        for where, hypotheses in found.items():
+            if hypotheses:
+                console.print(_hypotheses_table(where, hypotheses))
+        console.print(str(out / name), highlight=False, markup=False, soft_wrap=True)
 
     left, num_skipped = skip_existing(named, [name for name, _ in named], out=out, replace=replace)
     process_each(left, sample_one, command="sample", quiet=quiet, num_skipped=num_skipped)

@@ -1,30 +1,32 @@
 """`hpunet train`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from hpunet.cli.options import Data
 from hpunet.cli.progress import TrainingProgress, notes, tracked
-from hpunet.config.settings import load_settings
+from hpunet.config.settings import load_settings, preset_names
+
+_PRESET = f"Preset, or a TOML file (`hpunet init` writes one). Presets: {', '.join(preset_names())}."
+_SET = "Change a setting: optimiser.batch_size=8. All settings are in docs/reference/settings.md."
+_KERNELS = (
+    "auto: fused kernels (GPU, bf16) if the model and device support them; fused: these or an error; torch: never. "
+    "Same as --set optimiser.kernels=..."
+)
+_FROM = "Start a new run from the weights of a run, or from published weights by name; only weights are taken."
+_RESUME = "Continue the run in --out from its newest intact checkpoint: repeat the same command with --resume."
 
 
 def train_command(
-    preset: Annotated[str, typer.Argument(help="Name of a preset, or a TOML file (see `hpunet init`).")],
+    preset: Annotated[str, typer.Argument(help=_PRESET)],
     data: Data,
     out: Annotated[Path, typer.Option(help="Run folder to write.")],
-    change: Annotated[
-        list[str] | None, typer.Option("--set", help="Change a setting: optimiser.batch_size=8.")
-    ] = None,
-    kernels: Annotated[
-        str | None, typer.Option(help="auto, fused or torch; same as --set optimiser.kernels=...")
-    ] = None,
-    start: Annotated[
-        str | None,
-        typer.Option("--from", help="Start from the weights of a run, or from published weights by name."),
-    ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Resume from the newest intact checkpoint.")] = False,
+    change: Annotated[list[str] | None, typer.Option("--set", help=_SET)] = None,
+    kernels: Annotated[str | None, typer.Option(help=_KERNELS)] = None,
+    start: Annotated[str | None, typer.Option("--from", help=_FROM)] = None,
+    resume: Annotated[bool, typer.Option("--resume", help=_RESUME)] = False,
 ) -> None:
     """Train a model. Ctrl-C and SIGTERM save a checkpoint and stop; continue with --resume.
 
@@ -39,17 +41,8 @@ def train_command(
     init_process_group(device)
     try:
         with TrainingProgress(settings, quiet=rank() != 0) as line:
-            final = train(
-                settings,
-                data=data,
-                run=out,
-                resume=resume,
-                start=start,
-                device=device,
-                say=line.say,
-                watch=line.update,
-                progress=tracked,
-            )
+            shown: dict[str, Any] = {"say": line.say, "watch": line.update, "progress": tracked}
+            final = train(settings, data=data, run=out, resume=resume, start=start, device=device, **shown)
         if rank() == 0 and final:
             numbers = ", ".join(f"{name} {value:.4f}" for name, value in final.items())
             notes.print(f"Done: {numbers}. The run is in {out}; view it: hpunet report {out}", highlight=False)

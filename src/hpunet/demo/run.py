@@ -1,7 +1,7 @@
-"""The demonstration of `make demo`: two small models on synthetic lesions with a known distribution.
+"""`hpunet demo`: two small models on synthetic lesions with a known distribution.
 
-An HPU-Net and a Probabilistic U-Net train for the same time, each with its own settings chosen on validation images
-(`demo.toml`, `demo-punet.toml` in config/presets), and are compared with the truth on test images.
+An HPU-Net and a Probabilistic U-Net train equally long, each with settings chosen on validation images (presets
+`demo`, `demo-punet`), and are compared with the truth on test images.
 """
 
 import math
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hpunet.config.settings import Settings, load_settings
 from hpunet.data.packs import write_pack
-from hpunet.data.synthetic.source import SyntheticSource, open_synthetic
+from hpunet.data.synthetic.source import open_synthetic
 from hpunet.demo.scores import NUM_SAMPLES, border_shares, perfect_ged2, scores_against_truth
 from hpunet.errors import ConfigError
 from hpunet.metrics import Bootstrap, bootstrap
@@ -25,8 +25,7 @@ from hpunet.weights.load import load
 MODELS = {"HPU-Net": "demo", "Probabilistic U-Net": "demo-punet"}
 METRICS = {"ged2": "GED² (lower is better)", "hm_iou": "matched IoU", "iou_rec": "IoU_rec"}
 SPLIT_SIZES = {"train": 2000, "val": 100, "test": 200}
-_MARKER = "demo.json"
-"""Marks a folder as a demonstration; later holds its numbers."""
+_MARKER = "demo.json"  # marks a folder as a demonstration; later holds its numbers
 _MADE_BY = {"made by": "hpunet demo"}
 TrainingDisplay = Callable[[str, Settings], AbstractContextManager[Callback]]
 """Opens a progress display for a model; it yields the callback of `train`."""
@@ -34,14 +33,13 @@ TrainingDisplay = Callable[[str, Settings], AbstractContextManager[Callback]]
 
 @dataclass(frozen=True)
 class DemoResult:
-    """The comparison, ready to print."""
+    """The comparison."""
 
     report: Path
     scores: dict[str, dict[str, Bootstrap]]
     """Metrics by model, with bootstrap errors over test images."""
     perfect_ged2: float
     border_shares: dict[str, float]
-    """Share of the HPU-Net's sample variance at borders, by sampled scale."""
 
     def tables(self) -> list[Table]:
         """One table for the comparison, one for the scales."""
@@ -79,13 +77,13 @@ def run_demo(
 ) -> DemoResult:
     """Make data, train both models, compare them, write the report page.
 
-    `out` is new, empty, or an earlier demonstration, which is replaced. `changes` are settings of both models, for
-    example `optimiser.iterations=100`.
+    `out` is new, empty, or an earlier demonstration, which is replaced. `changes` are settings of both models.
     """
     show = display or (lambda _name, _settings: nullcontext(lambda _step, _numbers: None))
     settings = {name: load_settings(preset, [*changes, f"seed={seed}"]) for name, preset in MODELS.items()}
     _clear(out)
-    splits = {split: _lesions(split, settings["HPU-Net"]) for split in SPLIT_SIZES}
+    size = settings["HPU-Net"].data.crop
+    splits = {name: open_synthetic("lesions", split=name, num_images=n, size=size) for name, n in SPLIT_SIZES.items()}
     say("making synthetic lesions")
     data = write_pack(splits, out / "data")
     for name, chosen in settings.items():
@@ -93,19 +91,15 @@ def run_demo(
             train(chosen, data=str(data), run=run_folder(out, name), say=say, watch=watch)
     models = {name: load(run_folder(out, name), device="cpu").model for name in settings}
     say("comparing the models with the truth")
-    scores = {}
+    scores, test = {}, splits["test"]
     for name, model in models.items():
-        found = scores_against_truth(model, splits["test"], seed=seed)
+        found = scores_against_truth(model, test, seed=seed)
         scores[name] = {metric: bootstrap(values, seed=0) for metric, values in found.items()}
-    result = DemoResult(
-        report=out / "report.html",
-        scores=scores,
-        perfect_ged2=perfect_ged2(splits["test"]),
-        border_shares=border_shares(models["HPU-Net"], splits["test"], seed=seed),
-    )
+    shares = border_shares(models["HPU-Net"], test, seed=seed)
+    result = DemoResult(out / "report.html", scores, perfect_ged2(test), shares)
     numbers = {name: {metric: value._asdict() for metric, value in each.items()} for name, each in scores.items()}
-    shares = {name: share if math.isfinite(share) else None for name, share in result.border_shares.items()}
-    about = {"scores": numbers, "perfect_ged2": result.perfect_ged2, "border_shares": shares}
+    finite = {name: share if math.isfinite(share) else None for name, share in shares.items()}
+    about = {"scores": numbers, "perfect_ged2": result.perfect_ged2, "border_shares": finite}
     atomic_write(out / _MARKER, dump_json({**_MADE_BY, "seed": seed, **about}, name=_MARKER))
     runs = [run_folder(out, name) for name in MODELS]
     write_report(runs, result.report, title="hpunet demonstration", tables=result.tables())
@@ -115,11 +109,6 @@ def run_demo(
 def run_folder(out: Path, name: str) -> Path:
     """Folder of a model's run, for example `out` / "hpu-net"."""
     return out / name.lower().replace(" ", "-")
-
-
-def _lesions(split: str, settings: Settings) -> SyntheticSource:
-    size = settings.data.crop
-    return open_synthetic("lesions", split=split, num_images=SPLIT_SIZES[split], size=size)
 
 
 def _clear(out: Path) -> None:

@@ -1,6 +1,7 @@
 """Scores of a model against the known distribution of the synthetic lesions."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from hpunet.sampling.sample import LatentSource, reconstruct, sample
 
 NUM_SAMPLES = 16
 BORDER_WIDTH = 2.0
-"""Pixels on either side of an outline that count as its border."""
+"""Pixels on either side of an outline."""
 _IMAGES_AT_ONCE = 10
 
 
@@ -27,7 +28,7 @@ def scores_against_truth(
 
     In GED², E d(S, Y) and E d(Y, Y') are exact sums over all label maps; E d(S, S') is over all sample pairs,
     self-pairs included (App. B), so a perfect sampler has E d(Y, Y') / samples on average. Matched IoU compares the
-    samples with as many draws of the truth.
+    samples with the same number of draws of the truth.
     """
     ged2: list[float] = []
     matched: list[float] = []
@@ -60,11 +61,7 @@ GLOBAL_ONLY, LOCAL_ONLY = "most global scale, others at their mean", "most local
 
 
 def border_shares(model: SegmentationModel, source: SyntheticSource, *, seed: int) -> dict[str, float]:
-    """Share of the samples' pixel variance that lies in `border_zone`, by sampled scale.
-
-    One latent scale is sampled and the others stay at their mean, as in the paper's figure. NaN if samples never
-    differ.
-    """
+    """Share of the samples' pixel variance in `border_zone`, with only one scale sampled; NaN if samples agree."""
     rest: list[LatentSource] = ["mean"] * (len(model.latent_dims) - 1)
     ways: dict[str, Sequence[LatentSource]] = {GLOBAL_ONLY: ["sample", *rest], LOCAL_ONLY: [*rest, "sample"]}
     at_borders, everywhere = (dict.fromkeys(ways, 0.0) for _ in range(2))
@@ -88,15 +85,9 @@ def _near_edge(inside: Bool[np.ndarray, "h w"]) -> Bool[np.ndarray, "h w"]:
 
 
 def _draw(model: SegmentationModel, image: Tensor, latents: str | Sequence[LatentSource], *, seed: int) -> Tensor:
-    drawn = sample(
-        model,
-        image=image,
-        num_samples=NUM_SAMPLES,
-        latents=latents,  # type: ignore[arg-type]
-        generator=torch.Generator().manual_seed(seed),
-        return_logits=False,
-    )
-    return drawn.labels
+    generator = torch.Generator().manual_seed(seed)
+    how: dict[str, Any] = {"latents": latents, "generator": generator, "return_logits": False}
+    return sample(model, image=image, num_samples=NUM_SAMPLES, **how).labels
 
 
 def _batches(source: SyntheticSource) -> list[tuple[list[int], Tensor, Tensor]]:

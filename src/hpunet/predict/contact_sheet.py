@@ -11,8 +11,7 @@ from hpunet.utils.label_painter import PALETTE, overlay
 from hpunet.utils.pictures import grey_or_colour, sheet, stacked, stretched
 
 _TILE, _PER_ROW, _MAX_SHOWN = 176, 6, 48
-_LEAST_SHOWN = 24
-"""Smallest side of an enlarged part, in pixels: less would not show where it lies."""
+_LEAST_SHOWN = 24  # smallest side of an enlarged part, in pixels: less would not show where it lies
 
 
 def sample_sheet(
@@ -24,15 +23,15 @@ def sample_sheet(
     hypotheses: Sequence[Hypothesis],
     title: str,
 ) -> Image.Image:
-    """One page. Samples are left out if each is a hypothesis of its own; of very many, the first ones are shown.
+    """One page. Samples are left out if each is a distinct hypothesis; of very many, the first ones are shown.
 
-    If the samples mark a small part of the image only, they are shown enlarged, and a frame in the image marks it.
+    If the samples mark only a small part of the image, it is shown enlarged, and a frame in the image marks it.
     """
     most = float(std.max())
     part = marked_part(labels)
-    is_part = part != _whole(labels)
+    is_whole = part == _whole(labels)
     summary = {
-        "image (frame: shown below)" if is_part else "image": _framed(grey_or_colour(stretched(image)), part),
+        "image" if is_whole else "image (frame: shown below)": _framed(grey_or_colour(stretched(image)), part),
         "mean probability (white is 1)": grey_or_colour(mean[None]),
         f"standard deviation (white is {most:.2f})": grey_or_colour(std[None] / max(most, 1e-6)),
     }
@@ -42,11 +41,7 @@ def sample_sheet(
         for letter, hypothesis in zip(letters, hypotheses, strict=True)
     ]
     group_of = {member: letter for letter, h in zip(letters, hypotheses, strict=True) for member in h.members}
-    single = [
-        (f"{number + 1} ({group_of[number]})" if distinct else f"{number + 1}", number)
-        for number in range(len(labels))
-    ]
-
+    single = [(f"{n + 1} ({group_of[n]})" if distinct else f"{n + 1}", n) for n in range(len(labels))]
     heading = "Samples (and the hypothesis they belong to)" if distinct else "Samples"
 
     def rows(maps: Sequence[tuple[str, int]], heading: str) -> list[Image.Image]:
@@ -59,17 +54,13 @@ def sample_sheet(
             pages.append(sheet([tiles], columns=columns, title=heading if start == 0 else "", tile=_TILE))
         return pages
 
-    return stacked(
-        [
-            sheet([list(summary.values())], columns=list(summary), title=title, tile=_TILE),
-            *rows(distinct, "Distinct hypotheses, and the share of samples that show them"),
-            *(rows(single, heading) if len(distinct) < len(single) else []),
-        ]
-    )
+    pages = [sheet([list(summary.values())], columns=list(summary), title=title, tile=_TILE)]
+    pages += rows(distinct, "Distinct hypotheses, and the share of samples that show them")
+    return stacked(pages + (rows(single, heading) if len(distinct) < len(single) else []))
 
 
 def marked_part(labels: Integer[np.ndarray, "s h w"]) -> tuple[slice, slice]:
-    """The square to show: twice the extent of what the samples mark; everything if that is over half of a side."""
+    """The square to show: twice the extent of what samples mark, or everything if that is over half of a side."""
     h, w = labels.shape[1:]
     y, x = np.nonzero((labels != 0).any(axis=0))
     if not y.size:
@@ -87,7 +78,7 @@ def _whole(labels: Integer[np.ndarray, "s h w"]) -> tuple[slice, slice]:
 
 
 def _framed(pixels: UInt8[np.ndarray, "h w 3"], part: tuple[slice, slice]) -> UInt8[np.ndarray, "h w 3"]:
-    """The picture with a frame around the part, unless the part is everything."""
+    """The picture with a frame around the part, unless that is everything."""
     rows, columns = (slice(max(0, each.start - 1), each.stop + 1) for each in part)
     framed = pixels.copy()
     framed[rows, columns] = PALETTE[1]

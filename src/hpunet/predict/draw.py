@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,20 +19,18 @@ from hpunet.weights.load import TrainedModel
 
 MAX_UNTILED_PIXELS = 2**20
 """Larger images are computed in tiles by default; this many pixels take 0.8 GB with the LIDC model."""
-DEFAULT_TILE = 512
-"""Side of the tiles, in pixels."""
+DEFAULT_TILE = 512  # side, in pixels
 
 
 @dataclass(frozen=True)
 class SamplingOptions:
-    """What `hpunet sample` and `hpunet instances` draw, the same for all images."""
+    """What `hpunet sample` and `hpunet instances` draw."""
 
     num_samples: int = 16
     scales: str = "full"
-    """Scales to sample: "full", "global" (the coarsest), "local" (the finest), or numbers such as "0,2" (0 is the
-    coarsest). The others stay at their mean."""
+    """"full", "global" (the coarsest), "local" (the finest), or "0,2" (0: coarsest); the others use their mean."""
     temperature: float | Sequence[float] = 1.0
-    """Factor on the prior's σ: one for all scales, or one per scale, coarsest first."""
+    """Factor on the prior's σ, or one per scale, coarsest first."""
     seed: int = 0
     tile: str = "auto"
     """"whole", "auto", or the side of the tiles in pixels."""
@@ -58,8 +56,8 @@ def sample_image(
 ) -> ImageSamples:
     """Sample an image of any size; `advance` is called with the number of new samples.
 
-    The image is padded with its border pixels to a size that the model can halve. The noise of sample n depends only
-    on the seed and the image's size, so the slices of a volume share it.
+    Border pixels pad the image to a size that the model can halve. The noise of sample n depends only on the seed and
+    the image's size, so the slices of a volume share it.
     """
     model = trained.model
     if model.cond_channels:
@@ -69,20 +67,17 @@ def sample_image(
     sides = (right // 2, right - right // 2, below // 2, below - below // 2)
     padded = F.pad(torch.from_numpy(image)[None], sides, mode="replicate").to(trained.device)
     inside = np.s_[..., sides[2] : sides[2] + h, sides[0] : sides[0] + w]
-    labels = []
+    size, labels = (padded.shape[2], padded.shape[3]), []
     mean = torch.zeros(h, w, device=trained.device)
     squares = torch.zeros_like(mean)  # of distances from the running mean (Welford)
+    sampler = choose_sampler(model, size=size, tile=options.tile, sampler=trained.sampler)
+    latents = parse_scales(options.scales, num_scales=len(model.latent_dims))
+    how: dict[str, Any] = {
+        "temperature": options.temperature,
+        "generator": torch.Generator().manual_seed(options.seed),
+    }
     try:
-        for part in stream(
-            choose_sampler(
-                model, size=(padded.shape[2], padded.shape[3]), tile=options.tile, sampler=trained.sampler
-            ),
-            image=padded,
-            num_samples=options.num_samples,
-            latents=parse_scales(options.scales, num_scales=len(model.latent_dims)),
-            temperature=options.temperature,
-            generator=torch.Generator().manual_seed(options.seed),
-        ):
+        for part in stream(sampler, image=padded, num_samples=options.num_samples, latents=latents, **how):
             for probs, chosen in zip(part.probs[0][inside], part.labels[0][inside], strict=True):
                 labels.append(chosen.cpu().numpy().astype(np.min_scalar_type(model.num_classes - 1)))
                 marked = probs[list(stochastic_classes(trained))].sum(dim=0)
@@ -109,18 +104,15 @@ def parse_scales(scales: str, *, num_scales: int) -> list[Any]:
     except ValueError:
         sampled = {-1}
     if not sampled <= set(range(num_scales)):
-        raise ConfigError(
-            f"scales: expected full, global, local, or numbers from 0 (coarsest) to {num_scales - 1} such as 0,1; "
-            f"got {scales!r}"
-        )
-    choices: dict[bool, Literal["sample", "mean"]] = {True: "sample", False: "mean"}
-    return [choices[i in sampled] for i in range(num_scales)]
+        numbers = f"numbers from 0 (coarsest) to {num_scales - 1} such as 0,1"
+        raise ConfigError(f"scales: expected full, global, local, or {numbers}; got {scales!r}")
+    return ["sample" if i in sampled else "mean" for i in range(num_scales)]
 
 
 def choose_sampler(
     model: HPUNet | ProbUNet, *, size: tuple[int, int], tile: str, sampler: SegmentationModel | None = None
 ) -> SegmentationModel:
-    """What samples an image of this size: the model, its `sampler` if given, or the model tile by tile."""
+    """The model, its `sampler` if given, or, for large images, the model tile by tile."""
     if tile == "whole" or (tile == "auto" and size[0] * size[1] <= MAX_UNTILED_PIXELS):
         return sampler or model
     if tile != "auto" and not tile.isdecimal():

@@ -1,4 +1,4 @@
-"""What is to be segmented: the files named by the user, the names of their results, and slices of volumes."""
+"""The files to segment, the names of their results, and slices of volumes."""
 
 import os
 from collections import Counter
@@ -25,17 +25,16 @@ def check_image_files(images: Sequence[Path], *, data_option: bool = False) -> N
 
 
 def name_images(images: Sequence[Path]) -> list[tuple[str, Path]]:
-    """The name of each image's results: the file's name, or, if names repeat, its path below the common folder.
+    """Name each image's results: the file's name, or, if names repeat, its path below the common folder.
 
-    A `ConfigError` if two results would still share a folder, or one lie inside another.
+    A `ConfigError` if two results would still share a folder, or one would be inside another.
     """
     names = [input_name(path) for path in images]
     if len(set(names)) < len(names):
         folders = [os.path.abspath(path.parent) for path in images]
         shared = os.path.commonpath(folders)
-        names = [
-            (Path(folder).relative_to(shared) / name).as_posix() for folder, name in zip(folders, names, strict=True)
-        ]
+        pairs = zip(folders, names, strict=True)
+        names = [(Path(folder).relative_to(shared) / name).as_posix() for folder, name in pairs]
     for name, count in Counter(names).items():
         if not name or count > 1:
             raise ConfigError(f"images: {count} called {name!r}; results are named after images; use several --out")

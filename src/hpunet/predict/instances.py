@@ -1,4 +1,4 @@
-"""`hpunet instances`: from an image to a map of instances, by clustering samples (Algorithm 1, App. G and H).
+"""`hpunet instances`: cluster samples into an instance map (Algorithm 1, App. G and H).
 
 <out>/<name>/instances.png      16 bits: 0 is background, every other value one instance
 <out>/<name>/overlay.png        the image with coloured instances, next to the true ones if they are known
@@ -7,6 +7,7 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float32, Int32
@@ -25,15 +26,14 @@ from hpunet.weights.load import TrainedModel
 
 MAX_INSTANCES = 2**16 - 1
 FEW_IDS = 10
-_LONGER_SIDE = 512
-"""Minimum for the pictures, in pixels."""
+_LONGER_SIDE = 512  # minimum for pictures, in pixels
 
 
 def default_num_samples(info: SetInfo) -> int:
     """The paper's number of samples: 16 for 15 ids (EM), 32 for 5 (street scenes).
 
-    Two instances merge if they agree by chance in half of the samples: 1 of 140 pairs with 5 ids and 16 samples,
-    1 of 7,000 with 32; 1 of 320,000 with 15 ids and 16 samples.
+    Two instances merge if their ids agree by chance in half of the samples: with 5 ids in 1 of 140 pairs (16 samples)
+    or 7,000 (32 samples); with 15 ids and 16 samples in 1 of 320,000.
     """
     return 16 if info.num_random_ids >= FEW_IDS else 32
 
@@ -41,10 +41,8 @@ def default_num_samples(info: SetInfo) -> int:
 def require_instances(trained: TrainedModel) -> None:
     """Raise a `ConfigError` unless the model was trained on instances."""
     if not trained.info.has_instances:
-        raise ConfigError(
-            f"{trained.name}: was trained on classes ({', '.join(trained.info.fixed_classes)}), not on instances; "
-            "use hpunet sample"
-        )
+        classes = ", ".join(trained.info.fixed_classes)
+        raise ConfigError(f"{trained.name}: was trained on classes ({classes}), not on instances; use hpunet sample")
 
 
 def segment_file(
@@ -74,29 +72,19 @@ def segment_file(
         volumes = VolumeWriter(folder, source, types={"instances": np.dtype(np.uint16)}) if is_nifti else None
         for z in slices:
             name, place = slice_folder(folder, source, z)
-            drawn = sample_image(trained, image=source.images[z], options=options, advance=advance)
-            found[name] = instances_of(
-                drawn.labels, info=trained.info, alpha=alpha, connected=connected, seed=options.seed
-            )
-            _write(place, image=source.images[z], instances=found[name], truth=truth)
+            image = source.images[z]
+            labels = sample_image(trained, image=image, options=options, advance=advance).labels
+            how: dict[str, Any] = {"alpha": alpha, "connected": connected, "seed": options.seed}
+            instances = found[name] = instances_of(labels, info=trained.info, **how)
+            if instances.max() > MAX_INSTANCES:
+                raise DataError(f"{instances.max()} instances, a map holds {MAX_INSTANCES}; choose a larger --alpha")
+            save_picture(Image.fromarray(instances.astype(np.uint16)), place / "instances.png")
+            save_picture(instances_picture(image=image, instances=instances, truth=truth), place / "overlay.png")
             if volumes is not None:
                 volumes.put(z, [found[name]])
         if volumes is not None:
             volumes.write()
     return found
-
-
-def _write(
-    folder: Path,
-    *,
-    image: Float32[np.ndarray, "c h w"],
-    instances: Int32[np.ndarray, "h w"],
-    truth: Int32[np.ndarray, "h w"] | None,
-) -> None:
-    if instances.max() > MAX_INSTANCES:
-        raise DataError(f"{instances.max()} instances, a map holds {MAX_INSTANCES}; choose a larger --alpha")
-    save_picture(Image.fromarray(instances.astype(np.uint16)), folder / "instances.png")
-    save_picture(instances_picture(image=image, instances=instances, truth=truth), folder / "overlay.png")
 
 
 def instances_picture(
@@ -107,8 +95,7 @@ def instances_picture(
 ) -> Image.Image:
     """The image with its instances, neighbours in different colours; next to it the true ones, if known.
 
-    Small images are enlarged by a whole factor. An instance has the colour of the true one it overlaps most, unless a
-    neighbour has that colour.
+    Small images are enlarged. An instance has the colour of the true one it overlaps most, if no neighbour has it.
     """
     factor = max(1, -(-_LONGER_SIDE // max(instances.shape)))
 

@@ -15,32 +15,24 @@ from hpunet.utils.files import atomic_folder
 
 
 def result_folder(target: Path, *, replace: bool = False) -> AbstractContextManager[Path]:
-    """An `atomic_folder` for the results of one image; with `replace`, earlier results of that name are replaced."""
+    """An `atomic_folder` for the results of one image; with `replace`, earlier results are replaced, nothing else."""
     if target.exists():
         if not replace:
             raise DataError(f"{target}: exists already; replace it with --replace, or choose another --out")
-        if not _holds_results(target):
+        ours = ("hypotheses.json", "instances.png")
+        if not any((place / name).is_file() for place in [target, *target.glob("z-*")] for name in ours):
             raise DataError(f"{target}: holds no results of hpunet, so --replace leaves it; choose another --out")
     return atomic_folder(target, replace=replace, error=DataError)
 
 
-def _holds_results(folder: Path) -> bool:
-    """Whether `hpunet sample` or `hpunet instances` wrote this folder, for an image or for the slices of a volume."""
-    names = ("hypotheses.json", "instances.png")
-    return any((place / name).is_file() for place in [folder, *folder.glob("z-*")] for name in names)
-
-
 def slice_folder(folder: Path, source: Input, z: int) -> tuple[str, Path]:
-    """Name and folder of the results of slice `z`; an image that is no volume has just one."""
+    """Name and folder of the results of slice `z`; an image has only one."""
     part = f"z-{z:03d}" if len(source.images) > 1 else ""
     return "/".join(filter(None, [source.name, part])), folder / part
 
 
 class VolumeWriter:
-    """Collects maps of slices on disk and writes them as NIfTI files.
-
-    Slices that were not selected are 0 in label maps and NaN in maps of floats.
-    """
+    """Collects maps of slices on disk and writes NIfTI files; missing slices are 0 (labels) or NaN (floats)."""
 
     def __init__(self, folder: Path, source: Input, *, types: Mapping[str, np.dtype[Any]]) -> None:
         self.folder, self.header = folder, source.header

@@ -1,13 +1,10 @@
 """`hpunet sample`: from an image file to a folder with samples, their mean and spread, and distinct hypotheses.
 
-    <out>/<name>/sample-01.png …     label maps, the class of every pixel
-    <out>/<name>/mean.png, std.png   mean and standard deviation of the probability of the stochastic classes
-                                     together, 16 bits, 65535 for 1
-    <out>/<name>/hypotheses.json     distinct hypotheses, their shares and samples (null for instance ids)
-    <out>/<name>/sheet.png           all of it on one page
-    <out>/<name>/*.nii.gz            the same as volumes, if the input is one
-
-Each slice of a volume has its own folder, `<name>/z-012`.
+sample-01.png …     label maps, the class of every pixel
+mean.png, std.png   mean and standard deviation of the summed probability of the stochastic classes; 65535 is 1
+hypotheses.json     distinct hypotheses, their shares and samples (null for instance ids)
+sheet.png           all of it on one page
+*.nii.gz            the same as volumes, if the input is one; each slice then has its own folder, `z-012`
 """
 
 import json
@@ -40,10 +37,7 @@ def sample_file(
     replace: bool = False,
     advance: Callable[[int], None] = lambda _: None,
 ) -> dict[str, list[Hypothesis]]:
-    """Sample one file's slices into `out`/<name>; returns the distinct hypotheses by the name of the slice.
-
-    There are none for random instance ids: no two samples agree.
-    """
+    """Sample one file's slices into `out`/<name>; returns distinct hypotheses by slice (none for instance ids)."""
     found: dict[str, list[Hypothesis]] = {}
     with result_folder(out / source.name, replace=replace) as folder:
         types = {sample_name(n): np.min_scalar_type(trained.info.num_classes - 1) for n in range(options.num_samples)}
@@ -57,9 +51,8 @@ def sample_file(
                 found[name] = []
             else:
                 classes, number = stochastic_classes(trained), trained.info.num_classes
-                found[name] = distinct_hypotheses(
-                    drawn.labels, num_classes=number, classes=classes, same_iou=same_iou
-                )
+                how: dict[str, Any] = {"num_classes": number, "classes": classes, "same_iou": same_iou}
+                found[name] = distinct_hypotheses(drawn.labels, **how)
             about = {
                 "image": name,
                 "run": trained.name,
@@ -88,9 +81,7 @@ def _write_slice(
         save_picture(Image.fromarray(values), folder / f"{name}.png")
     title = f"{about['image']}: {about['num_samples']} samples of {about['run']}, iteration {about['iteration']}"
     title += f", scales {about['scales']}, seed {about['seed']}"
-    page = sample_sheet(
-        image=image, labels=drawn.labels, mean=drawn.mean, std=drawn.std, hypotheses=hypotheses, title=title
-    )
+    page = sample_sheet(image=image, **vars(drawn), hypotheses=hypotheses, title=title)
     save_picture(page, folder / "sheet.png")
     listed = [
         {
@@ -109,5 +100,5 @@ def _write_slice(
 
 
 def sample_name(number: int) -> str:
-    """The name of a sample's files; counts from 1."""
+    """File name of a sample; counts from 1."""
     return f"sample-{number + 1:02d}"

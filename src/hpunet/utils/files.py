@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 from hpunet.errors import CheckpointError, ConfigError, HPUNetError
 
 TEMPORARY, REPLACED = ".tmp-hpunet-", ".old-hpunet-"
-"""Prefixes: what is being written or deleted, and what a new folder is taking the place of."""
+"""Prefixes: being written or deleted; being replaced."""
 _ADVICE = {
     errno.ENOSPC: "the disk is full; free some space or save elsewhere",
     errno.EDQUOT: "the disk quota is used up; free some space or save elsewhere",
@@ -30,7 +30,7 @@ _ADVICE = {
     errno.ENOENT: "it does not exist",
 }
 MAX_FILE_BYTES = 2**30
-"""Largest file that is read, unless the reader sets another limit."""
+"""Default limit for reading."""
 
 
 @contextmanager
@@ -60,10 +60,10 @@ def atomic_write(path: Path, content: bytes, *, error: type[HPUNetError] = Check
 
 @contextmanager
 def atomic_folder(path: Path, *, replace: bool = False, error: type[HPUNetError] = CheckpointError) -> Iterator[Path]:
-    """A temporary folder to fill, which becomes `path` if the block succeeds and is deleted if it fails.
+    """A temporary folder to fill; it becomes `path` if the block succeeds and is deleted if it fails.
 
-    With `replace`, an existing folder is moved to its `REPLACED` twin first and deleted last, so that one of the two
-    is whole at any moment; without, an existing `path` is refused.
+    With `replace`, an existing folder is moved to its `REPLACED` name first and deleted last, so that one of the two
+    is complete at any moment; without, an existing `path` is an error.
     """
     if not replace and os.path.lexists(path):
         raise ConfigError(f"{path}: exists already; choose another folder")
@@ -100,10 +100,7 @@ def _rename_into_place(new: Path, path: Path) -> None:
 
 
 def remove_folder(path: Path) -> None:
-    """Delete a folder; it is renamed first, so that a kill half-way leaves no damaged one under its name.
-
-    Files that cannot be deleted (on Windows: open ones) stay under the temporary name.
-    """
+    """Rename a folder and delete it, so that a kill leaves no damaged one; undeletable files keep the new name."""
     gone = path.with_name(f"{TEMPORARY}gone-{secrets.token_hex(4)}")
     os.rename(path, gone)
     shutil.rmtree(gone, ignore_errors=True)
@@ -118,7 +115,7 @@ def write_synced(path: Path, content: bytes) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Wait until a folder's entries (renames among them) are on the disk, where the system supports that."""
+    """Wait until a folder's entries are on the disk, where the system supports that."""
     if os.name == "nt":  # folders cannot be opened there
         return
     descriptor = os.open(path, os.O_RDONLY)
@@ -132,7 +129,7 @@ def sync_folder(path: Path) -> None:
 
 
 def check_file(path: Path, *, max_bytes: int = MAX_FILE_BYTES, error: type[HPUNetError] = CheckpointError) -> int:
-    """The size of a plain file, or an `error` if it is too large or not a file: reading a pipe may never end."""
+    """The size of a plain file; an `error` if it is too large or no file (reading a pipe may never end)."""
     with explain_os_errors(path, action="read", error=error):
         status = path.stat()
     if not stat.S_ISREG(status.st_mode):
@@ -143,7 +140,7 @@ def check_file(path: Path, *, max_bytes: int = MAX_FILE_BYTES, error: type[HPUNe
 
 
 def read_file(path: Path, *, max_bytes: int = MAX_FILE_BYTES, error: type[HPUNetError] = CheckpointError) -> bytes:
-    """The content of a plain file of at most `max_bytes`; a larger one is not read."""
+    """The content of a plain file of at most `max_bytes`."""
     size = check_file(path, max_bytes=max_bytes, error=error)
     with explain_os_errors(path, action="read", error=error), open(path, "rb") as file:
         content = file.read(size + 1)
@@ -170,12 +167,8 @@ def read_hashed(path: Path, entry: Mapping[str, Any], *, max_bytes: int, listed_
 
 def is_hash_entry(entry: object) -> bool:
     """Whether this is what `write_hashed` returns."""
-    return (
-        isinstance(entry, dict)
-        and entry.keys() == {"sha256", "size"}
-        and type(entry["sha256"]) is str
-        and type(entry["size"]) is int
-    )
+    kinds = {"sha256": str, "size": int}
+    return isinstance(entry, dict) and {key: type(value) for key, value in entry.items()} == kinds
 
 
 def dump_hashed_json(value: Mapping[str, Any], *, name: str) -> bytes:
@@ -191,9 +184,8 @@ def read_hashed_json(path: Path, *, kind: str, version: int, what: str, max_byte
     if not isinstance(found, dict) or found.get("format") != kind:
         raise CheckpointError(f"{path}: not {what}, or damaged")
     if found.get("version") != version:
-        raise CheckpointError(
-            f"{path}: version {found.get('version')!r}, this hpunet reads {version}; use the one that wrote it"
-        )
+        other = found.get("version")
+        raise CheckpointError(f"{path}: version {other!r}, this hpunet reads {version}; use the one that wrote it")
     if found.pop("sha256", None) is None or content != dump_hashed_json(found, name=path.name):
         raise CheckpointError(f"{path}: damaged or changed (its own SHA-256 is wrong)")
     return found
@@ -217,9 +209,8 @@ def _check_json(value: Any, *, where: str) -> None:
     elif isinstance(value, float) and not math.isfinite(value):
         raise CheckpointError(f"{where}: JSON cannot store {value}; use None or a string")
     elif not (value is None or isinstance(value, bool | int | float | str)):
-        raise CheckpointError(
-            f"{where}: JSON cannot store a {type(value).__name__}; use None, bool, int, float, str, list or dict"
-        )
+        kind = type(value).__name__
+        raise CheckpointError(f"{where}: JSON cannot store a {kind}; use None, bool, int, float, str, list or dict")
 
 
 def parse_json(content: bytes, *, name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Stopping a run from outside: SIGTERM and Ctrl-C are noted, and acted on between two steps."""
+"""Graceful stopping: SIGTERM and Ctrl-C are recorded, and handled between two training steps."""
 
 import os
 import signal
@@ -12,11 +12,11 @@ import torch
 from hpunet.utils.distributed import all_gather, world_size
 
 GRACE_SECONDS = 20
-"""How long a process that was asked to stop waits for the others; torchrun kills it after 30 seconds."""
+"""How long a process that received a signal waits for the others; torchrun kills it after 30 seconds."""
 
 
 class Interrupted(BaseException):
-    """The run was asked to stop (SIGTERM or Ctrl-C), saved, and did."""
+    """The run stopped after a signal (SIGTERM or Ctrl-C) and saved a checkpoint."""
 
     def __init__(self, signal_number: int, step: int) -> None:
         super().__init__(f"stopped by signal {signal_number} after saving at iteration {step}")
@@ -24,26 +24,26 @@ class Interrupted(BaseException):
 
 
 class Stop:
-    """Whether a signal asked to stop; with several processes, any one of them."""
+    """Records whether a signal came to this process or to another one of the group."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self.signal_number = 0
         self._say = say
 
     def note(self, signal_number: int, _frame: FrameType | None) -> None:
-        """The handler."""
+        """Signal handler."""
         if not self.signal_number:
             self._say("stopping after this iteration")
         if world_size() == 1:
-            if signal_number == signal.SIGINT:  # a second Ctrl-C is the usual one
+            if signal_number == signal.SIGINT:  # a second Ctrl-C interrupts at once
                 signal.signal(signal.SIGINT, signal.default_int_handler)
         elif not self.signal_number and os.name == "posix":
-            # Another process may be dead, and this one waiting for it where no handler runs: then the alarm ends it.
+            # If another process has died, this one may hang in a collective; the alarm then ends it.
             signal.alarm(GRACE_SECONDS)
         self.signal_number = signal_number
 
     def asked(self) -> int | None:
-        """The signal, if one came; all processes must ask at the same step, and hear the same."""
+        """The signal, if one came. A collective: all processes call it at the same step and get the same answer."""
         number = self.signal_number
         if world_size() > 1:
             number = int(all_gather(torch.tensor([float(number)])).max())
@@ -54,7 +54,7 @@ class Stop:
 
 @contextmanager
 def stop_on_signals(say: Callable[[str], None]) -> Iterator[Stop]:
-    """Note SIGTERM and SIGINT, and say so, instead of dying of them, in the main thread: only there can they be."""
+    """Record SIGTERM and SIGINT instead of ending the process. Does nothing outside the main thread."""
     stop = Stop(say)
     if threading.current_thread() is not threading.main_thread():
         yield stop

@@ -4,13 +4,11 @@ A checkpoint is a folder, `step-00001000` or a name such as `best`:
 
     <group>.safetensors   one file per group of tensors (model, optimiser, ...)
     state.json            everything else
-    manifest.json         format, version, step, SHA-256 and size of every file, and a sum of itself; written last
+    manifest.json         format, version, step, SHA-256 and size of every file, its own SHA-256; written last
 
-It is written beside its place as `.tmp-hpunet-<name>` and renamed when the disk has all of it. One that takes the
-place of an older one moves that to `.old-hpunet-<name>` first and deletes it last, so that a kill at any moment
-leaves the older or the newer one; readers look in both places. Nothing is believed that the sums do not confirm,
-and no pickle is ever opened. One process at a time writes into a folder; others may read meanwhile, and are at
-worst refused, never misled.
+It is written as `.tmp-hpunet-<name>` and renamed when complete. A replaced one is moved to `.old-hpunet-<name>` first
+and deleted last, so that a kill at any moment leaves one of the two; readers look in both places. One process may
+write while others read: these get an error at worst, never wrong data.
 """
 
 import os
@@ -41,24 +39,19 @@ from hpunet.utils.files import (
 )
 from hpunet.weights.safetensors_io import MAX_BYTES, decode, encode
 
-FORMAT = "hpunet-checkpoint"
-VERSION = 1
-_MANIFEST = "manifest.json"
-_STATE = "state.json"
-_TENSORS = ".safetensors"
+FORMAT, VERSION = "hpunet-checkpoint", 1
+_MANIFEST, _STATE, _TENSORS = "manifest.json", "state.json", ".safetensors"
 _MAX_JSON_BYTES = 2**26
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,63}")
 _TENSOR_FILE = re.compile(_NAME.pattern + re.escape(_TENSORS))
 _STEP = re.compile(r"step-([0-9]{8,18})")
+_STEP_NAME = "step-{:08d}"
 _MAX_STEP = 10**18 - 1
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A verified checkpoint; tensors are on the CPU and contiguous.
-
-    `skipped` lists newer ones that were refused, and why.
-    """
+    """A verified checkpoint; tensors are on the CPU. `skipped` says why newer ones could not be used."""
 
     step: int
     tensors: dict[str, dict[str, Tensor]]
@@ -77,11 +70,10 @@ def save_checkpoint(
 ) -> Path:
     """Write a checkpoint into `folder` atomically, and return its path.
 
-    `tensors` maps group names (the files) to named tensors, `state` is plain JSON data. The checkpoint is called
-    after its step unless it has a `name`; one of the same name is replaced. Whatever goes wrong, the checkpoints
-    that were there stay.
+    `tensors` maps group names (the files) to named tensors; `state` is JSON data. The checkpoint is called after its
+    step unless it has a `name`; one of the same name is replaced.
     """
-    target = folder / (_step_name(step) if name is None else name)
+    target = folder / (_STEP_NAME.format(step) if name is None else name)
     if not 0 <= step <= _MAX_STEP:
         raise CheckpointError(f"step: expected 0...{_MAX_STEP}, got {step}")
     for word in [*tensors, *([] if name is None else [name])]:
@@ -92,7 +84,7 @@ def save_checkpoint(
         _clean_up(folder)
     with atomic_folder(target, replace=True) as temporary:
         files = {}
-        for group, named in tensors.items():  # one at a time: a group is held in memory twice while it is written
+        for group, named in tensors.items():  # one at a time: each is in memory twice while it is written
             files[group + _TENSORS] = write_hashed(temporary / (group + _TENSORS), encode(named, name=group))
         files[_STATE] = write_hashed(temporary / _STATE, dump_json(dict(state), name="state"))
         manifest = {"format": FORMAT, "version": VERSION, "step": step, "files": files}
@@ -100,12 +92,8 @@ def save_checkpoint(
     return target
 
 
-def _step_name(step: int) -> str:
-    return f"step-{step:08d}"
-
-
 def _clean_up(folder: Path) -> None:
-    """Finish what a killed save left: undo or complete its replacement, delete its temporary folders."""
+    """After a killed save: undo or complete its replacement, delete its temporary folders."""
     for entry in sorted(folder.iterdir()):
         if entry.name.startswith(REPLACED):
             target = folder / entry.name.removeprefix(REPLACED)
@@ -120,10 +108,9 @@ def _clean_up(folder: Path) -> None:
 
 
 def prune(folder: Path, *, keep: int, protect: Sequence[Path] = ()) -> list[Path]:
-    """Delete all but the newest `keep` whole checkpoints of steps, and return what was deleted.
+    """Delete all but the newest `keep` intact `step-*` checkpoints, and return what was deleted.
 
-    Damaged ones do not count, and nothing is deleted before `keep` newer ones have been verified on the disk.
-    Named checkpoints and those in `protect` stay.
+    Nothing is deleted before `keep` newer ones have been verified on the disk. Those in `protect` stay.
     """
     if keep < 1:
         raise ConfigError(f"keep: expected at least 1 checkpoint, got {keep}")
@@ -140,10 +127,7 @@ def prune(folder: Path, *, keep: int, protect: Sequence[Path] = ()) -> list[Path
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
-    """The checkpoint at `path`, every file verified before any is believed.
-
-    When a replacement of it was interrupted, the older one is what counts; `skipped` then says why.
-    """
+    """The checkpoint at `path`, verified; if its replacement was interrupted, the older one (see `skipped`)."""
     try:
         return _load(path)
     except CheckpointError as error:
@@ -157,10 +141,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
 
 
 def latest_checkpoint(folder: Path) -> Checkpoint | None:
-    """The checkpoint of the highest step that verifies, with the reasons why newer ones did not in `skipped`.
-
-    None if there are no checkpoints of steps at all; a `CheckpointError` if there are but none verifies.
-    """
+    """The newest intact `step-*` checkpoint; None if there is none at all, a `CheckpointError` if none is intact."""
     skipped: list[str] = []
     for name in _step_names(folder):
         try:
@@ -170,24 +151,23 @@ def latest_checkpoint(folder: Path) -> Checkpoint | None:
         else:
             return replace(found, skipped=skipped + found.skipped)
     if skipped:
-        raise CheckpointError(f"{folder}: no checkpoint in it is whole: {'; '.join(skipped)}")
+        raise CheckpointError(f"{folder}: holds no intact checkpoint: {'; '.join(skipped)}")
     return None
 
 
 def _step_names(folder: Path) -> list[str]:
-    """Names of the checkpoints of steps, newest first, those that an interrupted save moved aside included."""
+    """Names of the `step-*` checkpoints, newest first, including those that an interrupted save moved."""
     if not os.path.lexists(folder):
         return []
     with explain_os_errors(folder, action="listed"):
         found = {entry.name.removeprefix(REPLACED) for entry in folder.iterdir()}
     steps = {int(match[1]) for match in map(_STEP.fullmatch, found) if match}
-    return [name for name in map(_step_name, sorted(steps, reverse=True)) if name in found]
+    return [name for name in map(_STEP_NAME.format, sorted(steps, reverse=True)) if name in found]
 
 
 def _is_whole(path: Path) -> bool:
     try:
-        _, files = _read_manifest(path)
-        for name, entry in files.items():
+        for name, entry in _read_manifest(path)[1].items():
             _read(path / name, entry)
     except CheckpointError:
         return False
@@ -214,7 +194,7 @@ def _read(path: Path, entry: Mapping[str, Any]) -> bytes:
 
 
 def _read_manifest(path: Path) -> tuple[int, dict[str, dict[str, Any]]]:
-    """The step, and sum and size of each file, if the manifest is as written and the folder holds just that."""
+    """The step, and SHA-256 and size of each file; checks the manifest and that the folder holds just these files."""
     if not path.is_dir():
         raise CheckpointError(f"{path}: no such checkpoint (expected a folder with a {_MANIFEST})")
     where = path / _MANIFEST
@@ -222,9 +202,9 @@ def _read_manifest(path: Path) -> tuple[int, dict[str, dict[str, Any]]]:
     manifest = read_hashed_json(where, kind=FORMAT, version=VERSION, what=what, max_bytes=_MAX_JSON_BYTES)
     step, files = manifest.get("step"), manifest.get("files")
     if type(step) is not int or not isinstance(files, dict) or not _are_entries(files):
-        raise CheckpointError(f"{where}: expected a step and the sums and sizes of the files")
+        raise CheckpointError(f"{where}: expected a step, and SHA-256 and size of each file")
     if manifest.keys() != {"format", "version", "step", "files"}:
-        raise CheckpointError(f"{where}: damaged or changed (it says more than a manifest does)")
+        raise CheckpointError(f"{where}: damaged or changed (unknown keys)")
     with explain_os_errors(path, action="listed"):
         present = {entry.name for entry in path.iterdir()} - {_MANIFEST}
     if missing := sorted(files.keys() - present):
@@ -238,9 +218,6 @@ def _read_manifest(path: Path) -> tuple[int, dict[str, dict[str, Any]]]:
 
 
 def _are_entries(files: dict[str, Any]) -> bool:
-    """Whether this is what `save_checkpoint` writes: files of its own kinds, the state among them, sums and sizes."""
-    return (
-        _STATE in files
-        and all(name == _STATE or _TENSOR_FILE.fullmatch(name) for name in files)
-        and all(is_hash_entry(entry) for entry in files.values())
-    )
+    """Whether these are the state and files of tensors, each with SHA-256 and size."""
+    names = all(name == _STATE or _TENSOR_FILE.fullmatch(name) for name in files)
+    return _STATE in files and names and all(map(is_hash_entry, files.values()))

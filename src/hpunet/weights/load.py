@@ -1,4 +1,4 @@
-"""Load a trained model from a run folder or by the name of published weights; and `publish` one."""
+"""Load a trained model from a run folder or by the name of published weights, and publish one."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -37,19 +37,18 @@ class TrainedModel:
     model: HPUNet | ProbUNet
     settings: Settings
     info: SetInfo
-    """The training data: classes, which of them are stochastic, image channels."""
     step: int
     device: torch.device
     sampler: SegmentationModel | None = None
-    """Samples instead of the model, if given: the same model on fused kernels."""
+    """The same model on fused kernels, to sample with."""
     has_posterior: bool = True
-    """False if published weights are for sampling only; reconstructing is then an error."""
+    """False if published weights are for sampling only."""
     credit: str = ""
-    """Published weights: attribution and licence."""
+    """Attribution and licence of published weights."""
 
 
 class _MissingPosterior(nn.Module):
-    """Stands for a posterior without weights; a random one would reconstruct nonsense."""
+    """Placeholder for a posterior without weights; a random one would reconstruct nonsense."""
 
     def __init__(self, where: Path) -> None:
         super().__init__()
@@ -63,10 +62,8 @@ class _MissingPosterior(nn.Module):
 
 
 def _missing_posterior(where: Path) -> str:
-    return (
-        f"{where}: these published weights are for sampling only; reconstructing, and with it evaluation (IoU_rec), "
-        f"needs their {POSTERIOR}, which is not there"
-    )
+    needs = f"reconstruction, and so evaluation (IoU_rec), needs {POSTERIOR}, which is missing"
+    return f"{where}: these published weights are for sampling only; {needs}"
 
 
 def load(
@@ -75,19 +72,16 @@ def load(
     """Load the model of a run, or published weights.
 
     Args:
-        run: a run folder, a folder of published weights, or their name: "lidc-hpu-2026". An existing folder takes
-            precedence over a name.
+        run: a run folder, or published weights by folder or name ("lidc-hpu-2026"). Folders take precedence.
         checkpoint: "latest", or a name in the run's `checkpoints` folder: "best", "step-00001000".
         device: by default a GPU if there is one.
-        name: its name in tables; by default that of the folder or of the published weights.
+        name: name in tables; by default that of the folder or of the published weights.
     """
     folder = Path(run)
     where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if folder.is_file():
-        raise CheckpointError(
-            f"{folder}: is a file; expected the folder that `hpunet train` wrote, or the name of published weights. "
-            "On the command line it comes first, images after it"
-        )
+        expected = "a run folder written by `hpunet train`, or the name of published weights"
+        raise CheckpointError(f"{folder}: is a file; expected {expected}. On the command line, images come after it")
     if not folder.is_dir():
         known = find_published(str(run))
         if known is None:
@@ -97,11 +91,10 @@ def load(
     if not any((folder / name).exists() for name in ("settings.json", "checkpoints")):
         if is_published(folder):
             return _load_published(folder, called=None, checkpoint=checkpoint, device=where, name=name)
-        hidden = find_published(str(run))
-        more = f". It hides the published weights of this name in {hidden}: a folder wins" if hidden else ""
-        raise CheckpointError(
-            f"{folder}: not a run's folder (no settings.json); expected one `hpunet train` wrote{more}"
-        )
+        words = f"{folder}: not a run's folder (no settings.json); expected one that `hpunet train` wrote"
+        if hidden := find_published(str(run)):
+            words += f". It hides the published weights of this name in {hidden}: folders take precedence"
+        raise CheckpointError(words)
     found = _find(folder / "checkpoints", checkpoint)
     if missing := {"settings", "info"} - found.state.keys():
         raise CheckpointError(f"{found.path}: not a training run's checkpoint ({', '.join(sorted(missing))} missing)")
@@ -109,21 +102,14 @@ def load(
     info = SetInfo.from_json(found.state["info"], where=str(found.path))
     model = _model_without_values(settings, info)
     _fill(model, {**found.tensors.get("model", {}), **found.tensors.get("averaged", {})}, name=str(found.path))
-    return TrainedModel(
-        name=name or folder.resolve().name,
-        model=model.to(where).eval(),
-        settings=settings,
-        info=info,
-        step=found.step,
-        device=where,
-    )
+    return TrainedModel(name or folder.resolve().name, model.to(where).eval(), settings, info, found.step, where)
 
 
 def _load_published(
     folder: Path, *, called: str | None, checkpoint: str, device: torch.device, name: str | None
 ) -> TrainedModel:
     if checkpoint != "latest":
-        raise ConfigError(f"checkpoint: published weights have no {checkpoint!r}; leave it away")
+        raise ConfigError(f"checkpoint: published weights have no {checkpoint!r}; omit this option")
     found = read_published(folder, name=called)
     settings = check_settings(found.settings, where=str(folder))
     info = SetInfo.from_json(found.info, where=str(folder))
@@ -131,27 +117,15 @@ def _load_published(
     if found.posterior is None:
         model.posterior = _MissingPosterior(folder)  # type: ignore[assignment]
     _fill(model, {**found.sampling, **(found.posterior or {})}, name=str(folder))
-    return TrainedModel(
-        name=name or found.name,
-        model=model.to(device).eval(),
-        settings=settings,
-        info=info,
-        step=found.step,
-        device=device,
-        has_posterior=found.posterior is not None,
-        credit=found.credit,
-    )
+    about: dict[str, Any] = {"has_posterior": found.posterior is not None, "credit": found.credit}
+    return TrainedModel(name or found.name, model.to(device).eval(), settings, info, found.step, device, **about)
 
 
 def _model_without_values(settings: Settings, info: SetInfo) -> HPUNet | ProbUNet:
     """The network without values: initialising them would take longer than the rest of loading."""
+    sizes: dict[str, Any] = {"in_channels": info.in_channels, "num_classes": info.num_classes}
     with torch.device("meta"):
-        return build_model(
-            settings.model,
-            in_channels=info.in_channels,
-            num_classes=info.num_classes,
-            extrapolate=settings.data.extrapolate,
-        )
+        return build_model(settings.model, **sizes, extrapolate=settings.data.extrapolate)
 
 
 def _fill(model: HPUNet | ProbUNet, weights: Mapping[str, Tensor], *, name: str) -> None:
@@ -162,17 +136,13 @@ def _fill(model: HPUNet | ProbUNet, weights: Mapping[str, Tensor], *, name: str)
 
 
 def set_temperature(trained: TrainedModel, temperature: Sequence[float]) -> None:
-    """Multiply the prior's standard deviations in place by one factor, or by one per scale.
-
-    The model then samples as before with that `temperature`; reconstructions do not change.
-    """
+    """Multiply the prior's standard deviations in place by one factor, or by one per scale."""
     heads = trained.model.prior_heads()
     factors = list(temperature) * (len(heads) if len(temperature) == 1 else 1)
     if len(factors) != len(heads) or not all(0 < factor < inf for factor in factors):
-        raise ConfigError(
-            f"temperature: expected a number above 0, or one for each of {len(heads)} scales, coarsest first, got "
-            + ",".join(f"{factor:g}" for factor in temperature)
-        )
+        given = ",".join(f"{factor:g}" for factor in temperature)
+        expected = f"a number above 0, or one for each of {len(heads)} scales, coarsest first"
+        raise ConfigError(f"temperature: expected {expected}, got {given}")
     for head, factor in zip(heads, factors, strict=True):
         if factor != 1:
             head.scale_sigma(factor)
@@ -203,16 +173,10 @@ def publish(
     needed = [part for part, module in trained.model.named_children() if module in trained.model.sampling_modules()]
     weights: Mapping[str, Tensor] = trained.model.state_dict()
     sampling = {key: tensor for key, tensor in weights.items() if key.partition(".")[0] in needed}
-    return write_published(
-        out,
-        name=name,
-        step=trained.step,
-        settings=trained.settings.model_dump(mode="json"),
-        info=trained.info.as_json(),
-        credit=credit,
-        sampling=sampling,
-        posterior={key: tensor for key, tensor in weights.items() if key not in sampling} if posterior else None,
-    )
+    rest = {key: tensor for key, tensor in weights.items() if key not in sampling}
+    about = {"name": name, "step": trained.step, "credit": credit, "info": trained.info.as_json()}
+    about["settings"] = trained.settings.model_dump(mode="json")
+    return write_published(out, about=about, sampling=sampling, posterior=rest if posterior else None)
 
 
 def _find(folder: Path, checkpoint: str) -> Checkpoint:
@@ -224,7 +188,6 @@ def _find(folder: Path, checkpoint: str) -> Checkpoint:
                 raise
             there = sorted(path.name for path in folder.iterdir() if path.is_dir() and path.name[0] != ".")
             raise CheckpointError(f"{error}; there are {', '.join(['latest', *there])}") from None
-    found = latest_checkpoint(folder)
-    if found is None:
+    if (found := latest_checkpoint(folder)) is None:
         raise CheckpointError(f"{folder}: has no checkpoint yet; `hpunet train` writes them")
     return found

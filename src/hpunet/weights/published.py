@@ -1,13 +1,11 @@
-"""Published weights: a folder that anyone can use by its name, `hpunet.load("lidc-hpu-2026")`.
+"""Published weights: a folder that can be loaded by name, `hpunet.load("lidc-hpu-2026")`.
 
-    model.json               name, settings, what the data were, iteration, credit, SHA-256 and size of the other
-                             files, and a sum of itself
-    sampling.safetensors     the weights that sampling needs, float16
+    model.json               name, settings, data, iteration, credit; SHA-256 and size of the files, its own SHA-256
+    sampling.safetensors     the weights for sampling, float16
     posterior.safetensors    the other weights, for reconstruction and IoU_rec; optional
 
-A name is looked for in the installed package (`pretrained/NAME`), then in the cache (`cache_folder`). Nothing is ever
-fetched. Float16 and not bfloat16: it keeps 11 bits instead of 8, so that logits move by an eighth as much, and no
-weight of a network that trains comes near its limits (see docs/guides/weights.md); one that does is refused.
+Names are looked up in the installed package (`pretrained/NAME`), then in the cache; nothing is downloaded. Float16
+keeps 11 bits, bfloat16 only 8; weights beyond its range are an error (see docs/guides/weights.md).
 """
 
 import os
@@ -34,23 +32,14 @@ from hpunet.utils.files import (
 )
 from hpunet.weights.safetensors_io import decode, encode
 
-FORMAT = "hpunet-published"
-VERSION = 1
+FORMAT, VERSION = "hpunet-published", 1
 DESCRIPTION = "model.json"
 SAMPLING, POSTERIOR = "sampling.safetensors", "posterior.safetensors"
 _MAX_JSON_BYTES = 2**22
 _MAX_WEIGHT_BYTES = 2**33
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}[a-z0-9]")
-_KEYS: dict[str, type] = {
-    "format": str,
-    "version": int,
-    "name": str,
-    "step": int,
-    "settings": dict,
-    "info": dict,
-    "credit": str,
-    "files": dict,
-}
+_KEYS: dict[str, type] = {"format": str, "version": int, "name": str, "step": int, "credit": str}
+_KEYS |= {"settings": dict, "info": dict, "files": dict}
 
 
 @dataclass(frozen=True)
@@ -62,11 +51,8 @@ class Published:
     settings: dict[str, Any]
     info: dict[str, Any]
     credit: str
-    """Attribution and licence."""
     sampling: dict[str, Tensor]
     posterior: dict[str, Tensor] | None
-    """None without that file."""
-    path: Path
 
 
 def cache_folder() -> Path:
@@ -83,12 +69,9 @@ def search_folders() -> list[Path]:
 def published_names() -> list[str]:
     """The names of all published weights found."""
     found = set()
-    for place in search_folders():
-        if place.is_dir():
-            with explain_os_errors(place, action="listed"):
-                found |= {
-                    entry.name for entry in place.iterdir() if _NAME.fullmatch(entry.name) and is_published(entry)
-                }
+    for place in filter(Path.is_dir, search_folders()):
+        with explain_os_errors(place, action="listed"):
+            found |= {entry.name for entry in place.iterdir() if is_valid_name(entry.name) and is_published(entry)}
     return sorted(found)
 
 
@@ -111,15 +94,12 @@ def find_published(name: str) -> Path | None:
 def unknown_name_message(name: str) -> str:
     """The error message for a name that is neither a folder nor known."""
     names = ", ".join(published_names()) or "none"
-    looked = " and ".join(map(str, search_folders()))
-    return (
-        f"{name}: no such folder (expected one that `hpunet train` wrote), and no published weights of that name; "
-        f"known: {names}; looked in {looked}"
-    )
+    words = f"{name}: no such folder (expected one that `hpunet train` wrote), and no published weights of that name"
+    return f"{words}; known: {names}; looked in {' and '.join(map(str, search_folders()))}"
 
 
 def read_published(folder: Path, *, name: str | None = None) -> Published:
-    """Read published weights after verifying every file. Their own name must be `name`, if given."""
+    """Read and verify published weights. The name in them must be `name`, if given."""
     path = folder / DESCRIPTION
     what = "the description of published weights"
     found = read_hashed_json(path, kind=FORMAT, version=VERSION, what=what, max_bytes=_MAX_JSON_BYTES)
@@ -129,13 +109,12 @@ def read_published(folder: Path, *, name: str | None = None) -> Published:
         raise CheckpointError(f"{path}: says that its name is {found['name']!r}, not {name!r}")
     files = found["files"]
     if SAMPLING not in files or files.keys() - {SAMPLING, POSTERIOR} or not all(map(is_hash_entry, files.values())):
-        raise CheckpointError(f"{path}: expected the sums and sizes of {SAMPLING} and, if it is there, {POSTERIOR}")
+        raise CheckpointError(f"{path}: expected SHA-256 and size of {SAMPLING} and optionally {POSTERIOR}")
     has_posterior = POSTERIOR in files and os.path.lexists(folder / POSTERIOR)
     return Published(
         **{key: found[key] for key in ("name", "step", "settings", "info", "credit")},
         sampling=_read_tensors(folder / SAMPLING, files[SAMPLING]),
         posterior=_read_tensors(folder / POSTERIOR, files[POSTERIOR]) if has_posterior else None,
-        path=folder,
     )
 
 
@@ -145,40 +124,25 @@ def _read_tensors(path: Path, entry: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def write_published(
-    out: Path,
-    *,
-    name: str,
-    step: int,
-    settings: Mapping[str, Any],
-    info: Mapping[str, Any],
-    credit: str,
-    sampling: Mapping[str, Tensor],
-    posterior: Mapping[str, Tensor] | None,
+    out: Path, *, about: Mapping[str, Any], sampling: Mapping[str, Tensor], posterior: Mapping[str, Tensor] | None
 ) -> dict[str, dict[str, Any]]:
-    """Write the folder `out` atomically; returns SHA-256 and size of each file."""
-    if not is_valid_name(name):
-        raise ConfigError(f"name: expected 2 to 64 of a-z, 0-9, '.', '_' and '-', got {name!r}")
+    """Write the folder `out` atomically; returns SHA-256 and size of each file.
+
+    `about`: name, step, settings, info and credit.
+    """
+    if not is_valid_name(about["name"]):
+        raise ConfigError(f"name: expected 2 to 64 of a-z, 0-9, '.', '_' and '-', got {about['name']!r}")
     groups = {SAMPLING: sampling, **({} if posterior is None else {POSTERIOR: posterior})}
     halves = {file: _halved(tensors) for file, tensors in groups.items()}
     with atomic_folder(out) as folder:
         files = {file: write_hashed(folder / file, encode(half, name=file)) for file, half in halves.items()}
-        described = {
-            "format": FORMAT,
-            "version": VERSION,
-            "name": name,
-            "step": step,
-            "settings": dict(settings),
-            "info": dict(info),
-            "credit": credit,
-            "files": files,
-        }
+        described = {"format": FORMAT, "version": VERSION, **about, "files": files}
         write_synced(folder / DESCRIPTION, dump_hashed_json(described, name=DESCRIPTION))
     return files
 
 
 def _halved(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     halves = {key: tensor.to(torch.float16) for key, tensor in tensors.items()}
-    odd = [key for key, half in halves.items() if not half.isfinite().all()]
-    if odd:
+    if odd := [key for key, half in halves.items() if not half.isfinite().all()]:
         raise CheckpointError(f"{odd[0]}: has values beyond ±65504 or not finite, which float16 cannot hold")
     return halves

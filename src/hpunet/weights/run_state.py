@@ -1,7 +1,4 @@
-"""What a run is besides its weights, as tensors and JSON: the optimiser, and where and with what it ran.
-
-Each half of a pair undoes the other bit for bit; what does not fit is a `CheckpointError` that says what differs.
-"""
+"""The state of an optimiser as tensors and JSON, exact in both directions; and versions and hardware of a run."""
 
 import os
 import platform
@@ -19,14 +16,14 @@ from torch.optim import Optimizer
 from hpunet import __version__
 from hpunet.errors import CheckpointError
 
-_HOW_IT_RUNS = ("capturable", "differentiable", "foreach", "fused")
-"""Options that say how an optimiser computes, not what: they stay those of the live one."""
+_IMPLEMENTATION = ("capturable", "differentiable", "foreach", "fused")
+"""Options of how an optimiser computes, not what; they are not restored."""
 
 
 def optimiser_tensors(optimiser: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The state of an optimiser as tensors (no copies) and JSON: moments, step counters, hyper-parameters by group.
+    """Moments, step counters and hyperparameters by group, as tensors (no copies) and JSON.
 
-    For optimisers such as Adam, whose state of a parameter has its shape or is a scalar.
+    For optimisers such as Adam, where the state of a parameter has its shape or is a scalar.
     """
     tensors: dict[str, Tensor] = {}
     saved = optimiser.state_dict()
@@ -46,10 +43,10 @@ def optimiser_tensors(optimiser: Optimizer) -> tuple[dict[str, Tensor], dict[str
 
 
 def restore_optimiser(optimiser: Optimizer, *, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
-    """Give a live optimiser the state that `optimiser_tensors` took, on its own devices and in its own layout.
+    """Restore what `optimiser_tensors` returned, on the optimiser's own devices and in its own memory layout.
 
-    How it computes (capturable, fused, foreach) stays as it is, and so does what a learning rate is: a live tensor
-    is filled, a live number stays a number. Moments are new tensors: restore before a CUDA graph is captured.
+    Its implementation (capturable, fused, foreach) and the type of its learning rates (tensor or number) stay.
+    Moments are new tensors: restore before a CUDA graph is captured.
     """
     _check_same_parameters(optimiser, state)
     parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
@@ -64,12 +61,12 @@ def restore_optimiser(optimiser: Optimizer, *, tensors: Mapping[str, Tensor], st
         }
         rates = [float(group["lr"]) for group in groups]
         for live, group in zip(live_groups, groups, strict=True):
-            kept = {key for key in live if key in ("params", *_HOW_IT_RUNS) or key not in group}
+            kept = {key for key in live if key in ("params", *_IMPLEMENTATION) or key not in group}
             group.update({key: live[key] for key in kept})
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-        raise CheckpointError(f"optimiser: its saved state is not as this hpunet writes it ({error!r})") from error
+        raise CheckpointError(f"optimiser: unreadable state, or of another version of hpunet ({error!r})") from error
     if unused:
-        raise CheckpointError(f"optimiser: tensors that belong to nothing, {next(iter(unused))} among them")
+        raise CheckpointError(f"optimiser: {len(unused)} unknown tensors, such as {next(iter(unused))}")
     optimiser.load_state_dict({"state": values, "param_groups": groups})
     for group, live_rate, rate in zip(optimiser.param_groups, live_rates, rates, strict=True):
         group["lr"] = live_rate.fill_(rate) if isinstance(live_rate, Tensor) else rate
@@ -89,15 +86,13 @@ def _check_same_parameters(optimiser: Optimizer, state: Mapping[str, Any]) -> No
         raise CheckpointError(f"optimiser: the checkpoint holds the state of {state.get('kind')}, expected {kind}")
     if not isinstance(saved, list) or [len(group) for group in saved] != [len(group) for group in live]:
         counts = [len(group) for group in saved] if isinstance(saved, list) else "no"
-        raise CheckpointError(
-            f"optimiser: the checkpoint has {counts} parameters by group, expected {[len(group) for group in live]}"
-        )
+        here = [len(group) for group in live]
+        raise CheckpointError(f"optimiser: the checkpoint has {counts} parameters by group, expected {here}")
     for g, (live_group, saved_group) in enumerate(zip(live, saved, strict=True)):
         for p, (expected, found) in enumerate(zip(live_group, saved_group, strict=True)):
             if expected != found:
-                raise CheckpointError(
-                    f"optimiser: parameter {p} of group {g} is {found} in the checkpoint, expected {expected}"
-                )
+                which = f"parameter {p} of group {g}"
+                raise CheckpointError(f"optimiser: {which} is {found} in the checkpoint, expected {expected}")
 
 
 def _pack(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
@@ -114,7 +109,7 @@ def _pack(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
 
 
 def _unpack(value: Any, tensors: dict[str, Tensor]) -> Any:
-    """What `_pack` packed; each tensor is taken out of `tensors`, and copied, as an optimiser works in place."""
+    """Undo `_pack`; tensors are removed from `tensors`, and copied, as optimisers work in place."""
     if isinstance(value, list):
         return [_unpack(item, tensors) for item in value]
     if isinstance(value, dict):
@@ -123,7 +118,7 @@ def _unpack(value: Any, tensors: dict[str, Tensor]) -> Any:
 
 
 def _like(parameter: Tensor, value: Any) -> Any:
-    """State in the memory layout of its parameter, which fused and multi-tensor steps require."""
+    """`value` in the memory layout of its parameter, which fused and multi-tensor steps require."""
     if not isinstance(value, Tensor) or value.ndim == 0:
         return value
     if value.shape != parameter.shape:
@@ -132,14 +127,14 @@ def _like(parameter: Tensor, value: Any) -> Any:
 
 
 def seed_generators(seed: int) -> None:
-    """Start the global generators of Python, numpy and torch from a seed."""
+    """Seed the global generators of Python, numpy and torch."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
 
 
 def describe_run() -> dict[str, Any]:
-    """Versions, source commit, device and threads, as JSON: what one needs to know to repeat a run. No paths."""
+    """Versions, source commit, device and threads, as JSON without paths."""
     on_gpu = torch.cuda.is_available()
     return {
         "hpunet": __version__,
@@ -157,7 +152,7 @@ def describe_run() -> dict[str, Any]:
 
 
 def _source_commit(root: Path) -> dict[str, Any]:
-    """Commit of the checkout at `root` and whether tracked files differ from it; None twice if it is none."""
+    """Commit of the checkout at `root`, and whether tracked files differ from it; None outside a checkout."""
     unknown = {"commit": None, "dirty": None}
     if not (root / ".git").exists():  # an installed copy; a repository further up is not ours
         return unknown

@@ -87,7 +87,7 @@ def test_read_bundle_names_what_is_wrong_with_the_data(tmp_path: Path) -> None:
     data = prefix.with_name(prefix.name + ".data-00000-of-00001")
     content = data.read_bytes()
     data.write_bytes(content[:-1])
-    with pytest.raises(CheckpointError, match=r"data-00000-of-00001: model/HPUNet/prior/\S+: lies beyond .* cut off"):
+    with pytest.raises(CheckpointError, match=r"data-00000-of-00001: model/HPUNet/prior/\S+: lies beyond"):
         read_all(prefix)
     data.write_bytes(content[:1000] + b"\xff" + content[1001:])
     with pytest.raises(CheckpointError, match="model/HPUNet/f_comb/conv_2d/w: damaged"):
@@ -103,11 +103,7 @@ def test_read_bundle_names_what_is_wrong_with_the_data(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("pairs", "compression", "words"),
     [
-        (
-            [HEADER],
-            1,
-            r"m\.index: compressed, which this reader does not take\. On a machine with TensorFlow two lines",
-        ),
+        ([HEADER], 1, r"m\.index: compressed, which is not supported"),
         ([(b"", field(1, 1) + field(2, 1))], 0, "big-endian"),
         ([(b"a", entry(np.ones(2), offset=0))], 0, "does not say how many data files"),
         ([HEADER, (b"a", b"\x0b")], 0, "a field of an unknown kind"),

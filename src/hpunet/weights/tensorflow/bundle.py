@@ -1,13 +1,12 @@
 """TensorFlow's checkpoint files, read without TensorFlow (the format of tf.train.Saver since 2016).
 
-A checkpoint of the prefix `model.ckpt-12345` is two kinds of files:
+A checkpoint with the prefix `model.ckpt-12345` consists of two kinds of files:
 
-    model.ckpt-12345.index                  a sorted table: a variable's name → type, shape, which bytes of which file
-    model.ckpt-12345.data-00000-of-00001    the bytes, plain
+    model.ckpt-12345.index                  a sorted table: name of a variable → type, shape, position in which file
+    model.ckpt-12345.data-00000-of-00001    the bytes
 
-The table is LevelDB's: blocks of entries whose keys leave out what they share with the one before, an index block
-that says where the blocks lie, and a footer that says where the index lies. Values are protocol buffers. Every block
-and every variable carries a checksum, which is verified before a byte is believed.
+The table has LevelDB's format: blocks of entries with prefix-compressed keys, an index block with their positions,
+and a footer with the position of the index. Values are protocol buffers. All checksums are verified.
 """
 
 import stat
@@ -22,14 +21,14 @@ from hpunet.utils.files import explain_os_errors, read_file
 
 _MAGIC = bytes.fromhex("57fb808b247547db")
 _FOOTER_BYTES = 48
-_TRAILER_BYTES = 5  # of a block: how it is compressed, and its checksum
+_TRAILER_BYTES = 5  # of a block: its compression and checksum
 _MAX_INDEX_BYTES = 2**26
 _MAX_VARIABLE_BYTES = 2**32
 _MAX_DIMENSIONS = 8
 _TYPES = {1: "<f4", 2: "<f8", 3: "<i4", 9: "<i8", 19: "<f2"}
-"""Numbers of TensorFlow's types as numpy's; others (text, bfloat16 ...) are not read."""
+"""TensorFlow's type numbers; others (text, bfloat16, ...) are not supported."""
 NPZ_HINT = (
-    "On a machine with TensorFlow two lines turn any checkpoint into an .npz, which is read too: "
+    "On a machine with TensorFlow, convert the checkpoint to an .npz file, which is supported: "
     'reader = tf.train.load_checkpoint("model.ckpt-12345"); '
     'np.savez("variables.npz", **{n: reader.get_tensor(n) for n in reader.get_variable_to_shape_map()})'
 )
@@ -37,7 +36,7 @@ NPZ_HINT = (
 
 @dataclass(frozen=True)
 class _Entry:
-    """Where a variable lies."""
+    """Type, shape and position of a variable."""
 
     dtype: int
     shape: tuple[int, ...]
@@ -49,24 +48,21 @@ class _Entry:
 
 
 class _DamagedError(Exception):
-    """What is read makes no sense."""
+    """The content is inconsistent."""
 
 
 class _UnsupportedError(Exception):
-    """What is read may make sense, but not to this reader."""
+    """A feature of the format that is not supported here."""
 
 
 def read_bundle(prefix: Path, *, wanted: Callable[[str], bool]) -> tuple[dict[str, np.ndarray], list[str]]:
-    """The variables whose names are wanted, and the names of all others, which are not read.
-
-    Whatever is missing, cut off or damaged is a `CheckpointError` that names the file, and the variable if it is one.
-    """
+    """The variables whose names are wanted, and the names of all others; a `CheckpointError` if one is damaged."""
     index = prefix.with_name(prefix.name + ".index")
     content = read_file(index, max_bytes=_MAX_INDEX_BYTES)
     try:
         num_shards, entries = _read_index(content)
     except _UnsupportedError as error:
-        raise CheckpointError(f"{index}: {error}, which this reader does not take. {NPZ_HINT}") from None
+        raise CheckpointError(f"{index}: {error}, which is not supported. {NPZ_HINT}") from None
     except (_DamagedError, IndexError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{index}: not the index of a TensorFlow checkpoint, or damaged ({error})") from None
     variables = {}
@@ -79,7 +75,7 @@ def read_bundle(prefix: Path, *, wanted: Callable[[str], bool]) -> tuple[dict[st
 
 def _read_variable(path: Path, entry: _Entry, *, name: str) -> np.ndarray:
     if entry.has_slices:
-        raise CheckpointError(f"{path}: {name}: stored in slices, which this reader does not take. {NPZ_HINT}")
+        raise CheckpointError(f"{path}: {name}: stored in slices, which is not supported. {NPZ_HINT}")
     if entry.dtype not in _TYPES:
         known = ", ".join(str(np.dtype(kind)) for kind in _TYPES.values())
         raise CheckpointError(f"{path}: {name}: of TensorFlow's type {entry.dtype}, expected one of {known}")
@@ -91,7 +87,7 @@ def _read_variable(path: Path, entry: _Entry, *, name: str) -> np.ndarray:
         if not stat.S_ISREG((status := path.stat()).st_mode):
             raise CheckpointError(f"{path}: not a plain file")
         if status.st_size < entry.offset + entry.size:
-            raise CheckpointError(f"{path}: {name}: lies beyond the file's {status.st_size} bytes: it is cut off")
+            raise CheckpointError(f"{path}: {name}: lies beyond the file's {status.st_size} bytes: truncated")
         with open(path, "rb") as file:
             file.seek(entry.offset)
             content = file.read(entry.size)
@@ -105,9 +101,8 @@ def masked_crc32c(content: bytes) -> int:
     try:
         from google_crc32c import value
     except ImportError:
-        raise CheckpointError(
-            "reading TensorFlow's files needs google-crc32c: pip install hpunet[tf]. " + NPZ_HINT
-        ) from None
+        words = "reading TensorFlow's files needs google-crc32c: pip install hpunet[tf]"
+        raise CheckpointError(f"{words}. {NPZ_HINT}") from None
     plain = int(value(content))
     return ((plain >> 15 | plain << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
@@ -167,19 +162,13 @@ def _entry(value: bytes) -> _Entry:
     single = dict(fields)
     shape = single.get(2, b"")
     dims = [size for number, size in _fields(shape if isinstance(shape, bytes) else b"") if number == 2]
-    return _Entry(
-        dtype=_number(single, 1),
-        shape=tuple(_number(dict(_fields(dim)), 1) for dim in dims if isinstance(dim, bytes)),
-        shard=_number(single, 3),
-        offset=_number(single, 4),
-        size=_number(single, 5),
-        checksum=_number(single, 6),
-        has_slices=7 in single,
-    )
+    dtype, shard, offset, size, checksum = (_number(single, field) for field in (1, 3, 4, 5, 6))
+    sizes = tuple(_number(dict(_fields(dim)), 1) for dim in dims if isinstance(dim, bytes))
+    return _Entry(dtype, sizes, shard, offset, size, checksum, has_slices=7 in single)
 
 
 def _number(fields: dict[int, int | bytes], number: int) -> int:
-    """A field's number; what protocol buffers leave out is 0."""
+    """The value of a numeric field; 0 if absent, as in protocol buffers."""
     value = fields.get(number, 0)
     if not isinstance(value, int):
         raise _DamagedError(f"field {number} of an entry is not a number")
@@ -215,7 +204,7 @@ def _handle(content: bytes, place: int) -> tuple[tuple[int, int], int]:
 
 
 def _varint(content: bytes, place: int) -> tuple[int, int]:
-    """A number of seven bits a byte, lowest first, and the place after it."""
+    """A number with seven bits per byte, lowest first, and the position after it."""
     value = 0
     for shift in range(0, 64, 7):
         byte = content[place]

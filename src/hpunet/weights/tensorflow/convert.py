@@ -1,4 +1,4 @@
-"""`hpunet convert-tf`: from a TensorFlow checkpoint of the authors' code to a folder that is used like a run's."""
+"""`hpunet convert-tf`: convert a TensorFlow checkpoint of the authors' code to a run folder."""
 
 import math
 import os
@@ -7,6 +7,7 @@ import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -29,14 +30,13 @@ _NUMBERED = re.compile(r"-(\d{1,18})$")
 
 @dataclass(frozen=True)
 class Converted:
-    """What became of a checkpoint."""
+    """What was converted."""
 
     step: int
     num_parameters: int
     num_variables: int
-    """Those that became weights."""
     unused: Sequence[str]
-    """Names of the others: optimiser slots, the multiplier, the step; the posterior's level that feeds nothing."""
+    """Names of variables that are no weights of our model: optimiser slots, λ, the step, unused convolutions."""
     info: SetInfo
 
 
@@ -45,7 +45,7 @@ def convert_checkpoint(
 ) -> Converted:
     """Read a checkpoint (prefix, folder or .npz) and write the folder `out` atomically.
 
-    Image channels and classes are as many as the variables have; the rest of the shape is that of `settings`.
+    The variables determine the numbers of image channels and classes, `settings` the rest of the shape.
     """
     if settings.model.kind != "hpu" or settings.data.extrapolate:
         raise ConfigError("model.kind, data.extrapolate: the authors' code has the plain HPU-Net only")
@@ -62,28 +62,20 @@ def convert_checkpoint(
     except CheckpointError as error:
         shape = f"model.channels={list(model.channels)}, model.latent_dims={list(model.latent_dims)}"
         shape += f", model.blocks_per_scale={model.blocks_per_scale}"
-        raise CheckpointError(f"{where}: {error}. It was read for {shape}; --set gives another shape") from None
+        raise CheckpointError(f"{where}: {error}. It was read for {shape}; change the shape with --set") from None
     step = _step(variables, where=where)
     unused = [*others, *(name for name in variables if name not in weights), *dead]
-    state = {
-        "settings": settings.model_dump(mode="json"),
-        "info": info.as_json(),
-        "converted": {"from": Path(where).name, "unused": len(unused)},
-    }
+    state = {"settings": settings.model_dump(mode="json"), "info": info.as_json()}
+    state["converted"] = {"from": Path(where).name, "unused": len(unused)}
     with atomic_folder(out) as folder:
         save_checkpoint(folder / "checkpoints", step=step, tensors={"model": model.state_dict()}, state=state)
         write_synced(folder / "settings.json", dump_json(state["settings"], name="settings.json"))
-    return Converted(
-        step=step,
-        num_parameters=sum(p.numel() for p in model.parameters()),
-        num_variables=len(weights) - len(dead),
-        unused=unused,
-        info=info,
-    )
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    return Converted(step, num_parameters, num_variables=len(weights) - len(dead), unused=unused, info=info)
 
 
 def read_variables(path: Path) -> tuple[str, dict[str, np.ndarray], list[str]]:
-    """Where the variables were found; weights and the step by name; the names of all others."""
+    """Where variables were found; weights and the step by name; the names of all others."""
     if path.suffix == ".npz":
         return str(path), *_read_npz(path, wanted=_is_wanted)
     prefix = _find_prefix(path)
@@ -95,7 +87,7 @@ def _is_wanted(name: str) -> bool:
 
 
 def _find_prefix(path: Path) -> Path:
-    """The prefix that a path, a folder or one of the checkpoint's files stands for."""
+    """The prefix, given it, the checkpoint's folder or one of its files."""
     if path.is_dir():
         found = sorted(entry.name.removesuffix(".index") for entry in path.glob("*.index"))
         if not found:
@@ -108,9 +100,8 @@ def _find_prefix(path: Path) -> Path:
         return prefix
     if path.exists():
         raise CheckpointError(f"{path}: not a readable TensorFlow checkpoint (no .index file). {NPZ_HINT}")
-    raise CheckpointError(
-        f"{path}: no such checkpoint; expected a prefix such as model.ckpt-12345, its folder, or an .npz of variables"
-    )
+    expected = "a prefix such as model.ckpt-12345, its folder, or an .npz of variables"
+    raise CheckpointError(f"{path}: no such checkpoint; expected {expected}")
 
 
 def _read_npz(path: Path, *, wanted: Callable[[str], bool]) -> tuple[dict[str, np.ndarray], list[str]]:
@@ -132,7 +123,7 @@ def _read_npz(path: Path, *, wanted: Callable[[str], bool]) -> tuple[dict[str, n
 
 
 def _info(variables: Mapping[str, np.ndarray], *, class_names: Sequence[str] | None) -> SetInfo:
-    """What the model was trained on, as far as its variables tell; LIDC if they fit that."""
+    """Channels and classes according to the variables; LIDC's if these fit."""
     in_channels = _size(variables, "prior/conv_2d/w", axis=2) or LIDC.in_channels
     num_classes = _size(variables, "f_comb/logits/w", axis=3) or LIDC.num_classes
     if class_names is not None and len(class_names) != num_classes:
@@ -140,17 +131,12 @@ def _info(variables: Mapping[str, np.ndarray], *, class_names: Sequence[str] | N
     if class_names is None and (in_channels, num_classes) == (LIDC.in_channels, LIDC.num_classes):
         return LIDC
     names = class_names or ("background", *(f"class {i}" for i in range(1, num_classes)))
-    return SetInfo(
-        kind="tensorflow",
-        in_channels=in_channels,
-        num_graders=1,
-        fixed_classes=tuple(names),
-        stochastic_classes=tuple(range(1, num_classes)),
-    )
+    classes: dict[str, Any] = {"fixed_classes": tuple(names), "stochastic_classes": tuple(range(1, num_classes))}
+    return SetInfo(kind="tensorflow", in_channels=in_channels, num_graders=1, **classes)
 
 
 def _size(variables: Mapping[str, np.ndarray], ending: str, *, axis: int) -> int | None:
-    """A size of the one variable of this name, if it is a convolution; if not, it is refused later, by name."""
+    """A size of the one variable of this name, if it is a convolution (others are refused later)."""
     found = [array for name, array in variables.items() if f"/{name}".endswith(f"/{ending}")]
     return found[0].shape[axis] if len(found) == 1 and found[0].ndim == 4 and found[0].size else None
 
@@ -164,7 +150,7 @@ def _check_values(weights: Mapping[str, np.ndarray], *, where: str) -> None:
 
 
 def _step(variables: Mapping[str, np.ndarray], *, where: str) -> int:
-    """The iteration: the variable that counts it, else the number at the end of the name, else 0."""
+    """The iteration, from its variable, else from the number at the end of the name, else 0."""
     counted = [array for name, array in variables.items() if name.split("/")[-1] in _STEP_NAMES]
     for array in counted:
         if array.ndim == 0 and array.dtype.kind in "iuf" and 0 <= array < 10**18 and math.floor(array) == array:

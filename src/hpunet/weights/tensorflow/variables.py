@@ -1,7 +1,7 @@
-"""Weights of the authors' TensorFlow code into our model.
+"""Copy the weights of the authors' TensorFlow code into our model.
 
-Their variables are named `<scope>/<part>/conv_2d[_N]/{w,b}` with part one of prior, posterior, f_comb; N counts
-the convolutions of a part in the order of creation. `_in_creation_order` is that order, spelled in our modules.
+Their variables are named `<scope>/<part>/conv_2d[_N]/{w,b}`; part is prior, posterior or f_comb, and N counts the
+convolutions of a part in order of creation (`_in_creation_order`).
 """
 
 import re
@@ -20,7 +20,7 @@ _NAME = re.compile(r"^(?:.*/)?(?P<conv>(?:prior|posterior|f_comb)/(?:conv_2d(?:_
 
 
 def is_weight(name: str) -> bool:
-    """Whether a variable of this name is a weight of a network of theirs; optimiser slots and the step are not."""
+    """Whether a variable of this name is a weight of the authors' network (not an optimiser slot or the step)."""
     return _NAME.match(name) is not None
 
 
@@ -54,7 +54,7 @@ def _convolutions(model: HPUNet) -> dict[str, nn.Conv2d]:
 
 
 def _dead_names(model: HPUNet, named: Mapping[str, nn.Conv2d]) -> set[str]:
-    """Names of the posterior's last decoder level, which the authors' code creates and nothing uses."""
+    """Names of the posterior's last decoder level, which the authors' code creates and never uses."""
     first = sum(name.startswith("posterior/") for name in named)
     return {f"posterior/conv_2d_{first + i}" for i in range(4 * model.blocks_per_scale + 1)}
 
@@ -63,9 +63,8 @@ def _dead_names(model: HPUNet, named: Mapping[str, nn.Conv2d]) -> set[str]:
 def load_tf_variables(model: HPUNet, variables: Mapping[str, np.ndarray]) -> list[str]:
     """Copy the authors' variables (name → array, convolutions HWIO) into a model of the same shape.
 
-    Returns the names that were not used: the posterior's dead last level, and whatever is not a weight of the
-    network (optimiser slots, the multiplier, the step). Nothing is copied unless everything fits: a missing or
-    misshapen variable, or a convolution that the model does not have, is a `CheckpointError` that names it.
+    Returns the unused names: the posterior's last level, optimiser slots, λ, the step. Nothing is copied unless
+    everything fits; a `CheckpointError` names what is missing, misshapen or unknown to the model.
     """
     named = _convolutions(model)
     dead = _dead_names(model, named)
@@ -86,23 +85,17 @@ def load_tf_variables(model: HPUNet, variables: Mapping[str, np.ndarray]) -> lis
     if missing:
         raise CheckpointError(f"{len(missing)} variables are missing: {_first_names(missing)}")
     if foreign:
-        raise CheckpointError(
-            f"{len(foreign)} variables belong to convolutions that this model does not have "
-            f"(is it of the same shape?): {_first_names(foreign)}"
-        )
-
+        words = "variables belong to convolutions that this model does not have (is it of the same shape?)"
+        raise CheckpointError(f"{len(foreign)} {words}: {_first_names(foreign)}")
     copies: list[tuple[torch.Tensor, torch.Tensor]] = []
     misshapen = []
     for (conv, kind), name in found.items():
-        array = np.asarray(variables[name])
-        target = named[conv].weight if kind == "w" else named[conv].bias
+        tensor = torch.from_numpy(np.array(variables[name]))
+        target = named[conv].weight.permute(2, 3, 1, 0) if kind == "w" else named[conv].bias
         assert target is not None
-        expected = tuple(target.permute(2, 3, 1, 0).shape) if kind == "w" else tuple(target.shape)
-        if array.shape != expected:
-            misshapen.append(f"{name} has {array.shape}, expected {expected}")
-        else:
-            tensor = torch.from_numpy(np.array(array))
-            copies.append((target, tensor.permute(3, 2, 0, 1) if kind == "w" else tensor))
+        if tensor.shape != target.shape:
+            misshapen.append(f"{name} has {tuple(tensor.shape)}, expected {tuple(target.shape)}")
+        copies.append((target, tensor))
     if misshapen:
         raise CheckpointError(f"{len(misshapen)} variables have another shape: {_first_names(misshapen)}")
     for target, tensor in copies:
