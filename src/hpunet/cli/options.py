@@ -63,7 +63,7 @@ Window = Annotated[tuple[float, float] | None, _window]
 Slices = Annotated[str | None, typer.Option(help="Slices of volumes to use, FIRST:END; END is excluded.")]
 Nifti = Annotated[bool, typer.Option("--nifti", help="Write NIfTI files for 2D images too.")]
 Kernels = Annotated[
-    str, typer.Option(help="auto, torch: float32; fused: bf16 on fused GPU kernels, faster, slightly other samples.")
+    str, typer.Option(help="auto, torch: float32; fused: faster bf16 GPU kernels, with slightly different samples.")
 ]
 Replace = Annotated[bool, typer.Option("--replace", help="Replace existing results.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print errors only.")]
