@@ -39,7 +39,7 @@ def test_load_says_what_is_wrong(run: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no such folder"):
         hpunet.load(tmp_path / "nowhere")
     (tmp_path / "crop.png").touch()
-    with pytest.raises(CheckpointError, match=r"crop.png: is a file; expected the folder .* images after it"):
+    with pytest.raises(CheckpointError, match=r"crop.png: is a file; expected .*run folder"):
         hpunet.load(tmp_path / "crop.png")
     for checkpoint in ("latest", "best"):
         with pytest.raises(CheckpointError, match=r"not a run's folder \(no settings.json\)"):

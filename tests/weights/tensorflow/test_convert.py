@@ -130,9 +130,7 @@ def test_variables_that_do_not_fit_are_named(
 
 
 def test_another_shape_says_which_was_expected(prefix: Path, tmp_path: Path) -> None:
-    with pytest.raises(
-        CheckpointError, match=r"variables .*It was read for model.channels=\[2, 2\].*--set gives ano"
-    ):
+    with pytest.raises(CheckpointError, match=r"variables .*It was read for model.channels=\[2, 2\].*--set"):
         convert(prefix, tmp_path / "out", *TINY)
     for change in ("model.kind=punet", "data.extrapolate=true"):
         dims = ("model.latent_dims=[1]",) if "punet" in change else ()
