@@ -124,7 +124,7 @@ def test_open_lidc_crops_refuses_names(tmp_path, change, message):
         ),
         (
             {"gt/P1/z-7_c0_l2.png": grading(side=9)},
-            r"z-7_c0_l2\.png: 9x9 pixels, but its image images/P1/z-7_c0\.png has 8x8",
+            r"z-7_c0_l2\.png: 9x9 pixels, its image images/P1/z-7_c0\.png has 8x8",
         ),
         ({"gt/P1/z-7_c0_l2.png": b"no picture"}, r"z-7_c0_l2\.png: not a readable PNG"),
         ({"images/P1/z-7_c0.png": png(np.zeros((8, 9), dtype=np.uint8))}, r"z-7_c0\.png: expected a square"),

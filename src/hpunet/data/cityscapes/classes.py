@@ -15,11 +15,9 @@ _EVALUATED = (
     "road, sidewalk, building, wall, fence, pole, traffic light, traffic sign, vegetation, terrain, sky, person, "
     "rider, car, truck, bus, train, motorcycle, bicycle"
 )
-LABEL_NAMES = tuple(_ALL.split(", "))
-"""The official classes; the position is the label id."""
+LABEL_NAMES = tuple(_ALL.split(", "))  # the official classes; the position is the label id
 LABEL_IDS = {name: label_id for label_id, name in enumerate(LABEL_NAMES)}
-EVALUATED = tuple(_EVALUATED.split(", "))
-"""The 19 classes of the benchmark by official train id; the others are ignored."""
+EVALUATED = tuple(_EVALUATED.split(", "))  # the 19 classes of the benchmark by official train id
 FIXED_CLASSES = tuple(name for name in EVALUATED if name != "car")
 CAR = LABEL_IDS["car"]
 _IGNORED = -1
@@ -43,5 +41,4 @@ def car_labels(
     cars = np.where((label_ids == CAR) & (instance_ids >= 1000), instance_ids, 0)
     numbered = number_instances(cars, num_fixed_classes=len(FIXED_CLASSES), name=name)
     labels = np.where(cars > 0, numbered, labels)
-    valid = labels != _IGNORED
-    return np.where(valid, labels, 0), valid
+    return np.where(labels != _IGNORED, labels, 0), labels != _IGNORED

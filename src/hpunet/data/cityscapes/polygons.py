@@ -15,19 +15,17 @@ from hpunet.data.cityscapes.classes import LABEL_IDS, LABEL_NAMES
 from hpunet.data.io.limits import ImageSize
 from hpunet.errors import DataError
 
-MAX_COORDINATE = 2**15
-"""Vertices may lie outside the image, within this bound."""
-FIRST_WITH_INSTANCES = LABEL_IDS["person"]
-"""Objects of this and later classes have instances."""
+MAX_COORDINATE = 2**15  # vertices may lie outside the image
+FIRST_WITH_INSTANCES = LABEL_IDS["person"]  # this and later classes
 _NOT_DRAWN = "license plate"
 
 
 class Polygon(NamedTuple):
-    """One object: its label id, whether it is a group of several, and its outline as (x, y)."""
+    """One object, or a group of several."""
 
     label_id: int
     is_group: bool
-    outline: list[tuple[float, float]]
+    outline: list[tuple[float, float]]  # (x, y)
 
 
 class Annotation(NamedTuple):
@@ -71,11 +69,9 @@ def _polygon(item: Any, *, name: str) -> Polygon | None:
 
 
 def _is_vertex(vertex: Any) -> bool:
-    return (
-        isinstance(vertex, list)
-        and len(vertex) == 2
-        and all(type(value) in (int, float) and abs(value) <= MAX_COORDINATE for value in vertex)  # NaN is not
-    )
+    if not isinstance(vertex, list) or len(vertex) != 2:
+        return False
+    return all(type(value) in (int, float) and abs(value) <= MAX_COORDINATE for value in vertex)  # NaN is not
 
 
 def render_instance_ids(annotation: Annotation) -> Int32[np.ndarray, "h w"]:

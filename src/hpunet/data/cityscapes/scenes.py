@@ -19,10 +19,8 @@ from hpunet.data.types import Identity, NoSuchSplitError, Sample, SetInfo, check
 from hpunet.errors import ConfigError, DataError
 from hpunet.utils.files import read_file
 
-VAL_CITIES = ("darmstadt", "monchengladbach", "ulm")
-"""Cities of the official training set that the paper uses for validation."""
-MAX_JSON_BYTES = 2**22
-"""Largest polygon file (4 MiB; the official ones have less than 1)."""
+VAL_CITIES = ("darmstadt", "monchengladbach", "ulm")  # of the official training set, for validation in the paper
+MAX_JSON_BYTES = 2**22  # the official polygon files have less than 1 MiB
 _IMAGE_ENDING = "_leftImg8bit.png"
 _ANNOTATION_ENDINGS = ("_gtFine_instanceIds.png", "_gtFine_polygons.json")
 
@@ -51,9 +49,8 @@ def open_cityscapes(
         if name not in annotations:
             raise DataError(f"{images[name]}: has no annotation *{' or *'.join(_ANNOTATION_ENDINGS)} in gtFine")
     if not wanted:
-        raise NoSuchSplitError(
-            f"{path / 'leftImg8bit' / folder}: no images for {split!r}, expected <city>/*{_IMAGE_ENDING}"
-        )
+        where = path / "leftImg8bit" / folder
+        raise NoSuchSplitError(f"{where}: no images for {split!r}, expected <city>/*{_IMAGE_ENDING}")
     files = {name: (images[name], annotations[name]) for name in wanted}
     return CityscapesSource(files, split=split, size=size, num_random_ids=num_random_ids)
 
@@ -80,18 +77,10 @@ class CityscapesSource:
         size: tuple[int, int],
         num_random_ids: int,
     ) -> None:
-        self.info = SetInfo(
-            kind="cityscapes",
-            in_channels=3,
-            num_graders=1,
-            fixed_classes=FIXED_CLASSES,
-            num_random_ids=num_random_ids,
-            stochastic_classes=tuple(range(len(FIXED_CLASSES), len(FIXED_CLASSES) + num_random_ids)),
-        )
-        self.split = split
+        scored = tuple(range(len(FIXED_CLASSES), len(FIXED_CLASSES) + num_random_ids))
+        self.info = SetInfo("cityscapes", 3, 1, FIXED_CLASSES, num_random_ids, stochastic_classes=scored)
         self.identities = [Identity(patient=city, key=f"{city}/{name}") for city, name in files]
-        self._files = list(files.values())
-        self._size = size
+        self.split, self._size, self._files = split, size, list(files.values())
 
     def __len__(self) -> int:
         return len(self._files)
@@ -103,8 +92,7 @@ class CityscapesSource:
         if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
             raise DataError(f"{image_path}: expected RGB of 8 bits, got {image.dtype} of shape {image.shape}")
         size = ImageSize(1, image.shape[0], image.shape[1], str(image_path))
-        instance_ids = _read_instance_ids(annotation_path, size=size)
-        instance_ids = pick_nearest(instance_ids, size=self._size)
+        instance_ids = pick_nearest(_read_instance_ids(annotation_path, size=size), size=self._size)
         labels, valid = car_labels(instance_ids, name=str(annotation_path))
         return make_sample(
             image=average_area(image, size=self._size).transpose(2, 0, 1),

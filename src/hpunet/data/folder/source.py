@@ -16,9 +16,8 @@ becomes [0, 1], and values outside are clipped.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -37,21 +36,12 @@ _TOPS = ("images", "graders", "masks", "instances", _TABLE)
 _ENDINGS = (".png", ".jpg", ".jpeg", ".tif", ".tiff", *NIFTI_ENDINGS)
 
 
-@dataclass(frozen=True)
-class _Item:
+class _Item(NamedTuple):
     """The files of one image or volume."""
 
     stem: str
     image: str
     masks: tuple[str | None, ...]
-
-
-@dataclass(frozen=True)
-class _Content:
-    """The content of the files of an item by slice; an image is one slice."""
-
-    images: np.ndarray  # (z, c, h, w)
-    masks: list[np.ndarray | None]  # each (z, h, w)
 
 
 def open_folder(
@@ -79,15 +69,9 @@ def open_folder(
     tree = FileTree(path, tops=_TOPS)
     mask_folders = _mask_folders(tree)
     items = _pair(tree, mask_folders)
-    table = (
-        read_table(tree.read(_TABLE, max_bytes=MAX_TABLE_BYTES), name=tree.where(_TABLE))
-        if _TABLE in tree.names
-        else None
-    )
-    entries = _entries(tree, items, table)
-    named = tree.where(_TABLE) if table is not None else str(path)
+    entries = _entries(tree, items)
+    named = tree.where(_TABLE) if _TABLE in tree.names else str(path)
     splits = assign_splits(entries, val_every=val_every, seed=seed, name=named)
-
     first, _ = _load_images(tree, items[0].image, window)
     has_instances = mask_folders == ["instances"]
     fixed = ("background",) if has_instances else tuple(classes)
@@ -104,25 +88,16 @@ def open_folder(
     chosen = [item for item in items if splits[item.stem] == split]
     if not chosen:
         raise NoSuchSplitError(f"{path}: none of {len(items)} images is in the split {split!r}")
-    return FolderSource(tree, chosen, split=split, info=info, first=items[0].image, entries=entries, window=window)
+    return FolderSource(tree, chosen, split=split, info=info, first=items[0].image, entries=entries)
 
 
 class FolderSource:
     """Images of a folder; see `open_folder`. The last item stays in memory for its other slices."""
 
     def __init__(
-        self,
-        tree: FileTree,
-        items: list[_Item],
-        *,
-        split: str,
-        info: SetInfo,
-        first: str,
-        entries: dict[str, Entry],
-        window: tuple[float, float] | None,
+        self, tree: FileTree, items: list[_Item], *, split: str, info: SetInfo, first: str, entries: dict[str, Entry]
     ) -> None:
-        self.info = info
-        self.split = split
+        self.info, self.split, self._tree, self._first = info, split, tree, first
         self.identities: list[Identity] = []
         self._slices: list[tuple[_Item, int]] = []
         for item in items:
@@ -131,8 +106,7 @@ class FolderSource:
                 key = item.stem if depth is None else f"{item.stem}/z-{z:03d}"
                 self.identities.append(Identity(patient=entries[item.stem].patient, key=key))
                 self._slices.append((item, z))
-        self._tree, self._first, self._window = tree, first, window
-        self._last: tuple[_Item, _Content] | None = None
+        self._last: tuple[_Item, np.ndarray, list[np.ndarray | None]] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the item in memory."""
@@ -145,53 +119,49 @@ class FolderSource:
         """One image, or one slice of a volume."""
         item, z = self._slices[index]
         if self._last is None or self._last[0] != item:
-            self._last = (item, self._load(item))
-        content = self._last[1]
-        image = content.images[z]
-        labels = np.zeros((self.info.num_graders, *image.shape[1:]), dtype=np.int32)
-        for r, mask in enumerate(content.masks):
-            if mask is not None:
-                labels[r] = self._instances(mask[z], item.masks[r]) if self.info.has_instances else mask[z]
+            self._last = (item, *self._load(item))
+        _, images, masks = self._last
+        labels = np.zeros((self.info.num_graders, *images.shape[2:]), dtype=np.int32)
+        for r, mask in enumerate(masks):
+            if mask is not None and self.info.has_instances:
+                where = self._tree.where(str(item.masks[r]))
+                labels[r] = number_instances(mask[z], num_fixed_classes=self.info.num_fixed_classes, name=where)
+            elif mask is not None:
+                labels[r] = mask[z]
         return make_sample(
-            image=image,
+            image=images[z],
             labels=labels,
-            graders=np.array([mask is not None for mask in content.masks]),
+            graders=np.array([mask is not None for mask in masks]),
             identity=self.identities[index],
             info=self.info,
             where=self._tree.where(item.image),
         )
 
-    def _instances(self, mask: np.ndarray, name: str | None) -> np.ndarray:
-        where = self._tree.where(str(name))
-        return number_instances(mask, num_fixed_classes=self.info.num_fixed_classes, name=where)
-
-    def _load(self, item: _Item) -> _Content:
+    def _load(self, item: _Item) -> tuple[np.ndarray, list[np.ndarray | None]]:
+        """The images (z, c, h, w) and label maps (z, h, w) of an item; an image is one slice."""
         where = self._tree.where(item.image)
-        images, affine = _load_images(self._tree, item.image, self._window)
+        images, affine = _load_images(self._tree, item.image, self.info.intensity_window)
         if images.shape[1] != self.info.in_channels or 8 * images.itemsize != self.info.image_bits:
             raise DataError(
                 f"{where}: {images.shape[1]} channels of {8 * images.itemsize} bits, the first image of the set, "
                 f"{self._first}, has {self.info.in_channels} of {self.info.image_bits}; save all in one format"
             )
         size = ImageSize(images.shape[0], images.shape[2], images.shape[3], item.image)
-        masks = [name if name is None else self._load_mask(name, size, affine) for name in item.masks]
-        return _Content(images, masks)
+        return images, [name if name is None else self._load_mask(name, size, affine) for name in item.masks]
 
     def _load_mask(self, name: str, size: ImageSize, affine: np.ndarray | None) -> np.ndarray:
         where = self._tree.where(name)
-        mask, mask_affine = _read(self._tree, name, labels=True, size=size)
+        mask, mask_affine = _read(self._tree, name, size=size)
         if mask.shape != size[:3]:
             raise DataError(f"{where}: shape {mask.shape}, its image {size.name} has {size[:3]}")
         if affine is not None and mask_affine is not None and not np.allclose(mask_affine, affine, atol=1e-3):
             raise DataError(f"{where}: has another position or orientation than its image (their affines differ)")
-        if self.info.has_instances:
-            return mask
-        return class_map(mask, num_classes=self.info.num_classes, name=where)
+        return mask if self.info.has_instances else class_map(mask, num_classes=self.info.num_classes, name=where)
 
 
 def _ending(name: str) -> str:
     """The ending of a supported file, else an empty string; '.nii.gz' is one ending."""
-    return next((ending for ending in reversed(_ENDINGS) if name.lower().endswith(ending)), "")
+    return next((ending for ending in _ENDINGS if name.lower().endswith(ending)), "")
 
 
 def _mask_folders(tree: FileTree) -> list[str]:
@@ -211,10 +181,10 @@ def _by_stem(tree: FileTree, folder: str) -> dict[str, str]:
     for name in tree.names:
         if not name.startswith(f"{folder}/"):
             continue
-        ending = _ending(name)
-        if not ending or str(PurePosixPath(name).parent) != folder:
+        stem, ending = name.removeprefix(f"{folder}/"), _ending(name)
+        if not ending or "/" in stem:
             raise DataError(f"{tree.where(name)}: expected only files in {folder}/, of {' '.join(_ENDINGS)}")
-        stem = PurePosixPath(name).name[: -len(ending)]
+        stem = stem.removesuffix(name[-len(ending) :])
         if stem in found:
             raise DataError(f"{tree.where(name)}: {found[stem]} has the same name")
         found[stem] = name
@@ -235,10 +205,11 @@ def _pair(tree: FileTree, mask_folders: list[str]) -> list[_Item]:
     return items
 
 
-def _entries(tree: FileTree, items: list[_Item], table: dict[str, Entry] | None) -> dict[str, Entry]:
+def _entries(tree: FileTree, items: list[_Item]) -> dict[str, Entry]:
     """Patient and split of each item, by stem; without a table every file is a patient."""
-    if table is None:
+    if _TABLE not in tree.names:
         return {item.stem: Entry(patient=item.stem, split=None) for item in items}
+    table = read_table(tree.read(_TABLE, max_bytes=MAX_TABLE_BYTES), name=tree.where(_TABLE))
     named = {file.removesuffix(_ending(file)) if _ending(file) else file: entry for file, entry in table.items()}
     stems = {item.stem for item in items}
     if named.keys() != stems or len(named) != len(table):
@@ -254,20 +225,15 @@ def _depth(tree: FileTree, name: str) -> int | None:
     return nifti_depth(tree.head(name, NIFTI_HEAD_BYTES), packed=tree.size(name), name=tree.where(name))
 
 
-def _read(
-    tree: FileTree, name: str, *, labels: bool, size: ImageSize | None = None
-) -> tuple[np.ndarray, np.ndarray | None]:
-    """A file as slices (z, h, w) or (z, h, w, c), and a volume's affine; `size` is required of a label map."""
+def _read(tree: FileTree, name: str, *, size: ImageSize | None = None) -> tuple[np.ndarray, np.ndarray | None]:
+    """A file as slices (z, h, w) or (z, h, w, c), and a volume's affine; label maps have a required `size`."""
     where = tree.where(name)
     if _ending(name) in NIFTI_ENDINGS:
         return decode_nifti(tree.read(name), name=where, size=size)
-    return decode_image(tree.read(name), name=where, labels=labels, size=size)[None], None
+    return decode_image(tree.read(name), name=where, labels=size is not None, size=size)[None], None
 
 
-def _load_images(
-    tree: FileTree, name: str, window: tuple[float, float] | None
-) -> tuple[np.ndarray, np.ndarray | None]:
-    """The images of a file as (z, c, h, w), uint8, uint16 or float32 in [0, 1], and a volume's affine."""
-    where = tree.where(name)
-    values, affine = _read(tree, name, labels=False)
-    return to_planes(values, by_range=affine is not None, window=window, name=where), affine
+def _load_images(tree: FileTree, name: str, window: tuple[float, float] | None) -> tuple[np.ndarray, Any]:
+    """The images of a file as (z, c, h, w), uint8, uint16 or float32 in [0, 1], and a volume's affine or None."""
+    values, affine = _read(tree, name)
+    return to_planes(values, by_range=affine is not None, window=window, name=tree.where(name)), affine

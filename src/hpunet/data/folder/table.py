@@ -9,9 +9,7 @@ from hpunet.data.types import SPLITS, check_disjoint, split_by_patient
 from hpunet.errors import ConfigError, DataError
 
 MAX_TABLE_BYTES = 2**23
-"""Largest table that is read (8 MiB)."""
-FRACTIONS = {"train": 0.8, "val": 0.1, "test": 0.1}
-"""Default shares of the patients."""
+FRACTIONS = {"train": 0.8, "val": 0.1, "test": 0.1}  # default shares of the patients
 
 
 class Entry(NamedTuple):
@@ -28,8 +26,7 @@ def read_table(content: bytes, *, name: str) -> dict[str, Entry]:
     except (UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{name}: not readable as CSV in UTF-8 ({error})") from None
     header = [column.strip() for column in rows[0]] if rows else []
-    known = {"file", "patient", "split"}
-    if "file" not in header or not set(header) <= known or len(set(header)) != len(header):
+    if "file" not in header or not set(header) <= {"file", "patient", "split"} or len(set(header)) != len(header):
         raise DataError(f"{name}: expected a header of file and any of patient, split; got {header}")
     entries: dict[str, Entry] = {}
     for number, cells in enumerate(rows[1:], start=2):

@@ -10,17 +10,16 @@ import lzma
 import os
 import tarfile
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, cast
 
-from hpunet.data.io.limits import max_unpacked_bytes
+from hpunet.data.io.limits import max_unpacked_bytes, named_errors
 from hpunet.errors import DataError
 from hpunet.utils.files import MAX_FILE_BYTES, check_file, explain_os_errors, read_file
 
-MAX_ARCHIVE_BYTES = 2**32
-"""Largest archive, unpacked (4 GiB): it is held in memory."""
-MAX_DEPTH = 4
-"""Deepest folder below the root that is searched."""
+MAX_ARCHIVE_BYTES = 2**32  # unpacked: it is held in memory
+MAX_DEPTH = 4  # deepest folder below the root that is searched
 _ARCHIVE_ENDINGS = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")
 
 
@@ -35,29 +34,23 @@ def read_tar(path: Path) -> dict[str, bytes]:
     Refuses links, devices, names that lead outside, and archives without a proper end, which may lack files.
     """
     files: dict[str, bytes] = {}
-    try:
-        with _open_unpacked(path) as unpacked:
-            stream = _BoundedStream(unpacked, path=path)
-            with tarfile.open(fileobj=cast(IO[bytes], stream), mode="r:") as members:
-                for member in members:
-                    name = PurePosixPath(member.name)
-                    where = f"{path}/{member.name}"
-                    if name.is_absolute() or ".." in name.parts or "\\" in member.name:
-                        raise DataError(f"{where}: a name that leads out of the archive is refused")
-                    if member.isdir():
-                        continue
-                    if not member.isreg() or member.issparse():
-                        raise DataError(f"{where}: links, devices and sparse files are refused")
-                    if str(name) in files:
-                        raise DataError(f"{where}: is in the archive twice")
-                    files[str(name)] = stream.read(member.size)
-                    if len(files[str(name)]) < member.size:
-                        raise DataError(f"{where}: cut off after {len(files[str(name)])} of {member.size} bytes")
-            _check_end(stream, path=path)
-    except DataError:
-        raise
-    except Exception as error:  # tarfile.TarError, OSError, EOFError, and errors of zlib, lzma and bz2
-        raise DataError(f"{path}: not a readable archive ({error})") from None
+    with named_errors("archive", name=str(path)), _open_unpacked(path) as unpacked:
+        stream = _BoundedStream(unpacked, path=path)
+        with tarfile.open(fileobj=cast(IO[bytes], stream), mode="r:") as members:
+            for member in members:
+                name, where = PurePosixPath(member.name), f"{path}/{member.name}"
+                if name.is_absolute() or ".." in name.parts or "\\" in member.name:
+                    raise DataError(f"{where}: a name that leads out of the archive is refused")
+                if member.isdir():
+                    continue
+                if not member.isreg() or member.issparse():
+                    raise DataError(f"{where}: links, devices and sparse files are refused")
+                if str(name) in files:
+                    raise DataError(f"{where}: is in the archive twice")
+                content = files[str(name)] = stream.read(member.size)
+                if len(content) < member.size:
+                    raise DataError(f"{where}: cut off after {len(content)} of {member.size} bytes")
+        _check_end(stream, path=path)
     return files
 
 
@@ -75,8 +68,7 @@ class _BoundedStream:
         self._file, self._path = file, path
         self._limit = min(MAX_ARCHIVE_BYTES, max_unpacked_bytes(path.stat().st_size))
         self.seek, self.tell = file.seek, file.tell
-        self.last = b""
-        """The most recent read."""
+        self.last = b""  # the most recent read
 
     def read(self, size: int) -> bytes:
         self.last = self._file.read(min(size, max(0, self._limit + 1 - self.tell())))
@@ -104,18 +96,18 @@ class FileTree:
         self.path, self._tops, self._root = path, tops, root
         self._content = read_tar(path) if is_archive(path) else None
         if self._content is not None:
-            self._content = {name: self._content[name] for name in self._content if not _is_hidden(name)}
-            self._content = _from_root(self._content, tops or (), root=root, path=path)
+            shown = {name: file for name, file in self._content.items() if not name.split("/")[-1].startswith(".")}
+            self._content = _from_root(shown, tops or (), root=root, path=path)
             names = [name for name in self._content if tops is None or name.split("/")[0] in tops]
         elif path.is_dir():
-            names = [name for top in tops or (".",) for name in _walk(path, top) if not _is_hidden(name)]
+            names = [name for top in tops or (".",) for name in _walk(path, top)]
         else:
             raise DataError(f"{path}: no such folder or tar archive")
         self.names = sorted(names)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled by its path, so that worker processes read an archive themselves."""
-        return _open_tree, (self.path, self._tops, self._root)
+        return partial(FileTree, self.path, tops=self._tops, root=self._root), ()
 
     def where(self, name: str) -> str:
         """The full name of a file, for errors."""
@@ -131,9 +123,7 @@ class FileTree:
 
     def size(self, name: str) -> int:
         """The size of a file in bytes."""
-        if self._content is None:
-            return check_file(self.path / name, error=DataError)
-        return len(self._content[name])
+        return check_file(self.path / name, error=DataError) if self._content is None else len(self._content[name])
 
     def head(self, name: str, size: int) -> bytes:
         """The first bytes of a file."""
@@ -144,28 +134,19 @@ class FileTree:
             return file.read(size)
 
 
-def _open_tree(path: Path, tops: Sequence[str] | None, root: str | None) -> FileTree:
-    return FileTree(path, tops=tops, root=root)
-
-
-def _is_hidden(name: str) -> bool:
-    return name.split("/")[-1].startswith(".")
-
-
 def _from_root(content: dict[str, bytes], tops: Sequence[str], *, root: str | None, path: Path) -> dict[str, bytes]:
     """Names relative to the folder that holds all files, if there is one or must be one."""
     roots = {name.split("/")[0] for name in content}
-    if root is not None:
-        for name in content:
-            if not name.startswith(f"{root}/"):
-                raise DataError(f"{path}/{name}: expected names that begin with {root}/")
-    elif len(roots) != 1 or roots & set(tops):
+    if root is None and (len(roots) != 1 or roots & set(tops)):
         return content
+    for name in content:
+        if root is not None and not name.startswith(f"{root}/"):
+            raise DataError(f"{path}/{name}: expected names that begin with {root}/")
     return {name.split("/", 1)[1]: value for name, value in content.items() if "/" in name}
 
 
 def _walk(root: Path, top: str) -> list[str]:
-    """Names below one top. Follows links to folders; files that lie too deep, as in a loop of links, are an error."""
+    """Names below one top. Follows links to folders; folders too deep, as in a loop of links, are an error."""
 
     def refuse(error: OSError) -> None:
         with explain_os_errors(Path(error.filename), action="read", error=DataError):
@@ -179,5 +160,5 @@ def _walk(root: Path, top: str) -> list[str]:
         if len(relative.parts) > MAX_DEPTH:
             raise DataError(f"{folder}: lies more than {MAX_DEPTH} folders deep, or is a loop of links")
         folders.sort()
-        names += [(relative / file).as_posix() for file in files]
+        names += [(relative / file).as_posix() for file in files if not file.startswith(".")]
     return names

@@ -1,19 +1,12 @@
-"""PNG, JPEG and TIFF images, bounded in size; every failure is a `DataError` that names the file.
-
-Reading that would lose precision, rotate the image or guess its colours is an error. For stacks and volumes see
-`volumes.py`.
-"""
+"""PNG, JPEG and TIFF images. Reading that would lose precision, rotate the image or guess colours is an error."""
 
 import io
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
-from hpunet.data.io.limits import MAX_PIXELS, ImageSize, check_image_size
+from hpunet.data.io.limits import MAX_PIXELS, ImageSize, check_image_size, named_errors
 from hpunet.data.io.png import check_png_pixels, num_pixel_bytes, read_png_header
 from hpunet.data.io.tiff import check_tiff_series, open_tiff
 from hpunet.errors import DataError
@@ -21,32 +14,18 @@ from hpunet.utils.files import read_file
 
 _EXIF_ORIENTATION = 0x0112
 _WITH_TRANSPARENCY = {"P": "RGBA", "L": "LA", "RGB": "RGBA"}
-_TIFF_COLOURS = ("MINISBLACK", "RGB")
-
-
-@contextmanager
-def _named_errors(kind: str, *, name: str) -> Iterator[None]:
-    """Turn whatever a decoder raises into a `DataError` with the name of the file; hide its warnings."""
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            yield
-    except DataError:
-        raise
-    except Exception as error:  # Pillow and tifffile raise OSError, SyntaxError, ValueError, struct and codec errors
-        raise DataError(f"{name}: not a readable {kind} ({error})") from None
 
 
 def decode_png(content: bytes, *, name: str, labels: bool = False, size: ImageSize | None = None) -> np.ndarray:
     """A PNG as (h, w) or (h, w, channels), uint8 or uint16 or, for 32 bit modes, int32.
 
-    With `labels` the values are as stored: palette images give indices, and grey ones of less than 8 bits are not
-    stretched to 0...255. `size` is the required size.
+    With `labels` values are as stored: indices of a palette, grey of less than 8 bits not stretched to 0...255.
     """
     header = read_png_header(content, name=name)
-    num_bytes = num_pixel_bytes(header)
-    check_image_size(header.height, header.width, num_bytes=num_bytes, packed=len(content), size=size, name=name)
+    num_bytes, packed = num_pixel_bytes(header), len(content)
+    check_image_size(header.height, header.width, num_bytes=num_bytes, packed=packed, size=size, name=name)
     check_png_pixels(content, header, name=name)
-    with _named_errors("PNG", name=name), Image.open(io.BytesIO(content), formats=["PNG"]) as image:
+    with named_errors("PNG", name=name), Image.open(io.BytesIO(content), formats=["PNG"]) as image:
         if getattr(image, "n_frames", 1) != 1:
             raise DataError(f"{name}: an animation, expected one image")
         array = np.asarray(image if labels else _colours(image))
@@ -68,7 +47,7 @@ def _colours(image: Image.Image) -> Image.Image:
 
 def decode_jpeg(content: bytes, *, name: str) -> np.ndarray:
     """A JPEG as (h, w) or (h, w, 3), uint8. One with an EXIF rotation is an error."""
-    with _named_errors("JPEG", name=name), Image.open(io.BytesIO(content), formats=["JPEG"]) as image:
+    with named_errors("JPEG", name=name), Image.open(io.BytesIO(content), formats=["JPEG"]) as image:
         num_bytes = image.height * image.width * len(image.getbands())
         check_image_size(image.height, image.width, num_bytes=num_bytes, packed=len(content), size=None, name=name)
         if image.mode not in ("L", "RGB"):
@@ -81,22 +60,21 @@ def decode_jpeg(content: bytes, *, name: str) -> np.ndarray:
 def decode_tiff(content: bytes, *, name: str, labels: bool = False, size: ImageSize | None = None) -> np.ndarray:
     """A TIFF of a single image as (h, w) or (h, w, channels), in its stored type.
 
-    With `labels` palette images give indices; otherwise they are errors, as are images where 0 is white. `size` is
-    the required size.
+    With `labels` palette images give indices; otherwise they are errors, as are images where 0 is white.
     """
-    with _named_errors("TIFF", name=name), open_tiff(io.BytesIO(content), name=name) as tiff:
+    with named_errors("TIFF", name=name), open_tiff(io.BytesIO(content), name=name) as tiff:
         if len(tiff.series) != 1:
             raise DataError(f"{name}: holds {len(tiff.series)} images, expected one")
         series = tiff.series[0]
         if series.axes not in (("YX",) if labels else ("YX", "YXS", "SYX")):
-            what = "label map" if labels else "grey or colour image"
-            raise DataError(f"{name}: expected one {what}, got shape {series.shape}")
+            raise DataError(
+                f"{name}: expected one {'label map' if labels else 'grey or colour image'}, got shape {series.shape}"
+            )
         if series.size > 4 * MAX_PIXELS:
             raise DataError(f"{name}: shape {series.shape} is more than {MAX_PIXELS} pixels of four channels")
         check_tiff_series(series, name=name, size=size)
-        if not labels and series.keyframe.photometric.name not in _TIFF_COLOURS:
-            found = series.keyframe.photometric.name
-            raise DataError(f"{name}: expected colours {_TIFF_COLOURS}, got {found}")
+        if not labels and (found := series.keyframe.photometric.name) not in ("MINISBLACK", "RGB"):
+            raise DataError(f"{name}: expected colours MINISBLACK or RGB, got {found}")
         array = np.asarray(series.asarray())
     array = np.moveaxis(array, 0, -1) if series.axes == "SYX" else array
     if array.dtype == np.bool_:
@@ -107,8 +85,7 @@ def decode_tiff(content: bytes, *, name: str, labels: bool = False, size: ImageS
 def decode_image(content: bytes, *, name: str, labels: bool = False, size: ImageSize | None = None) -> np.ndarray:
     """A PNG, JPEG or TIFF, by the ending of `name`, as (h, w) or (h, w, channels).
 
-    `labels` reads a label map: values as stored, and no JPEG, whose compression changes them. `size` is that of its
-    image, which a label map must have.
+    `labels` reads a label map: values as stored, of the `size` of its image, and no JPEG, which changes values.
     """
     suffix = Path(name).suffix.lower()
     if suffix == ".png":

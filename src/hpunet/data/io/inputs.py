@@ -9,7 +9,7 @@ from jaxtyping import Float32
 
 from hpunet.data.io.images import read_image
 from hpunet.data.io.intensity import to_planes, unit_floats
-from hpunet.data.io.limits import MAX_PIXELS
+from hpunet.data.io.limits import MAX_PIXELS, named_errors
 from hpunet.data.io.volumes import NIFTI_ENDINGS, NIFTI_HEAD_BYTES, decode_nifti, nifti_header
 from hpunet.data.types import SetInfo
 from hpunet.errors import DataError
@@ -20,31 +20,28 @@ ENDINGS = (*NIFTI_ENDINGS, ".png", ".jpg", ".jpeg", ".tif", ".tiff", ".npy")
 
 @dataclass(frozen=True)
 class Input:
-    """The content of one file."""
+    """The content of one file: pixels in [0, 1] (an image is a single slice), and the header of a NIfTI volume."""
 
     name: str
     images: Float32[np.ndarray, "z c h w"]
-    """Pixels in [0, 1]; an image is a single slice."""
     header: Any | None
-    """Header of a NIfTI volume, which holds its geometry."""
 
 
 def input_name(path: Path) -> str:
     """The name of a file without its ending; '.nii.gz' is one ending."""
-    ending = next((ending for ending in ENDINGS[::-1] if path.name.lower().endswith(ending)), path.suffix)
+    ending = next((ending for ending in ENDINGS if path.name.lower().endswith(ending)), path.suffix)
     return path.name[: len(path.name) - len(ending)]
 
 
 def read_input(path: Path, *, name: str, info: SetInfo, window: tuple[float, float] | None = None) -> Input:
     """A PNG, JPEG, TIFF, .npy array (h, w) or (h, w, c), or NIfTI volume, for a model trained on data like `info`.
 
-    `name` names the results. Pixels are scaled as in training (`folder/source.py`): by the window of the training
-    set, by the maximum of their type, or, for floats, by the range of the file. A file of another precision than the
-    training images needs a `window`: the stored values that become 0 and 1.
+    `name` names the results. Pixels are scaled as in training (`folder/source.py`). A file of another precision than
+    the training images needs a `window`: the stored values that become 0 and 1.
     """
     header = None
     if not path.name.lower().endswith(ENDINGS):
-        raise DataError(f"{path}: expected an image or a volume as {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]}")
+        raise DataError(f"{path}: expected an image or a volume as one of {', '.join(ENDINGS)}")
     if path.name.lower().endswith(NIFTI_ENDINGS):
         content = read_file(path, error=DataError)
         values = decode_nifti(content, name=str(path)).slices
@@ -70,19 +67,12 @@ def read_input(path: Path, *, name: str, info: SetInfo, window: tuple[float, flo
 
 def _read_npy(path: Path) -> np.ndarray:
     """An array, never a pickle; mapped first, so that no header can claim more than the file holds."""
-    try:
-        check_file(path, error=DataError)
+    check_file(path, error=DataError)
+    with named_errors("array", name=str(path)):
         mapped = np.load(path, mmap_mode="r", allow_pickle=False)
-        if not isinstance(mapped, np.ndarray) or mapped.ndim not in (2, 3) or 0 in mapped.shape:
-            raise DataError(
-                f"{path}: expected an image (h, w) or (h, w, c), got shape {getattr(mapped, 'shape', '')}"
-            )
-        if mapped.shape[0] * mapped.shape[1] > MAX_PIXELS:
-            raise DataError(f"{path}: shape {mapped.shape} is more than {MAX_PIXELS} pixels")
+        shape: tuple[int, ...] = getattr(mapped, "shape", ())  # an .npz archive has none
+        if len(shape) not in (2, 3) or 0 in shape:
+            raise DataError(f"{path}: expected an image (h, w) or (h, w, c), got shape {shape}")
+        if shape[0] * shape[1] > MAX_PIXELS:
+            raise DataError(f"{path}: shape {shape} is more than {MAX_PIXELS} pixels")
         return np.array(mapped, dtype=mapped.dtype.newbyteorder("="))
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from None
-    except (ValueError, EOFError, SyntaxError) as error:
-        if isinstance(error, DataError):
-            raise
-        raise DataError(f"{path}: not a readable array ({error})") from None

@@ -12,12 +12,22 @@ def to_planes(
     """Images or slices as uint8, uint16, or float32 in [0, 1].
 
     A `window` of stored values becomes [0, 1]. Without one, 8 and 16 bit values stay as stored, unless `by_range`;
-    then, and for all other types, the minimum and maximum of the file become 0 and 1.
+    then, and for all other types, the minimum and maximum of the file become 0 and 1 (a constant file: 0).
     """
     planes = np.moveaxis(_without_alpha(values, name=name), -1, 1)
     if window is None and not by_range and planes.dtype in (np.uint8, np.uint16):
         return planes
-    return _scaled(planes, window=window, name=name)
+    if planes.dtype.kind not in "iuf":
+        raise DataError(f"{name}: expected numbers as pixels, got {planes.dtype}")
+    if not np.isfinite(planes).all():
+        raise DataError(f"{name}: {int((~np.isfinite(planes)).sum())} pixels are NaN or infinite")
+    low, high = window or (float(planes.min()), float(planes.max()))
+    if not np.isfinite(high - low):
+        raise DataError(f"{name}: pixels from {low:g} to {high:g} cannot be scaled")
+    scaled = np.empty(planes.shape, dtype=np.float32)
+    for z, stored in enumerate(planes):  # slice by slice: float64 takes much memory
+        scaled[z] = np.clip((stored.astype(np.float64) - low) / ((high - low) or 1.0), 0, 1)
+    return scaled
 
 
 def unit_floats(planes: Shaped[np.ndarray, "*shape"]) -> Float32[np.ndarray, "*shape"]:
@@ -39,18 +49,3 @@ def _without_alpha(picture: np.ndarray, *, name: str) -> np.ndarray:
     if picture.dtype.kind != "u" or (picture[..., -1] != np.iinfo(picture.dtype).max).any():
         raise DataError(f"{name}: is partly transparent; save it as grey or RGB without an alpha channel")
     return picture[..., :-1]
-
-
-def _scaled(values: np.ndarray, *, window: tuple[float, float] | None, name: str) -> np.ndarray:
-    """Values of the window, or of the file's range, scaled to [0, 1]; a constant file becomes 0."""
-    if values.dtype.kind not in "iuf":
-        raise DataError(f"{name}: expected numbers as pixels, got {values.dtype}")
-    if not np.isfinite(values).all():
-        raise DataError(f"{name}: {int((~np.isfinite(values)).sum())} pixels are NaN or infinite")
-    low, high = window or (float(values.min()), float(values.max()))
-    if not np.isfinite(high - low):
-        raise DataError(f"{name}: pixels from {low:g} to {high:g} cannot be scaled")
-    scaled = np.empty(values.shape, dtype=np.float32)
-    for z, stored in enumerate(values):  # slice by slice: float64 takes much memory
-        scaled[z] = np.clip((stored.astype(np.float64) - low) / ((high - low) or 1.0), 0, 1)
-    return scaled

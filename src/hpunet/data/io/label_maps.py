@@ -5,18 +5,14 @@ from jaxtyping import Int32, Integer, Shaped
 
 from hpunet.errors import ConfigError, DataError
 
-MAX_CLASSES = 256
-"""Sampled label maps have 8 bits."""
+MAX_CLASSES = 256  # sampled label maps have 8 bits
 
 
 def check_num_random_ids(num_random_ids: int, *, num_fixed_classes: int) -> None:
-    """At least two ids, or no instances can be told apart; all classes must fit a label map."""
+    """Refuse a single id, which tells no instances apart, and more classes than a label map holds."""
     most = MAX_CLASSES - num_fixed_classes
     if not 2 <= num_random_ids <= most:
-        raise ConfigError(
-            f"num_random_ids: expected 2 to {most}, got {num_random_ids}; with one id no two instances can be told "
-            f"apart, and label maps hold {MAX_CLASSES} classes"
-        )
+        raise ConfigError(f"num_random_ids: expected 2 to {most}, got {num_random_ids}; one id tells nothing apart")
 
 
 def as_integers(values: Shaped[np.ndarray, "*shape"], *, name: str) -> Integer[np.ndarray, "*shape"]:

@@ -1,20 +1,20 @@
-"""Limits that the header of a file is checked against before its content is unpacked.
+"""What all readers share: named errors, and size limits that a header is checked against before unpacking.
 
-A few bytes can claim to be gigabytes. Label maps do compress that well, so they are not limited by their size on
-disk; they must have the size of their image.
+A few bytes can claim to be gigabytes. Label maps do compress that well, so instead of a limit by their size on disk
+they must have the size of their image.
 """
 
 import importlib
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from hpunet.errors import DataError
 
 MAX_PIXELS = 2**26
-"""Largest image that is opened, in pixels (64 megapixels)."""
-MAX_EXPANSION = 100
-"""Largest ratio of unpacked size to size on disk; images and scans hardly reach a tenth of it."""
-_ALWAYS_ALLOWED = 2**25
-"""Bytes that any file may unpack to."""
+MAX_EXPANSION = 100  # unpacked size / size on disk; images and scans hardly reach a tenth of it
+_ALWAYS_ALLOWED = 2**25  # bytes that any file may unpack to
 
 
 class ImageSize(NamedTuple):
@@ -34,6 +34,18 @@ def need(module: str) -> Any:
         raise DataError(f"reading this needs {module}: pip install hpunet[data]") from None
 
 
+@contextmanager
+def named_errors(kind: str, *, name: str) -> Iterator[None]:
+    """Turn whatever a decoder raises into a `DataError` that names the file; hide its warnings."""
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            yield
+    except DataError:
+        raise
+    except Exception as error:  # OSError, SyntaxError, ValueError, struct, codec and other errors of many libraries
+        raise DataError(f"{name}: not a readable {kind} ({error})") from None
+
+
 def max_unpacked_bytes(packed: int) -> int:
     """Largest unpacked size of a file of `packed` bytes."""
     return max(_ALWAYS_ALLOWED, MAX_EXPANSION * packed)
@@ -42,10 +54,7 @@ def max_unpacked_bytes(packed: int) -> int:
 def check_unpacked(num_bytes: int, *, packed: int, name: str) -> None:
     """Refuse content out of proportion to its file."""
     if num_bytes > max_unpacked_bytes(packed):
-        raise DataError(
-            f"{name}: {packed} bytes that claim to hold {num_bytes}, more than {MAX_EXPANSION} times as many; "
-            "damaged or malicious"
-        )
+        raise DataError(f"{name}: {packed} bytes that claim to hold {num_bytes}; damaged or malicious")
 
 
 def check_image_size(
@@ -53,10 +62,8 @@ def check_image_size(
 ) -> None:
     """Refuse an image that is too large, out of proportion to its file, or not of the required `size`."""
     if size is not None:
-        if (height, width) != (size.height, size.width):
-            raise DataError(
-                f"{name}: {height}x{width} pixels, but its image {size.name} has {size.height}x{size.width}"
-            )
+        if (height, width) != size[1:3]:
+            raise DataError(f"{name}: {height}x{width} pixels, its image {size.name} has {size.height}x{size.width}")
         return
     if height * width > MAX_PIXELS:
         raise DataError(f"{name}: {height}x{width} is more than {MAX_PIXELS} pixels")

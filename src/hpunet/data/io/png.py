@@ -1,7 +1,4 @@
-"""Check that a PNG file is complete.
-
-Pillow shows missing pixels as black, ignores surplus ones, and does not verify their checksums.
-"""
+"""Check that a PNG is complete: Pillow shows missing pixels as black and ignores surplus ones and checksums."""
 
 import struct
 import zlib
@@ -12,11 +9,10 @@ from hpunet.errors import DataError
 
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _MAX_CHUNKS = 2**16
-_PIECE = 2**14
-"""Bytes unpacked at once, to at most 16 MiB or so."""
+_PIECE = 2**14  # bytes unpacked at once, to at most about 16 MiB
 _CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
+# First column, first row and their steps, for each pass of an interlaced image.
 _PASSES = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
-"""First column, first row and their steps, for each pass of an interlaced image."""
 
 
 class PngHeader(NamedTuple):
@@ -60,8 +56,7 @@ def _pixel_chunks(content: bytes, *, name: str) -> Iterator[memoryview]:
     for _ in range(_MAX_CHUNKS):
         if position + 12 > len(view):
             raise DataError(f"{name}: truncated, has no end")
-        (length,) = struct.unpack(">I", view[position : position + 4])
-        end = position + 8 + length
+        end = position + 8 + int.from_bytes(view[position : position + 4])
         kind = bytes(view[position + 4 : position + 8])
         if view[end : end + 4] != struct.pack(">I", zlib.crc32(view[position + 4 : end])):
             raise DataError(f"{name}: damaged, the checksum of its part {repr(kind)[2:-1]} is wrong")
@@ -75,14 +70,9 @@ def _pixel_chunks(content: bytes, *, name: str) -> Iterator[memoryview]:
 
 def num_pixel_bytes(header: PngHeader) -> int:
     """Bytes of all rows, each with its filter byte."""
-    bits = header.bits * _CHANNELS[header.colour_type]
-
-    def of(width: int, height: int) -> int:
-        return height * (1 + (width * bits + 7) // 8) if width > 0 else 0
-
-    if not header.interlaced:
-        return of(header.width, header.height)
-    return sum(
-        of(-(-(header.width - x) // step_x), max(0, -(-(header.height - y) // step_y)))
-        for x, y, step_x, step_y in _PASSES
-    )
+    bits, total = header.bits * _CHANNELS[header.colour_type], 0
+    for x, y, step_x, step_y in _PASSES if header.interlaced else ((0, 0, 1, 1),):
+        columns, rows = (header.width - x + step_x - 1) // step_x, (header.height - y + step_y - 1) // step_y
+        if columns > 0 and rows > 0:
+            total += rows * (1 + (columns * bits + 7) // 8)
+    return total

@@ -1,7 +1,6 @@
 """TIFF files, opened so that damage is an error, and checked against their headers before they are decoded.
 
-By itself, tifffile only logs damage, fills missing parts with zeros, unpacks without limits, and opens other files
-that some formats name.
+By itself, tifffile only logs damage, fills missing parts with zeros, and unpacks without limits.
 """
 
 import io
@@ -16,9 +15,9 @@ from typing import Any
 from hpunet.data.io.limits import ImageSize, check_image_size, need
 from hpunet.errors import DataError
 
+# The supported compressions, by the functions of imagecodecs that unpack with a limit.
 _DECODERS = {"NONE": "", "LZW": "lzw", "ADOBE_DEFLATE": "zlib", "DEFLATE": "zlib", "PACKBITS": "packbits"}
-"""The supported compressions, by the functions of imagecodecs that unpack with a limit."""
-_OF_SEVERAL_FILES = {"is_ome": False, "is_mmstack": False, "is_ndtiff": False}
+_OF_SEVERAL_FILES = {"is_ome": False, "is_mmstack": False, "is_ndtiff": False}  # name other files to open
 
 
 @contextmanager
@@ -44,21 +43,16 @@ def open_tiff(file: Path | io.BytesIO, *, name: str) -> Iterator[Any]:
 
 
 def check_tiff_series(series: Any, *, name: str, size: ImageSize | None = None) -> None:
-    """Refuse a series that is too large, has holes, ends too early or unpacks to a wrong size.
-
-    `size` is required of label maps; without it the size of the file on disk sets a limit.
-    """
-    tiff, first = series.parent, series.keyframe
-    packed = tiff.filehandle.size
-    num_bytes = series.nbytes
-    check_image_size(first.imagelength, first.imagewidth, num_bytes=num_bytes, packed=packed, size=size, name=name)
+    """Refuse a series that is too large, has holes, ends too early or unpacks to another size than `size`, if any."""
+    first, packed = series.keyframe, series.parent.filehandle.size
+    check_image_size(
+        first.imagelength, first.imagewidth, num_bytes=series.nbytes, packed=packed, size=size, name=name
+    )
     if first.is_tiled:  # a small image may have tiles larger than itself
         tile = first.tilelength * first.tilewidth * first.samplesperpixel * first.dtype.itemsize
         check_image_size(first.tilelength, first.tilewidth, num_bytes=tile, packed=packed, size=None, name=name)
     if first.compression.name not in _DECODERS:
-        raise DataError(
-            f"{name}: is compressed by {first.compression.name}; save it with LZW, deflate or uncompressed"
-        )
+        raise DataError(f"{name}: compressed by {first.compression.name}; save it with LZW, deflate or uncompressed")
     in_one_piece = series.dataoffset is not None
     if in_one_piece and series.dataoffset + series.nbytes > packed:
         raise DataError(f"{name}: truncated, {packed} bytes of {series.dataoffset + series.nbytes}")

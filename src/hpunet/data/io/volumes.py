@@ -1,13 +1,9 @@
-"""Stacks and volumes: TIFF and HDF5 stacks (z, h, w) from disk, NIfTI volumes from and to bytes.
-
-Bounded in size. Headers are read without the voxels, so opening a set is quick.
-"""
+"""Stacks and volumes: TIFF and HDF5 stacks (z, h, w) from disk, NIfTI volumes from and to bytes."""
 
 import gzip
 import io
 import logging
 import math
-import warnings
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,18 +13,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float64, Shaped
 
-from hpunet.data.io.limits import ImageSize, check_unpacked, need
+from hpunet.data.io.limits import ImageSize, check_unpacked, named_errors, need
 from hpunet.data.io.tiff import check_tiff_series, open_tiff
 from hpunet.errors import DataError
 
-MAX_VOLUME_BYTES = 2**32
-"""Largest stack or volume that is read, unpacked (4 GiB)."""
-NIFTI_HEAD_BYTES = 4096
-"""The first bytes of a NIfTI file, gzipped or not, that hold its header."""
+MAX_VOLUME_BYTES = 2**32  # unpacked
+NIFTI_HEAD_BYTES = 4096  # of a file, gzipped or not, hold its header
 NIFTI_ENDINGS = (".nii", ".nii.gz")
 MAX_SLICES = 2**15
-"""Largest number of slices of a NIfTI volume."""
-_NIFTI1_HEADER, _NIFTI2_HEADER = 348, 540
 _GZIP_MAGIC = b"\x1f\x8b"
 _SILENT = logging.Logger("hpunet.nifti", level=logging.CRITICAL + 1)
 
@@ -55,7 +47,7 @@ def _checked(shape: tuple[int, ...], dtype: np.dtype[Any], *, name: str) -> Stac
 def _open_stack(path: Path) -> Iterator[tuple[StackHeader, Any]]:
     """The header, and the TIFF series or HDF5 dataset that holds the voxels."""
     suffix = path.suffix.lower()
-    try:
+    with named_errors("stack", name=str(path)):
         if suffix in (".tif", ".tiff"):
             with open_tiff(path, name=str(path)) as tiff:
                 if len(tiff.series) != 1 or "S" in tiff.series[0].axes:
@@ -69,10 +61,6 @@ def _open_stack(path: Path) -> Iterator[tuple[StackHeader, Any]]:
                 yield _checked(dataset.shape, dataset.dtype, name=str(path)), dataset
         else:
             raise DataError(f"{path}: expected a stack as .tif or .h5")
-    except DataError:
-        raise
-    except Exception as error:  # OSError, ValueError, struct, index and codec errors of tifffile and h5py
-        raise DataError(f"{path}: not a readable stack ({error})") from None
 
 
 def _only_stack(file: Any, *, name: str) -> Any:
@@ -123,38 +111,31 @@ def _check_stored(dataset: Any, *, name: str) -> None:
         raise DataError(f"{name}: dataset {dataset.name} is incomplete, some of its voxels are missing")
 
 
-def _unpacked_head(head: bytes) -> bytes:
-    """The start of a NIfTI file from the start of its possibly gzipped bytes."""
-    return zlib.decompressobj(31).decompress(head, NIFTI_HEAD_BYTES) if head[:2] == _GZIP_MAGIC else head
+def nifti_header(head: bytes, *, packed: int, name: str, size: ImageSize | None = None) -> Any:
+    """The checked nibabel header, from the first `NIFTI_HEAD_BYTES` of a file of `packed` bytes.
 
-
-def _nifti_header(head: bytes, *, packed: int, name: str, size: ImageSize | None = None) -> Any:
-    """The checked header of a file of `packed` bytes; `size` is the required size of its volume."""
+    `size` is the required size of its volume.
+    """
     nibabel = need("nibabel")
-    sizes = {int.from_bytes(head[:4], "little"), int.from_bytes(head[:4], "big")}
-    if _NIFTI1_HEADER in sizes and len(head) >= _NIFTI1_HEADER:
-        header_class, length = nibabel.Nifti1Header, _NIFTI1_HEADER
-    elif _NIFTI2_HEADER in sizes and len(head) >= _NIFTI2_HEADER:
-        header_class, length = nibabel.Nifti2Header, _NIFTI2_HEADER
-    else:
-        raise DataError(f"{name}: not a readable NIfTI (no header)")
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            # Without extensions, which can be longer than `head`.
-            header = header_class.from_fileobj(io.BytesIO(head[:length]), check=False)
+    with named_errors("NIfTI", name=name):
+        if head[:2] == _GZIP_MAGIC:
+            head = zlib.decompressobj(31).decompress(head, NIFTI_HEAD_BYTES)
+        starts = {int.from_bytes(head[:4], "little"), int.from_bytes(head[:4], "big")}
+        for header_class in (nibabel.Nifti1Header, nibabel.Nifti2Header):
+            if header_class.sizeof_hdr in starts and len(head) >= header_class.sizeof_hdr:
+                break
+        else:
+            raise DataError(f"{name}: not a readable NIfTI (no header)")
+        # Without extensions, which can be longer than `head`.
+        header = header_class.from_fileobj(io.BytesIO(head[: header_class.sizeof_hdr]), check=False)
         header.check_fix(logger=_SILENT)  # by itself nibabel prints its fixes
         shape, end = _nifti_shape(header, name=name), _nifti_end(header)
-    except DataError:
-        raise
-    except Exception as error:  # nibabel raises HeaderDataError, ValueError, KeyError and others
-        raise DataError(f"{name}: not a readable NIfTI ({error})") from None
     if end > MAX_VOLUME_BYTES or shape[2] > MAX_SLICES:
         raise DataError(f"{name}: shape {shape} is more than {MAX_VOLUME_BYTES} bytes or {MAX_SLICES} slices")
     if size is None:
         check_unpacked(end, packed=packed, name=name)
-    elif (shape[2], shape[0], shape[1]) != size[:3]:
-        needed = (size.height, size.width, size.depth)
-        raise DataError(f"{name}: shape {shape}, but its image {size.name} has {needed}")
+    elif shape != (size.height, size.width, size.depth):
+        raise DataError(f"{name}: shape {shape}, its image {size.name} has {(*size[1:3], size.depth)}")
     return header
 
 
@@ -175,15 +156,6 @@ def _nifti_end(header: Any) -> int:
     return int(header.get_data_offset()) + voxels * int(header.get_data_dtype().itemsize)
 
 
-def nifti_header(head: bytes, *, packed: int, name: str) -> Any:
-    """The checked nibabel header, from the first `NIFTI_HEAD_BYTES` of a file of `packed` bytes."""
-    try:
-        head = _unpacked_head(head)
-    except zlib.error as error:
-        raise DataError(f"{name}: not a readable NIfTI ({error})") from None
-    return _nifti_header(head, packed=packed, name=name)
-
-
 def nifti_depth(head: bytes, *, packed: int, name: str) -> int:
     """Slices along the last axis; arguments as in `nifti_header`."""
     return _nifti_shape(nifti_header(head, packed=packed, name=name), name=name)[2]
@@ -197,14 +169,10 @@ class Volume(NamedTuple):
 
 
 def decode_nifti(content: bytes, *, name: str, size: ImageSize | None = None) -> Volume:
-    """A .nii or .nii.gz volume, with its scaling applied; slice z is [:, :, z] of the stored array.
-
-    `size` is that of its image, which a label volume must have.
-    """
-    try:
-        head = _unpacked_head(content[:NIFTI_HEAD_BYTES])
-        header = _nifti_header(head, packed=len(content), name=name, size=size)
-        end = _nifti_end(header)
+    """A .nii or .nii.gz volume, scaled as its header says, of the required `size`; slice z is stored[:, :, z]."""
+    header = nifti_header(content[:NIFTI_HEAD_BYTES], packed=len(content), name=name, size=size)
+    end = _nifti_end(header)
+    with named_errors("NIfTI", name=name):
         if content[:2] == _GZIP_MAGIC:  # may be of several gzip members
             with gzip.GzipFile(fileobj=io.BytesIO(content)) as unpacked:
                 content = unpacked.read(end)
@@ -215,10 +183,6 @@ def decode_nifti(content: bytes, *, name: str, size: ImageSize | None = None) ->
             array = np.asarray(header.data_from_fileobj(io.BytesIO(content)))
         array = array.reshape(_nifti_shape(header, name=name))
         affine = np.asarray(header.get_best_affine(), dtype=np.float64)
-    except DataError:
-        raise
-    except Exception as error:  # what gzip, zlib and nibabel raise
-        raise DataError(f"{name}: not a readable NIfTI ({error})") from None
     array = array.astype(array.dtype.newbyteorder("="), copy=False)
     return Volume(np.moveaxis(array, 2, 0), affine)
 
@@ -237,8 +201,7 @@ def encode_nifti(slices: Shaped[np.ndarray, "z h w"], *, header: Any | None) -> 
         header = header.copy()
         header.set_data_dtype(slices.dtype)
         header["cal_min"] = header["cal_max"] = 0  # the grey range of the other volume
-        is_second_version = isinstance(header, nibabel.Nifti2Header)
-        image_class = nibabel.Nifti2Image if is_second_version else nibabel.Nifti1Image
+        image_class = nibabel.Nifti2Image if isinstance(header, nibabel.Nifti2Header) else nibabel.Nifti1Image
         image = image_class(voxels.reshape(header.get_data_shape()), header.get_best_affine(), header)
     image.header.set_slope_inter(1, 0)
     return gzip.compress(image.to_bytes(), compresslevel=6, mtime=0)

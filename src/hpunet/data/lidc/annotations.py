@@ -5,11 +5,9 @@ centre of the upper left pixel. LIDC's readers traced the first pixels *outside*
 pixel belongs to the region of a contour if and only if its centre is strictly inside the polygon by the even-odd
 rule; a centre on an edge or at a vertex is not. All arithmetic is in integers.
 
-A contour with `inclusion` FALSE removes its region by the same rule: the strict inside, while pixels under the line
-stay part of the nodule. (In the files most exclusions are drawn around a few pixels, and hardly any has an empty
-inside. pylidc also removes the line.) Hence
-
-    mask of a nodule in a slice = union of the inclusions' regions − union of the exclusions' regions.
+A contour with `inclusion` FALSE removes its region by the same rule: pixels under the line stay part of the nodule
+(pylidc also removes the line). The mask of a nodule in a slice is the union of its inclusions' regions minus the
+union of its exclusions' regions.
 """
 
 import re
@@ -25,23 +23,18 @@ from hpunet.errors import DataError
 from hpunet.utils.files import read_file
 
 MAX_XML_BYTES = 2**23
-"""Largest annotation file that is read (8 MiB)."""
-MAX_SIDE = 4096
-"""Largest height or width of a scan, in pixels."""
+MAX_SIDE = 4096  # largest height or width of a scan
 _DECIMAL = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,2})?", flags=re.ASCII)
 
 
 @dataclass(frozen=True)
 class Contour:
-    """One outline in one slice."""
+    """One outline in one slice, which is named by z (mm) and SOP UID (may be empty); vertices are pixels (x, y)."""
 
     z: float
-    """Position of the slice, mm."""
     sop_uid: str
-    """SOP UID of the slice; empty if the file has none."""
     inclusion: bool
     vertices: Int64[np.ndarray, "n 2"]
-    """Pixel positions (x, y)."""
 
 
 @dataclass(frozen=True)
@@ -54,16 +47,12 @@ class Nodule:
 
 @dataclass(frozen=True)
 class Reading:
-    """The second (unblinded) reading of one reader."""
+    """The second (unblinded) reading of one reader; what is only counted is not used."""
 
-    nodules: tuple[Nodule, ...]
-    """Those with at least one outline."""
-    num_point_nodules: int
-    """Nodules marked by single points only (below 3 mm), not used."""
-    num_point_contours: int
-    """Single points among the outlines of a nodule, not used."""
+    nodules: tuple[Nodule, ...]  # with at least one outline
+    num_point_nodules: int  # marked by single points only (below 3 mm)
+    num_point_contours: int  # single points among the outlines of a nodule
     num_non_nodules: int
-    """Markers of non-nodules, not used."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +66,7 @@ class Annotations:
 def read_annotations(path: Path) -> Annotations | None:
     """The second readings in an LIDC XML file; None for XML of another kind (radiographs have their own).
 
-    Only `unblindedReadNodule`s are nodules. Element names are compared without namespace, which differs between
-    releases. DTDs and entities are refused.
+    Element names are compared without namespace, which differs between releases. DTDs and entities are refused.
     """
     refused, etree = need("defusedxml.common").DefusedXmlException, need("defusedxml.ElementTree")
     content = read_file(path, max_bytes=MAX_XML_BYTES, error=DataError)
@@ -90,7 +78,8 @@ def read_annotations(path: Path) -> Annotations | None:
         raise DataError(f"{path}: not well-formed XML ({error})") from None
     if _name(root) != "LidcReadMessage":
         return None
-    uids = {_text(e) for header in _children(root, "ResponseHeader") for e in header if _is_series_uid(e)}
+    headers = [element for header in _children(root, "ResponseHeader") for element in header]
+    uids = {_text(element) for element in headers if _name(element).lower() == "seriesinstanceuid"}
     if len(uids) != 1 or uids == {""}:
         raise DataError(f"{path}: expected one SeriesInstanceUid in its ResponseHeader, found {len(uids - {''})}")
     sessions = _children(root, "readingSession")
@@ -109,12 +98,7 @@ def _reading(session: Any, *, path: Path) -> Reading:
             num_point_contours += len(contours) - len(outlines)
         else:
             num_point_nodules += 1
-    return Reading(
-        nodules=tuple(nodules),
-        num_point_nodules=num_point_nodules,
-        num_point_contours=num_point_contours,
-        num_non_nodules=len(_children(session, "nonNodule")),
-    )
+    return Reading(tuple(nodules), num_point_nodules, num_point_contours, len(_children(session, "nonNodule")))
 
 
 def _contour(roi: Any, *, path: Path, nodule: str) -> Contour:
@@ -154,10 +138,6 @@ def _name(element: Any) -> str:
     return element.tag.rsplit("}", 1)[-1] if isinstance(element.tag, str) else ""
 
 
-def _is_series_uid(element: Any) -> bool:
-    return _name(element).lower() == "seriesinstanceuid"
-
-
 def _text(element: Any) -> str:
     return (element.text or "").strip()
 
@@ -174,17 +154,11 @@ def _child_text(element: Any, name: str, *, path: Path) -> str:
 
 
 def rasterise(vertices: Int64[np.ndarray, "n 2"], *, shape: tuple[int, int]) -> Bool[np.ndarray, "h w"]:
-    """The region of one contour by the rule above, in an image of `shape` (h, w).
-
-    Straight lines join the vertices (x, y), which need not be neighbouring pixels.
-    """
+    """The region of one contour by the rule above; its vertices (x, y) need not be neighbouring pixels."""
     height, width = shape
     low, high = vertices.min(axis=0), vertices.max(axis=0)
     if (low < 0).any() or high[0] >= width or high[1] >= height:
-        raise DataError(
-            f"contour: reaches from {tuple(low.tolist())} to {tuple(high.tolist())}, outside an image of "
-            f"{width}x{height} pixels"
-        )
+        raise DataError(f"contour: from {low.tolist()} to {high.tolist()}, outside an image of {width}x{height}")
     x = np.arange(low[0], high[0] + 1)
     inside = np.zeros((high[1] - low[1] + 1, len(x)), dtype=np.bool_)
     on_line = np.zeros_like(inside)
@@ -206,11 +180,9 @@ def rasterise(vertices: Int64[np.ndarray, "n 2"], *, shape: tuple[int, int]) -> 
 
 def rasterise_nodule(contours: list[Contour], *, shape: tuple[int, int]) -> Bool[np.ndarray, "h w"]:
     """The mask of a nodule in one slice: the regions of its inclusions without those of its exclusions."""
-    included, excluded = np.zeros(shape, dtype=np.bool_), np.zeros(shape, dtype=np.bool_)
+    included, excluded = np.zeros((2, *shape), dtype=np.bool_)
     for contour in contours:
-        region = rasterise(contour.vertices, shape=shape)
-        if contour.inclusion:
-            included |= region
-        else:
-            excluded |= region
-    return included & ~excluded
+        region = included if contour.inclusion else excluded
+        region |= rasterise(contour.vertices, shape=shape)
+    result: np.ndarray = included & ~excluded
+    return result

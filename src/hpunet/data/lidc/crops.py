@@ -31,15 +31,8 @@ from hpunet.data.types import (
 from hpunet.errors import ConfigError, DataError
 
 NUM_GRADERS = 4
-
-INFO = SetInfo(
-    kind="lidc",
-    in_channels=1,
-    num_graders=NUM_GRADERS,
-    fixed_classes=("background", "lesion"),
-    stochastic_classes=(1,),
-)
-
+_CLASSES = ("background", "lesion")
+INFO = SetInfo("lidc", in_channels=1, num_graders=NUM_GRADERS, fixed_classes=_CLASSES, stochastic_classes=(1,))
 _PATIENT = r"(?P<patient>[A-Za-z0-9][A-Za-z0-9._-]*)"
 _CROP = r"(?P<crop>z-(?:-?\d+(?:\.\d+)?)_c\d+)"
 _IMAGE_NAME = re.compile(rf"images/{_PATIENT}/{_CROP}\.png")
@@ -54,9 +47,8 @@ class LidcCrops:
     def __init__(self, *, tree: FileTree, split: str, size: int | None) -> None:
         self.split, self._tree, self._size = split, tree, size
         images, gradings = _sort_names(tree.names, where=str(tree.path))
+        self.identities, self._images = list(images), list(images.values())
         self._gradings = [gradings[identity] for identity in images]
-        self._images = list(images.values())
-        self.identities = list(images)
 
     def __len__(self) -> int:
         return len(self.identities)
@@ -71,12 +63,15 @@ class LidcCrops:
             grading = self._read(grading_name, size=size)
             values = np.flatnonzero(np.bincount(grading.ravel())).tolist()
             if values not in ([0], [1], [255], [0, 1], [0, 255]):
-                raise DataError(
-                    f"{self._tree.where(grading_name)}: expected 0 and one other value, 1 or 255; found {values[:8]}"
-                )
-            labels[slot] = grading > 0
-            graders[slot] = True
-        window = self._centre(image.shape, name=name)
+                where = self._tree.where(grading_name)
+                raise DataError(f"{where}: expected 0 and one other value, 1 or 255; found {values[:8]}")
+            labels[slot], graders[slot] = grading > 0, True
+        side = len(image)
+        cropped = side if self._size is None else self._size
+        if cropped > side:
+            raise DataError(f"{self._tree.where(name)}: cannot crop {cropped} pixels from {side}")
+        start = (side - cropped) // 2
+        window = (slice(start, start + cropped),) * 2
         return make_sample(
             image=image[None, *window],
             labels=labels[:, *window],
@@ -93,21 +88,12 @@ class LidcCrops:
             raise DataError(f"{where}: expected a square 8 bit grey image, got {array.dtype} of shape {array.shape}")
         return array
 
-    def _centre(self, shape: tuple[int, ...], *, name: str) -> tuple[slice, slice]:
-        side = shape[0]
-        size = side if self._size is None else self._size
-        if size > side:
-            raise DataError(f"{self._tree.where(name)}: cannot crop {size} pixels from {side}")
-        start = (side - size) // 2
-        return slice(start, start + size), slice(start, start + size)
-
 
 def open_lidc_crops(path: Path, *, split: str, size: int | None = None) -> LidcCrops:
     """The `split` of the crops below `path`, from the folder `<split>` or else from `<split>.tar.gz`.
 
-    `size` crops images and gradings at their centre (180 → 128 is [26:-26], the paper's evaluation). Names are
-    checked here, pixels when a sample is read. A patient with a folder in another split of `path` is refused; for
-    archives see `types.refuse_shared_patients`.
+    `size` crops images and gradings at their centre (180 → 128 is [26:-26], the paper's evaluation). A patient with a
+    folder in another split of `path` is refused; for archives see `types.refuse_shared_patients`.
     """
     path = Path(path)
     check_split(split)
@@ -136,10 +122,8 @@ def _sort_names(names: Iterable[str], *, where: str) -> tuple[dict[Identity, str
     for name in sorted(names):
         match = _IMAGE_NAME.fullmatch(name) or _GRADING_NAME.fullmatch(name)
         if match is None:
-            raise DataError(
-                f"{where}/{name}: expected images/<patient>/z-<z>_c<crop>.png or "
-                "gt/<patient>/z-<z>_c<crop>_l<grader>.png"
-            )
+            expected = "images/<patient>/z-<z>_c<crop>.png or gt/<patient>/z-<z>_c<crop>_l<grader>.png"
+            raise DataError(f"{where}/{name}: expected {expected}")
         identity = Identity(patient=match["patient"], key=f"{match['patient']}/{match['crop']}")
         if match.re is _IMAGE_NAME:
             images[identity] = name

@@ -1,7 +1,6 @@
 """DICOM files of a CT series: bounded, uncompressed, all numbers checked; every failure is a `DataError`."""
 
 import math
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,22 +8,18 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32
 
-from hpunet.data.io.limits import need
+from hpunet.data.io.limits import named_errors, need
 from hpunet.data.lidc.annotations import MAX_SIDE, parse_decimal
 from hpunet.errors import DataError
 from hpunet.utils.files import check_file
 
 MAX_DICOM_BYTES = 2**26
-_UNCOMPRESSED = {  # transfer syntaxes
-    "1.2.840.10008.1.2": "implicit little endian",
-    "1.2.840.10008.1.2.1": "explicit little endian",
-    "1.2.840.10008.1.2.2": "explicit big endian",
-}
+_UNCOMPRESSED = tuple(f"1.2.840.10008.1.2{version}" for version in ("", ".1", ".2"))  # transfer syntaxes
 
 
 @dataclass(frozen=True)
 class SliceHeader:
-    """Header of a DICOM file, without pixels."""
+    """Header of a CT slice; `spacing` is the distance between rows and between columns, mm."""
 
     path: Path
     patient: str
@@ -35,7 +30,6 @@ class SliceHeader:
     orientation: tuple[float, ...]
     shape: tuple[int, int]
     spacing: tuple[float, float]
-    """Distance between rows and between columns, mm."""
 
 
 def read_header(path: Path) -> SliceHeader | None:
@@ -64,10 +58,7 @@ def read_header(path: Path) -> SliceHeader | None:
 
 
 def read_hounsfield(header: SliceHeader) -> Float32[np.ndarray, "h w"]:
-    """A slice in Hounsfield units: stored value · RescaleSlope + RescaleIntercept.
-
-    MONOCHROME1 changes how values are displayed, not what they mean.
-    """
+    """A slice in Hounsfield units, stored · RescaleSlope + RescaleIntercept; MONOCHROME1 changes only its display."""
     path = header.path
     dataset = _read_dicom(path, pixels=True)
     if _text(dataset, "PhotometricInterpretation", path=path) not in ("MONOCHROME1", "MONOCHROME2"):
@@ -83,11 +74,8 @@ def read_hounsfield(header: SliceHeader) -> Float32[np.ndarray, "h w"]:
     found = len(_value(dataset, "PixelData", path=path))
     if not expected <= found <= expected + expected % 2:  # pydicom would ignore surplus bytes
         raise DataError(f"{path}: {found} bytes of pixels, expected {expected}")
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            stored: np.ndarray = dataset.pixel_array
-    except Exception as error:  # pydicom has no common base class for damaged pixels
-        raise DataError(f"{path}: its pixels cannot be read ({error})") from None
+    with named_errors("image", name=str(path)):
+        stored: np.ndarray = dataset.pixel_array
     if stored.shape != header.shape:
         raise DataError(f"{path}: its pixels have shape {stored.shape}, expected {header.shape}")
     hounsfield: np.ndarray = stored.astype(np.float64) * slope + intercept
@@ -96,27 +84,19 @@ def read_hounsfield(header: SliceHeader) -> Float32[np.ndarray, "h w"]:
 
 def _read_dicom(path: Path, *, pixels: bool) -> Any:
     pydicom = need("pydicom")
-    try:
-        check_file(path, max_bytes=MAX_DICOM_BYTES, error=DataError)
-        with warnings.catch_warnings(action="ignore"):
-            # Checked first: the next call would inflate a deflated file without limit.
-            syntax = str(pydicom.filereader.read_file_meta_info(path).get("TransferSyntaxUID", "none"))
-            if syntax not in _UNCOMPRESSED:
-                raise DataError(f"{path}: transfer syntax {syntax[:64]}; LIDC-IDRI is published uncompressed")
-            return pydicom.dcmread(path, stop_before_pixels=not pixels)
-    except DataError:
-        raise
-    except Exception as error:  # pydicom raises OSError, InvalidDicomError, struct.error, EOFError and more
-        raise DataError(f"{path}: not a readable DICOM file ({error})") from None
+    check_file(path, max_bytes=MAX_DICOM_BYTES, error=DataError)
+    with named_errors("DICOM file", name=str(path)):
+        # Checked first: the next call would inflate a deflated file without limit.
+        syntax = str(pydicom.filereader.read_file_meta_info(path).get("TransferSyntaxUID", "none"))
+        if syntax not in _UNCOMPRESSED:
+            raise DataError(f"{path}: transfer syntax {syntax[:64]}; LIDC-IDRI is published uncompressed")
+        return pydicom.dcmread(path, stop_before_pixels=not pixels)
 
 
 def _optional(dataset: Any, name: str, *, path: Path) -> Any:
     """The value of an element; None if absent or empty."""
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            value = dataset.get(name)
-    except Exception as error:  # the element is decoded here
-        raise DataError(f"{path}: {name} cannot be read ({error})") from None
+    with named_errors(name, name=str(path)):
+        value = dataset.get(name)  # decodes the element
     return None if value == "" else value
 
 

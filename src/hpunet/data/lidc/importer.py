@@ -1,8 +1,7 @@
 """Import of the original LIDC-IDRI download (DICOM series, one XML per scan) as crops for `crops.py` (App. C).
 
 A patient is one unit of work: crops are moved into place when complete, then a record is written to `.import/`. A
-re-run skips patients with a record without failures. The summary, also in `summary.json`, counts what each rule
-dropped and names every unusable file.
+re-run skips patients whose record names no failures.
 """
 
 import json
@@ -13,7 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from PIL import Image
 
@@ -27,31 +26,24 @@ from hpunet.data.workers import workers
 from hpunet.errors import DataError
 from hpunet.utils.files import atomic_write, read_file
 
-FRACTIONS = {"train": 722 / 1010, "val": 144 / 1010, "test": 144 / 1010}
-"""Shares of the patients in the paper."""
+FRACTIONS = {"train": 722 / 1010, "val": 144 / 1010, "test": 144 / 1010}  # of the patients, as in the paper
 _PATIENT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 @dataclass
 class ImportSummary:
-    """What an import found, wrote and left out."""
+    """What an import found, wrote and left out; also in `summary.json`."""
 
     seed: int
-    patients: dict[str, int] = field(default_factory=dict)
-    """By split, including those without crops."""
-    images: dict[str, int] = field(default_factory=dict)
-    """By split."""
+    patients: dict[str, int] = field(default_factory=dict)  # by split, including those without crops
+    images: dict[str, int] = field(default_factory=dict)  # by split
     num_scans: int = 0
     num_lesions: int = 0
     num_patients_done_before: int = 0
-    dropped: Counter[str] = field(default_factory=Counter)
-    """How often a rule left something out, by reason."""
-    unused: list[str] = field(default_factory=list)
-    """Whole files and series that a rule left out, each with the reason."""
-    noted: Counter[str] = field(default_factory=Counter)
-    """Used, but worth knowing."""
-    failures: list[str] = field(default_factory=list)
-    """Unusable files and scans, each with the reason."""
+    dropped: Counter[str] = field(default_factory=Counter)  # how often a rule left something out, by reason
+    unused: list[str] = field(default_factory=list)  # whole files and series that a rule left out, with the reason
+    noted: Counter[str] = field(default_factory=Counter)  # used, but worth knowing
+    failures: list[str] = field(default_factory=list)  # unusable files and scans, with the reason
 
     def leave_out(self, path: Path, reason: str) -> None:
         """Count and name what a rule left out."""
@@ -59,8 +51,7 @@ class ImportSummary:
         self.unused.append(f"{path}: {reason}")
 
 
-@dataclass(frozen=True)
-class _Scan:
+class _Scan(NamedTuple):
     series_uid: str
     headers: list[SliceHeader]
     annotations: Annotations
@@ -90,7 +81,6 @@ def import_lidc(
     """
     for package in ("pydicom", "defusedxml"):
         need(package)
-    source, out = Path(source), Path(out)
     summary = ImportSummary(seed=seed)
     with workers(processes, out) as run:
         headers, annotations = _read_source(source, run=run, progress=progress, summary=summary)
@@ -98,8 +88,7 @@ def import_lidc(
         splits = split_by_patient({h.patient for h in headers}, fractions=FRACTIONS, seed=seed)
         _begin_or_resume(out, plan={"seed": seed, "splits": splits})
         split_of = {patient: split for split, patients in splits.items() for patient in patients}
-        records: dict[str, _Record] = {}
-        jobs = []
+        records, jobs = dict[str, _Record](), []
         for patient in sorted(split_of):
             found = sorted(scans.get(patient, []), key=lambda scan: scan.series_uid)
             before = _earlier_record(out, patient)
@@ -143,44 +132,31 @@ def _read_source(
         xml += [path for path in paths if path.suffix.lower() == ".xml"]
     if not dicom or not xml:
         raise DataError(f"{source}: found {len(dicom)} DICOM files (*.dcm) and {len(xml)} XML files below it")
-    headers, annotations = [], []
-    results = _with_progress(run(_read_patient_header, dicom), len(dicom), "DICOM headers", progress)
-    for path, (header, error) in zip(dicom, results, strict=True):
-        if error:
-            summary.failures.append(error)
-        elif header is None:
-            summary.leave_out(path, "file: not a CT slice")
-        else:
-            headers.append(header)
-    results = _with_progress(run(_read_annotations, xml), len(xml), "annotations", progress)
-    for path, (read, error) in zip(xml, results, strict=True):
-        if error:
-            summary.failures.append(error)
-        elif read is None:
-            summary.leave_out(path, "file: XML that is no CT reading")
-        else:
-            annotations.append((path, read))
-    return headers, annotations
+    found: list[tuple[Path, SliceHeader | Annotations]] = []
+    for paths, what, other in ((dicom, "DICOM headers", "not a CT slice"), (xml, "XML", "XML that is no CT reading")):
+        results = _with_progress(run(_read, paths), len(paths), what, progress)
+        for path, (content, error) in zip(paths, results, strict=True):
+            if error:
+                summary.failures.append(error)
+            elif content is None:
+                summary.leave_out(path, f"file: {other}")
+            else:
+                found.append((path, content))
+    headers = [content for _, content in found if isinstance(content, SliceHeader)]
+    return headers, [(path, content) for path, content in found if isinstance(content, Annotations)]
 
 
-def _read_patient_header(_: Path, path: Path) -> tuple[SliceHeader | None, str]:
+def _read(_: Path, path: Path) -> tuple[SliceHeader | Annotations | None, str]:
+    """A slice's header or a scan's readings; None for other files; or the reason why the file is unusable."""
     try:
-        header = read_header(path)
-        if header is not None and not _PATIENT_NAME.fullmatch(header.patient):
-            raise DataError(f"{path}: PatientID {header.patient[:64]!r} cannot be the name of a folder")
+        content = read_header(path) if path.suffix.lower() == ".dcm" else read_annotations(path)
+        if isinstance(content, SliceHeader) and not _PATIENT_NAME.fullmatch(content.patient):
+            raise DataError(f"{path}: PatientID {content.patient[:64]!r} cannot be the name of a folder")
+        if isinstance(content, Annotations) and len(content.readings) > NUM_GRADERS:
+            raise DataError(f"{path}: {len(content.readings)} reading sessions, expected up to {NUM_GRADERS}")
     except DataError as error:
         return None, str(error)
-    return header, ""
-
-
-def _read_annotations(_: Path, path: Path) -> tuple[Annotations | None, str]:
-    try:
-        annotations = read_annotations(path)
-        if annotations is not None and len(annotations.readings) > NUM_GRADERS:
-            raise DataError(f"{path}: {len(annotations.readings)} reading sessions, expected up to {NUM_GRADERS}")
-    except DataError as error:
-        return None, str(error)
-    return annotations, ""
+    return content, ""
 
 
 def _match(
@@ -203,9 +179,8 @@ def _match(
         patient, found = _of_one_patient(series[uid], summary=summary)
         path, read = readings[uid][0]
         others = [other for other, _ in readings[uid][1:]]
-        different = [
-            other for other in others if read_file(other, error=DataError) != read_file(path, error=DataError)
-        ]
+        content = read_file(path, error=DataError)
+        different = [other for other in others if read_file(other, error=DataError) != content]
         if different:
             summary.failures.append(f"{different[0]}: readings of the same series as {path}, but different ones")
         elif not read.readings:
@@ -213,7 +188,7 @@ def _match(
         else:
             for other in others:
                 summary.leave_out(other, "XML: a copy")
-            scans[patient].append(_Scan(series_uid=uid, headers=found, annotations=read, xml=path))
+            scans[patient].append(_Scan(uid, found, read, path))
     return scans
 
 
@@ -223,9 +198,8 @@ def _of_one_patient(headers: list[SliceHeader], *, summary: ImportSummary) -> tu
     patient = min(counts, key=lambda name: (-counts[name], name))
     for header in headers:
         if header.patient != patient:
-            summary.failures.append(
-                f"{header.path}: of patient {header.patient}, but most of series {header.series_uid} is of {patient}"
-            )
+            reason = f"of patient {header.patient}, but most of series {header.series_uid} is of {patient}"
+            summary.failures.append(f"{header.path}: {reason}")
     return patient, [header for header in headers if header.patient == patient]
 
 
@@ -253,8 +227,7 @@ def _import_patient(out: Path, job: tuple[str, str, list[_Scan]]) -> _Record:
 
 def _import_scan(scan: _Scan, *, staging: Path, record: _Record) -> None:
     wanted = {c.sop_uid for r in scan.annotations.readings for nodule in r.nodules for c in nodule.contours}
-    dropped: Counter[str] = Counter()
-    noted: Counter[str] = Counter()
+    dropped, noted = Counter[str](), Counter[str]()
     try:
         slices = order_slices(scan.headers, wanted=wanted, dropped=dropped, noted=noted)
         result = crop_scan(slices, scan.annotations, dropped=dropped, noted=noted)
@@ -266,11 +239,8 @@ def _import_scan(scan: _Scan, *, staging: Path, record: _Record) -> None:
     record.failures += result.failures
     for crop in result.crops:
         name = f"z-{crop.slice_number:03d}_c{record.num_lesions + crop.lesion}"
-        pictures = {f"images/{name}": crop.image}
-        pictures |= {
-            f"gt/{name}_l{grader}": labels * 255 for grader, labels in enumerate(crop.labels.astype("uint8"))
-        }
-        for path, pixels in pictures.items():
+        gradings = {f"gt/{name}_l{r}": labels * 255 for r, labels in enumerate(crop.labels.astype("uint8"))}
+        for path, pixels in {f"images/{name}": crop.image, **gradings}.items():
             target = staging / f"{path}.png"
             target.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(pixels).save(target)
@@ -301,8 +271,7 @@ def _earlier_record(out: Path, patient: str) -> _Record | None:
         return None
     content = _read_json(path)
     try:
-        counters = {name: Counter(content[name]) for name in ("dropped", "noted")}
-        return _Record(**{**content, **counters})
+        return _Record(**{**content, **{name: Counter(content[name]) for name in ("dropped", "noted")}})
     except (TypeError, KeyError):
         raise DataError(f"{path}: not a record of this importer; delete it to import the patient again") from None
 
@@ -322,6 +291,5 @@ def _with_progress(items: Iterable[Any], total: int, what: str, progress: bool) 
     from rich.console import Console
     from rich.progress import track
 
-    yield from track(
-        items, description=what, total=total, console=Console(stderr=True), disable=not progress, transient=True
-    )
+    console = Console(stderr=True)
+    yield from track(items, description=what, total=total, console=console, disable=not progress, transient=True)

@@ -20,16 +20,11 @@ from hpunet.data.lidc.annotations import Annotations, Contour, rasterise_nodule
 from hpunet.data.lidc.dicom import SliceHeader, read_hounsfield
 from hpunet.errors import DataError
 
-CROP = 180
-"""Side of a crop in pixels (App. C)."""
-SPACING = 0.5
-"""Spacing of the resampled grid, mm (as in the authors' published crops)."""
-HU_WINDOW = (-1000.0, 400.0)
-"""Mapped to 0...255; not given in the paper."""
-Z_TOLERANCE = 0.01
-"""Positions closer than this are the same slice, mm."""
-LOCATION_TOLERANCE = 0.001
-"""How far |SliceLocation| and |ImagePositionPatient[2]| may differ by rounding, mm."""
+CROP = 180  # side of a crop in pixels (App. C)
+SPACING = 0.5  # of the resampled grid, mm (as in the authors' published crops)
+HU_WINDOW = (-1000.0, 400.0)  # mapped to 0...255; not given in the paper
+Z_TOLERANCE = 0.01  # positions closer than this are the same slice, mm
+LOCATION_TOLERANCE = 0.001  # |SliceLocation| and |ImagePositionPatient[2]| may differ by rounding, mm
 
 
 @dataclass(frozen=True)
@@ -37,17 +32,14 @@ class Outline:
     """One grader's nodule, rasterised."""
 
     grader: int
-    masks: dict[int, Bool[np.ndarray, "h w"]]
-    """By slice number; none is empty."""
+    masks: dict[int, Bool[np.ndarray, "h w"]]  # by slice number; none is empty
 
     def box(self) -> tuple[np.ndarray, np.ndarray]:
         """First and last (slice, row, column)."""
-        corners = [
-            [(number, line.min(), column.min()), (number, line.max(), column.max())]
-            for number, mask in self.masks.items()
-            for line, column in [np.nonzero(mask)]
-        ]
-        return np.min([low for low, _ in corners], axis=0), np.max([high for _, high in corners], axis=0)
+        pixels = np.concatenate(
+            [np.insert(np.argwhere(mask), 0, number, axis=1) for number, mask in self.masks.items()]
+        )
+        return pixels.min(axis=0), pixels.max(axis=0)
 
 
 @dataclass(frozen=True)
@@ -72,10 +64,9 @@ class ScanCrops:
 def order_slices(
     headers: Iterable[SliceHeader], *, wanted: set[str], dropped: Counter[str], noted: Counter[str]
 ) -> list[SliceHeader]:
-    """The slices of a series by rising z, one per position; `dropped` counts those left out.
+    """The slices of a series by rising z, without copies and those whose |SliceLocation| is not |z| (App. C).
 
-    Left out are copies of a slice, slices whose |SliceLocation|, if any, differs from |z| (App. C), and all but one
-    at the same z, preferably one that an outline names (`wanted` holds the SOP UIDs).
+    Of several at the same z one is kept, preferably one that an outline names (`wanted` holds the SOP UIDs).
     """
     unique: dict[str, SliceHeader] = {}
     for header in sorted(headers, key=lambda h: h.path):
@@ -105,9 +96,7 @@ def _check_geometry(slices: Sequence[SliceHeader], *, noted: Counter[str]) -> No
             raise DataError(f"{other.path}: orientation, size or spacing differ from {first.path} of the same series")
     row, column = np.array(first.orientation[:3]), np.array(first.orientation[3:])
     if not np.allclose([row @ row, column @ column, row @ column], [1, 1, 0], atol=0.01):
-        raise DataError(
-            f"{first.path}: ImageOrientationPatient {first.orientation} are not two orthogonal directions"
-        )
+        raise DataError(f"{first.path}: directions of ImageOrientationPatient {first.orientation} are not orthogonal")
     towards_z = abs(np.cross(row, column)[2])
     if towards_z < np.cos(np.pi / 4):
         raise DataError(f"{first.path}: not an axial series (ImageOrientationPatient {first.orientation})")
@@ -123,10 +112,8 @@ def find_outlines(annotations: Annotations, *, slices: Sequence[SliceHeader], dr
     z = np.array([header.z for header in slices])
 
     def slice_of(contour: Contour) -> int | None:
-        if contour.sop_uid in by_uid:
-            return by_uid[contour.sop_uid]
-        if not slices:
-            return None
+        if contour.sop_uid in by_uid or not slices:
+            return by_uid.get(contour.sop_uid)
         nearest = int(np.abs(z - contour.z).argmin())
         return nearest if abs(z[nearest] - contour.z) < Z_TOLERANCE else None
 
@@ -165,13 +152,8 @@ def join_lesions(outlines: Sequence[Outline]) -> list[list[Outline]]:
         members = [left.pop(0)]
         for member in members:  # grows during the loop
             low, high = boxes[member]
-            joined = [
-                i
-                for i in left
-                if outlines[i].grader != outlines[member].grader
-                and (boxes[i][0] <= high).all()
-                and (low <= boxes[i][1]).all()
-            ]
+            others = [i for i in left if outlines[i].grader != outlines[member].grader]
+            joined = [i for i in others if (boxes[i][0] <= high).all() and (low <= boxes[i][1]).all()]
             members += joined
             left = [i for i in left if i not in joined]
         lesions.append([outlines[i] for i in members])
@@ -181,10 +163,7 @@ def join_lesions(outlines: Sequence[Outline]) -> list[list[Outline]]:
 def crop_scan(
     slices: Sequence[SliceHeader], annotations: Annotations, *, dropped: Counter[str], noted: Counter[str]
 ) -> ScanCrops:
-    """One crop per lesion and slice that any grader marked, with one label map per reading.
-
-    A label map holds the mask of this lesion only; it is empty if that grader did not mark it.
-    """
+    """One crop per lesion and slice that any grader marked; one label map per reading, empty where it marks none."""
     lesions = join_lesions(find_outlines(annotations, slices=slices, dropped=dropped))
     crops, failures = [], []
     images: dict[int, np.ndarray | None] = {}
@@ -212,14 +191,13 @@ def crop_scan(
             noted["crops: padded where they leave the scan"] += padded
             noted["crops: smaller than their lesion"] += _exceeds_crop(masks, spacing=header.spacing)
             crops.append(Crop(slice_number=number, lesion=lesion, image=image, labels=labels))
-    return ScanCrops(crops=crops, num_lesions=len(lesions), failures=failures)
+    return ScanCrops(crops, len(lesions), failures)
 
 
 def _exceeds_crop(masks: Bool[np.ndarray, "r h w"], *, spacing: tuple[float, float]) -> bool:
     extents = np.nonzero(masks.any(axis=0))
-    return any(
-        float(np.ptp(marked)) * side > (CROP - 1) * SPACING for marked, side in zip(extents, spacing, strict=True)
-    )
+    sides = [float(np.ptp(marked)) * side for marked, side in zip(extents, spacing, strict=True)]
+    return max(sides) > (CROP - 1) * SPACING
 
 
 def crop_slice(
