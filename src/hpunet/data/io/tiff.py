@@ -44,10 +44,8 @@ def open_tiff(file: Path | io.BytesIO, *, name: str) -> Iterator[Any]:
 
 def check_tiff_series(series: Any, *, name: str, size: ImageSize | None = None) -> None:
     """Refuse a series that is too large, has holes, ends too early or unpacks to another size than `size`, if any."""
-    first, packed = series.keyframe, series.parent.filehandle.size
-    check_image_size(
-        first.imagelength, first.imagewidth, num_bytes=series.nbytes, packed=packed, size=size, name=name
-    )
+    first, packed, unpacked = series.keyframe, series.parent.filehandle.size, series.nbytes
+    check_image_size(first.imagelength, first.imagewidth, num_bytes=unpacked, packed=packed, size=size, name=name)
     if first.is_tiled:  # a small image may have tiles larger than itself
         tile = first.tilelength * first.tilewidth * first.samplesperpixel * first.dtype.itemsize
         check_image_size(first.tilelength, first.tilewidth, num_bytes=tile, packed=packed, size=None, name=name)
