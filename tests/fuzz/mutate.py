@@ -13,10 +13,8 @@ from corpus import Files
 
 class Change(NamedTuple):
     files: Files
-    culprits: tuple[str, ...]
-    """One of these names must be in the error."""
-    refused: bool = False
-    """Whether it must be an error."""
+    culprits: tuple[str, ...]  # one of these names must be in the error
+    refused: bool = False  # whether it must be an error
 
 
 Mutation = Callable[[Files, Random], Change]
@@ -82,17 +80,7 @@ def nonsense(data: bytes, rng: Random) -> bytes:
     return rng.choice((b"", b"\n", b"hello", rng.randbytes(len(data)), bytes(len(data)), b"\xff" * len(data)))
 
 
-BYTES: tuple[ContentMutation, ...] = (
-    flip_bits,
-    flip_bits_of_the_head,
-    overwrite,
-    truncate,
-    cut_out,
-    insert,
-    zero_block,
-    repeat_block,
-    nonsense,
-)
+BYTES = (flip_bits, flip_bits_of_the_head, overwrite, truncate, cut_out, insert, zero_block, repeat_block, nonsense)
 
 
 def of_bytes(ending: str) -> list[Mutation]:

@@ -17,23 +17,8 @@ from mutate import Change, Mutation, content, copy_over, of_bytes, swap_files
 from pydicom.dataset import Dataset, FileDataset
 from pydicom.uid import DeflatedExplicitVRLittleEndian, JPEG2000Lossless
 
-BAD_NUMBERS = (
-    "NaN",
-    "nan",
-    "inf",
-    "-inf",
-    "1e999",
-    "",
-    " ",
-    "1,5",
-    "0x10",
-    "--1",
-    "1e5e5",
-    "١٢",
-    "9" * 400,
-    "1\\2\\3\\4",
-    "\0",
-)
+_NUMBERS = "NaN|nan|inf|-inf|1e999|| |1,5|0x10|--1|1e5e5|١٢"
+BAD_NUMBERS = (*_NUMBERS.split("|"), "9" * 400, "1\\2\\3\\4", "\0")
 
 
 def _replaced(text: bytes, pattern: str, new: str, rng: Random) -> bytes:
@@ -73,9 +58,8 @@ def doubled_element(data: bytes, rng: Random) -> bytes:
 
 def other_element(data: bytes, rng: Random) -> bytes:
     """A renamed or moved element, of which some may be missing in earnest."""
-    return _replaced(
-        data, r"<(/?)(roi|edgeMap|imageSOP_UID|readingSession|LidcReadMessage|ResponseHeader)", "<other", rng
-    )
+    names = "roi|edgeMap|imageSOP_UID|readingSession|LidcReadMessage|ResponseHeader"
+    return _replaced(data, rf"<(/?)({names})", "<other", rng)
 
 
 def other_uid(data: bytes, rng: Random) -> bytes:
@@ -154,12 +138,10 @@ def _of(files: Files, ending: str, rng: Random) -> str:
 def lost_files(files: Files, rng: Random) -> Change:
     """A slice, all slices of a patient, or a reading: what is missing is counted."""
     name = _of(files, "", rng)
-    lost = (
-        {name}
-        if rng.random() < 0.7
-        else {n for n in files if n.endswith(".dcm") and n.split("/")[0] == name.split("/")[0]}
-    )
-    return Change({n: c for n, c in files.items() if n not in lost}, (name, name.split("/")[0]))
+    patient = name.split("/")[0]
+    slices = {n for n in files if n.endswith(".dcm") and n.split("/")[0] == patient}
+    lost = {name} if rng.random() < 0.7 else slices
+    return Change({n: c for n, c in files.items() if n not in lost}, (name, patient))
 
 
 def doubled_files(files: Files, rng: Random) -> Change:
@@ -203,13 +185,8 @@ def _set_text(data: Dataset, name: str, text: str) -> None:
 
 
 def bad_decimal(data: Dataset, rng: Random) -> None:
-    counts = {
-        "PixelSpacing": 2,
-        "ImagePositionPatient": 3,
-        "ImageOrientationPatient": 6,
-        "RescaleSlope": 1,
-        "RescaleIntercept": 1,
-    }
+    counts = {"PixelSpacing": 2, "ImagePositionPatient": 3, "ImageOrientationPatient": 6}
+    counts |= {"RescaleSlope": 1, "RescaleIntercept": 1}
     name = rng.choice(sorted(counts))
     parts = ["1"] * counts[name]
     parts[-1] = rng.choice(BAD_NUMBERS)  # of a position only z is used
@@ -292,23 +269,11 @@ def odd_patient(data: Dataset, rng: Random) -> None:
 
 def lost_tag(data: Dataset, rng: Random) -> None:
     names = (
-        "Rows",
-        "Columns",
-        "PixelSpacing",
-        "ImagePositionPatient",
-        "ImageOrientationPatient",
-        "PixelData",
-        "RescaleSlope",
-        "RescaleIntercept",
-        "BitsAllocated",
-        "PatientID",
-        "SeriesInstanceUID",
-        "SOPInstanceUID",
-        "Modality",
-        "PhotometricInterpretation",
-        "PixelRepresentation",
+        "Rows Columns PixelSpacing ImagePositionPatient ImageOrientationPatient PixelData RescaleSlope "
+        "RescaleIntercept BitsAllocated PatientID SeriesInstanceUID SOPInstanceUID Modality "
+        "PhotometricInterpretation PixelRepresentation"
     )
-    delattr(data, rng.choice(names))
+    delattr(data, rng.choice(names.split()))
 
 
 def packed_syntax(data: FileDataset, rng: Random) -> None:
@@ -334,48 +299,18 @@ def huge_length(data: bytes, rng: Random) -> bytes:
 
 
 def xml_mutations() -> list[Mutation]:
-    sure = (
-        bad_coordinate,
-        bad_position,
-        bad_inclusion,
-        lost_element,
-        doubled_element,
-        document_type,
-        too_many_sessions,
-        no_session,
-    )
+    sure = [bad_coordinate, bad_position, bad_inclusion, lost_element]
+    sure += [doubled_element, document_type, too_many_sessions, no_session]
     likely = (other_element, other_uid, deep_nesting, very_many_elements, very_many_attributes, other_encoding)
-    return [
-        *of_bytes(".xml"),
-        *(content(change, ending=".xml", refused=True) for change in sure),
-        *(content(change, ending=".xml") for change in likely),
-        other_reading,
-        swap_files,
-        copy_over,
-        lost_files,
-        doubled_files,
-    ]
+    refused = [content(change, ending=".xml", refused=True) for change in sure]
+    others = [content(change, ending=".xml") for change in likely]
+    return [*of_bytes(".xml"), *refused, *others, other_reading, swap_files, copy_over, lost_files, doubled_files]
 
 
 def dicom_mutations() -> list[Mutation]:
-    sure = (
-        bad_decimal,
-        absurd_decimal,
-        huge_rows,
-        other_rows,
-        other_number_of_pixels,
-        other_pixel_type,
-        odd_patient,
-        packed_syntax,
-    )
+    sure = [bad_decimal, absurd_decimal, huge_rows, other_rows]
+    sure += [other_number_of_pixels, other_pixel_type, odd_patient, packed_syntax]
     likely = (odd_location, other_details, deep_sequence, lost_tag)
-    return [
-        *of_bytes(".dcm"),
-        *(dicom(change, refused=True) for change in sure),
-        *(dicom(change) for change in likely),
-        content(huge_length, ending="001.dcm"),
-        swap_files,
-        copy_over,
-        lost_files,
-        doubled_files,
-    ]
+    changes = [*(dicom(change, refused=True) for change in sure), *(dicom(change) for change in likely)]
+    changes += [content(huge_length, ending="001.dcm"), swap_files, copy_over, lost_files, doubled_files]
+    return [*of_bytes(".dcm"), *changes]

@@ -40,9 +40,8 @@ def odd_json(data: bytes, rng: Random) -> bytes:
 
 def odd_size(data: bytes, rng: Random) -> bytes:
     name = rng.choice(("imgHeight", "imgWidth"))
-    return json.dumps(
-        json.loads(data) | {name: rng.choice((0, -1, 10**9, 15, 16.5, "16", None, True, [16]))}
-    ).encode()
+    value = rng.choice((0, -1, 10**9, 15, 16.5, "16", None, True, [16]))
+    return json.dumps(json.loads(data) | {name: value}).encode()
 
 
 def odd_tree(data: bytes, rng: Random) -> bytes:
@@ -55,9 +54,8 @@ def odd_tree(data: bytes, rng: Random) -> bytes:
 def very_many_vertices(data: bytes, rng: Random) -> bytes:
     """Readable, or too large; it must only be quick."""
     tree = json.loads(data)
-    tree["objects"][1]["polygon"] = [
-        [rng.randrange(32), rng.randrange(16)] for _ in range(rng.choice((10**3, 10**5)))
-    ]
+    count = rng.choice((10**3, 10**5))
+    tree["objects"][1]["polygon"] = [[rng.randrange(32), rng.randrange(16)] for _ in range(count)]
     return json.dumps(tree).encode()
 
 
@@ -121,14 +119,8 @@ def inside(change: ContentMutation, ending: str, *, refused: bool = False) -> Mu
 def with_member(data: bytes, rng: Random) -> bytes:
     """An archive with one more member, of a kind or name that is not taken, or there already."""
     members = _members(data)
-    kinds = (
-        tarfile.SYMTYPE,
-        tarfile.LNKTYPE,
-        tarfile.CHRTYPE,
-        tarfile.BLKTYPE,
-        tarfile.FIFOTYPE,
-        tarfile.GNUTYPE_SPARSE,
-    )
+    kinds = [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE]
+    kinds += [tarfile.FIFOTYPE, tarfile.GNUTYPE_SPARSE]
     known = members[0][0].name
     bad = tarfile.TarInfo(known.rsplit("/", 1)[0] + "/zzz.png")
     if rng.random() < 0.5:
@@ -246,13 +238,9 @@ def fractions(data: bytes, rng: Random) -> bytes:
 
 
 def json_mutations() -> list[Mutation]:
-    return [
-        *of_bytes(".json"),
-        *(content(change, ending=".json", refused=True) for change in (odd_json, odd_size, odd_tree)),
-        *(content(change, ending=".json") for change in (very_many_vertices, very_many_objects)),
-        swap_files,
-        copy_over,
-    ]
+    changes = [content(change, ending=".json", refused=True) for change in (odd_json, odd_size, odd_tree)]
+    changes += [content(change, ending=".json") for change in (very_many_vertices, very_many_objects)]
+    return [*of_bytes(".json"), *changes, swap_files, copy_over]
 
 
 def csv_mutations() -> list[Mutation]:
@@ -271,12 +259,8 @@ def tar_mutations(ending: str) -> list[Mutation]:
 
 
 def hdf5_mutations() -> list[Mutation]:
-    return [
-        *of_bytes(".h5"),
-        *of_bytes(".h5"),
-        *(content(change, ending=".h5", refused=True) for change in (odd_dataset, hdf5_bomb)),
-        swap_files,
-    ]
+    changes = [content(change, ending=".h5", refused=True) for change in (odd_dataset, hdf5_bomb)]
+    return [*of_bytes(".h5"), *of_bytes(".h5"), *changes, swap_files]
 
 
 def nifti_mutations() -> list[Mutation]:

@@ -31,14 +31,16 @@ def pictures(out: Path) -> dict[str, np.ndarray]:
     }
 
 
-def import_one(
-    tmp_path: Path, series: Series, sessions: list[Session]
-) -> tuple[ImportSummary, dict[str, np.ndarray]]:
-    """Write and import a study of one series."""
-    series.write(tmp_path / "in")
+def import_one(tmp_path: Path, series: Series, sessions: list[Session], *change) -> tuple[ImportSummary, dict]:
+    """Write and import a study of one series, changed by `change`."""
+    series.write(tmp_path / "in", *change)
     write_xml(tmp_path / "in" / "scan.xml", series.uid, sessions)
     summary = run(tmp_path / "in", tmp_path / "out")
     return summary, pictures(tmp_path / "out")
+
+
+def images(made: dict) -> list[str]:
+    return [name for name in made if name.startswith("images")]
 
 
 def readers(series: Series, slice_number: int = 1, vertices=None, count: int = 4) -> list[Session]:
@@ -143,13 +145,9 @@ def test_import_lidc_drops_slices_by_location(tmp_path):
         if number == 3:
             del data.SliceLocation
 
-    series.write(tmp_path / "in", change)
-    outline = square(30, 20, 6)
-    nodule = [series.roi(number, outline) for number in range(4)]
-    write_xml(tmp_path / "in" / "scan.xml", series.uid, [Session(nodules=[nodule])])
-    summary = run(tmp_path / "in", tmp_path / "out")
-    images = [name for name in pictures(tmp_path / "out") if name.startswith("images")]
-    assert images == [f"images/P/z-00{number}_c0" for number in range(3)]  # counted without the dropped one
+    nodule = [series.roi(number, square(30, 20, 6)) for number in range(4)]
+    summary, made = import_one(tmp_path, series, [Session(nodules=[nodule])], change)
+    assert images(made) == [f"images/P/z-00{number}_c0" for number in range(3)]  # counted without the dropped one
     assert summary.dropped == {LOCATION_RULE: 1, "contour: its slice is missing or was dropped": 1}
     assert summary.noted["gaps where slices are missing"] == 1
 
@@ -168,7 +166,7 @@ def test_import_lidc_drops_points_and_non_nodules(tmp_path):
     flat = [[series.roi(1, [(5, 5), (6, 5), (5, 5)])]]
     sessions = [Session(nodules=nodules, num_non_nodules=2), Session(nodules=flat)]
     summary, made = import_one(tmp_path, series, sessions)
-    assert len([name for name in made if name.startswith("images")]) == 1
+    assert len(images(made)) == 1
     assert summary.dropped == {
         "contour: a single point": 1,
         "nodule: marked by a point": 1,
@@ -199,18 +197,12 @@ def test_import_lidc_joins_lesions_by_overlapping_boxes(tmp_path):
     beside = [series.roi(1, square(24, 20, 2))]  # touches the first box without sharing a pixel of it
     other_slice = [series.roi(4, square(20, 20, 4))]
     same_grader = [series.roi(1, square(22, 22, 3))]
-    sessions = [
-        Session(nodules=[first, same_grader]),
-        Session(nodules=[chained]),
-        Session(nodules=[last, beside]),
-        Session(nodules=[other_slice]),
-    ]
-    summary, made = import_one(tmp_path, series, sessions)
+    nodules = [[first, same_grader], [chained], [last, beside], [other_slice]]
+    summary, made = import_one(tmp_path, series, [Session(nodules=found) for found in nodules])
     # Only outlines of different graders join: the first grader's second nodule stays a lesion of its own.
     areas = {
         name.split("/")[-1]: [int((made[f"gt/P/{name.split('/')[-1]}_l{grader}"] > 0).sum()) for grader in range(4)]
-        for name in made
-        if name.startswith("images")
+        for name in images(made)
     }
     assert areas == {
         "z-001_c0": [16, 0, 0, 0],
@@ -232,7 +224,7 @@ def test_import_lidc_finds_slices_by_uid_then_by_position(tmp_path):
         Roi(series.z(3) + 1, outline),
     ]
     summary, made = import_one(tmp_path, series, [Session(nodules=[rois])])
-    assert [name for name in made if name.startswith("images")] == [f"images/P/z-00{n}_c0" for n in range(3)]
+    assert images(made) == [f"images/P/z-00{n}_c0" for n in range(3)]
     assert summary.dropped == {"contour: its slice is missing or was dropped": 1}
 
 
@@ -259,8 +251,7 @@ def test_import_lidc_numbers_crops_through_all_scans_of_a_patient(tmp_path):
         series.write(tmp_path / "in")
         write_xml(tmp_path / "in" / f"{uid}.xml", uid, readers(series))
     summary = run(tmp_path / "in", tmp_path / "out")
-    images = [name for name in pictures(tmp_path / "out") if name.startswith("images")]
-    assert images == ["images/P/z-001_c0", "images/P/z-001_c1"]
+    assert images(pictures(tmp_path / "out")) == ["images/P/z-001_c0", "images/P/z-001_c1"]
     assert summary.num_scans == 2
 
 
