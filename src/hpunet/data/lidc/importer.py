@@ -81,7 +81,7 @@ def import_lidc(
     """
     for package in ("pydicom", "defusedxml"):
         need(package)
-    summary = ImportSummary(seed=seed)
+    source, out, summary = Path(source), Path(out), ImportSummary(seed=seed)
     with workers(processes, out) as run:
         headers, annotations = _read_source(source, run=run, progress=progress, summary=summary)
         scans = _match(headers, annotations, summary=summary)
