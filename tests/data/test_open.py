@@ -263,6 +263,6 @@ def test_with_pack_options_are_those_of_the_pack_that_are_not_usual(nuclei: Path
 
 @pytest.mark.parametrize(("kind", "most"), [("folder", 255), ("snemi3d", 255), ("cityscapes", 238)])
 @pytest.mark.parametrize("wrong", [0, 1, 300])
-def test_random_ids_that_cannot_be_are_refused_in_words(kind: str, most: int, wrong: int, written: Path) -> None:
-    with pytest.raises(ConfigError, match=rf"^num_random_ids: expected 2 to {most}, got {wrong}; with one id"):
+def test_num_random_ids_out_of_range_is_refused(kind: str, most: int, wrong: int, written: Path) -> None:
+    with pytest.raises(ConfigError, match=rf"^num_random_ids: expected 2 to {most}, got {wrong};"):
         open_data(str(written / kind), split="train", options={**OPTIONS[kind], "num_random_ids": wrong})
