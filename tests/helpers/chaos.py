@@ -92,9 +92,14 @@ class Run:
 
 def wait_until(happened: Callable[[], bool], process: subprocess.Popen[bytes], *, pause: float = 0.002) -> None:
     deadline = time.monotonic() + TIMEOUT_SECONDS
-    while not happened() and process.poll() is None:
-        assert time.monotonic() < deadline, "the run does not come forward"
-        time.sleep(pause)
+    try:
+        while not happened() and process.poll() is None:
+            assert time.monotonic() < deadline, "the run does not come forward"
+            time.sleep(pause)
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise
 
 
 def same_checkpoint(one: Checkpoint, other: Checkpoint) -> bool:

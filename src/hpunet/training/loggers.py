@@ -87,7 +87,7 @@ def read_log(path: Path, *, strict: bool = False) -> list[dict[str, Any]]:
     """The lines of a log, without an incomplete last one; other damage, or no file, is an error if `strict`."""
     if not strict and not path.is_file():
         return []
-    content = read_file(path, error=DataError)
+    content = read_file(path, error=DataError, growing=True)  # a run may be writing it
     lines = []
     for number, text in enumerate(content[: content.rfind(b"\n") + 1].splitlines(), start=1):
         try:

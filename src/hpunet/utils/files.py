@@ -139,12 +139,14 @@ def check_file(path: Path, *, max_bytes: int = MAX_FILE_BYTES, error: type[HPUNe
     return status.st_size
 
 
-def read_file(path: Path, *, max_bytes: int = MAX_FILE_BYTES, error: type[HPUNetError] = CheckpointError) -> bytes:
-    """The content of a plain file of at most `max_bytes`."""
+def read_file(
+    path: Path, *, max_bytes: int = MAX_FILE_BYTES, error: type[HPUNetError] = CheckpointError, growing: bool = False
+) -> bytes:
+    """The content of a plain file of at most `max_bytes`; of a `growing` file, what was there when it was opened."""
     size = check_file(path, max_bytes=max_bytes, error=error)
     with explain_os_errors(path, action="read", error=error), open(path, "rb") as file:
-        content = file.read(size + 1)
-    if len(content) != size:
+        content = file.read(size + (not growing))
+    if len(content) != size and not growing:
         raise error(f"{path}: changed while being read")
     return content
 
