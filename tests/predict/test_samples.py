@@ -91,6 +91,8 @@ def test_sample_writes_maps_shares_and_a_sheet(hpunet_command: Callable[..., Any
     assert sum(h["share"] for h in found["hypotheses"]) == pytest.approx(1)
     assert sorted(m for h in found["hypotheses"] for m in h["members"]) == [f"sample-{n:02d}" for n in range(1, 6)]
     assert f"{len(found['hypotheses'])} distinct among 5 samples" in result.output
+    assert found["same_iou"] == 0.5
+    assert found["summary"] in " ".join(result.output.split())
 
 
 def test_sample_of_instances_has_no_hypotheses_of_random_ids(hpunet_command: Callable[..., Any]) -> None:

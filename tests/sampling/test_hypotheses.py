@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from hpunet.errors import ConfigError
-from hpunet.sampling.hypotheses import distinct_hypotheses
+from hpunet.sampling.hypotheses import distinct_hypotheses, summarise
 
 
 def disc(radius: float, *, x: int = 32, y: int = 32, size: int = 64) -> np.ndarray:
@@ -71,3 +71,31 @@ def test_group_looks_at_the_chosen_classes_only() -> None:
     assert [h.members for h in distinct_hypotheses(samples, num_classes=4)] == [(0,), (1,), (2,)]
     assert [h.members for h in distinct_hypotheses(samples, num_classes=4, classes=(3,))] == [(0, 1), (2,)]
     assert distinct_hypotheses(samples, num_classes=4, classes=(3,))[0].description == "nothing marked"
+
+
+def random_discs(*, size: int, count: int, share: float) -> np.ndarray:
+    """16 maps of many discs; each sample shows a `share` of them."""
+    rng = np.random.default_rng(0)
+    places = rng.integers(8, size - 8, (count, 2))
+    discs = np.stack([disc(3, x=x, y=y, size=size) for x, y in places])
+    return np.stack([discs[rng.random(count) < share].max(axis=0) for _ in range(16)])
+
+
+def test_group_threshold_is_lowered_until_groups_say_something() -> None:
+    diffuse = random_discs(size=128, count=200, share=0.5)
+    assert len(distinct_hypotheses(diffuse, num_classes=2, same_iou=0.5)) > 8
+    found = distinct_hypotheses(diffuse, num_classes=2)
+    assert len(found) <= 5
+    assert {h.same_iou for h in found} < {0.4, 0.3, 0.2, 0.1}
+    assert f"grouped at IoU {found[0].same_iou:g}" in summarise(found)
+    assert "differ" not in summarise(found)
+    clear = np.stack([disc(10), disc(20), disc(10), 0 * disc(1)])
+    assert {h.same_iou for h in distinct_hypotheses(clear, num_classes=2)} == {0.5}
+
+
+def test_groups_that_cannot_summarise_say_so() -> None:
+    apart = random_discs(size=128, count=100, share=0.05)
+    found = distinct_hypotheses(apart, num_classes=2)
+    assert len(found) > 5
+    assert found[0].same_iou == 0.1
+    assert "samples differ in many places" in summarise(found)

@@ -19,7 +19,7 @@ _SCALES = (
     "Scales to sample: full, global (only the coarsest), local (only the finest), or numbers such as 0,2 (0 is the "
     "coarsest); the others use the mean."
 )
-_SAME_IOU = "Samples with at least this IoU count as the same hypothesis."
+_SAME_IOU = "Samples with at least this IoU are the same hypothesis; default: 0.5, or less where groups are too many."
 
 
 def sample_command(
@@ -33,7 +33,7 @@ def sample_command(
     tile: cli.Tile = "auto",
     temperature: cli.Temperature = "1",
     orientations: cli.Orientations = None,
-    same_iou: Annotated[float, typer.Option(help=_SAME_IOU, min=0.01, max=1)] = 0.5,
+    same_iou: Annotated[float | None, typer.Option(help=_SAME_IOU, min=0.01, max=1)] = None,
     window: cli.Window = None,
     slices: cli.Slices = None,
     nifti: cli.Nifti = False,
@@ -93,9 +93,9 @@ def sample_command(
 
 def _hypotheses_table(name: str, hypotheses: Sequence["Hypothesis"]) -> Table:
     from hpunet.predict.samples import sample_name
+    from hpunet.sampling.hypotheses import summarise
 
-    num_samples = sum(len(hypothesis.members) for hypothesis in hypotheses)
-    title = f"{name}: {len(hypotheses)} distinct among {num_samples} samples"
+    title = f"{name}: {summarise(hypotheses)}"
     table = Table("share", "samples", "what it shows", "typical", title=escape(title), title_justify="left")
     for hypothesis in hypotheses:
         share, count = f"{float(hypothesis.share):.0%}", str(len(hypothesis.members))

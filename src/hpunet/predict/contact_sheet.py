@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Float, Integer, UInt8
 from PIL import Image
 
-from hpunet.sampling.hypotheses import Hypothesis
+from hpunet.sampling.hypotheses import Hypothesis, summarise
 from hpunet.utils.label_painter import PALETTE, overlay
 from hpunet.utils.pictures import grey_or_colour, sheet, stacked, stretched
 
@@ -55,7 +55,8 @@ def sample_sheet(
         return pages
 
     pages = [sheet([list(summary.values())], columns=list(summary), title=title, tile=_TILE)]
-    pages += rows(distinct, "Distinct hypotheses, and the share of samples that show them")
+    if hypotheses:
+        pages += rows(distinct, f"Hypotheses and their shares: {summarise(hypotheses)}")
     return stacked(pages + (rows(single, heading) if len(distinct) < len(single) else []))
 
 

@@ -20,7 +20,7 @@ from hpunet.data.io.inputs import Input
 from hpunet.predict.contact_sheet import sample_sheet
 from hpunet.predict.draw import ImageSamples, SamplingOptions, sample_image, stochastic_classes
 from hpunet.predict.output_folder import VolumeWriter, result_folder, slice_folder
-from hpunet.sampling.hypotheses import Hypothesis, distinct_hypotheses
+from hpunet.sampling.hypotheses import Hypothesis, distinct_hypotheses, summarise
 from hpunet.utils.pictures import save_picture
 from hpunet.weights.load import TrainedModel
 
@@ -32,7 +32,7 @@ def sample_file(
     out: Path,
     options: SamplingOptions,
     slices: Sequence[int],
-    same_iou: float = 0.5,
+    same_iou: float | None = None,
     nifti: bool = False,
     replace: bool = False,
     advance: Callable[[int], None] = lambda _: None,
@@ -60,7 +60,6 @@ def sample_file(
                 "kernels": "torch" if trained.sampler is None else "fused",
                 **asdict(options),
                 "orientations": trained.model.orientations,
-                "same_iou": same_iou,
             }
             _write_slice(place, image=image, drawn=drawn, hypotheses=found[name], about=about)
             if volumes is not None:
@@ -95,7 +94,8 @@ def _write_slice(
         }
         for hypothesis in hypotheses
     ]
-    content = {**about, "hypotheses": listed or None}
+    grouping = {"same_iou": hypotheses[0].same_iou, "summary": summarise(hypotheses)} if hypotheses else {}
+    content = {**about, **grouping, "hypotheses": listed or None}
     (folder / "hypotheses.json").write_text(json.dumps(content, indent=1) + "\n")
 
 

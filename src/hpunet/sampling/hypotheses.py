@@ -1,7 +1,8 @@
 """Distinct hypotheses and their shares: 16 samples that show, say, three opinions.
 
-Clustered by complete linkage on 1 − IoU: any two samples of a group have an IoU of at least `same_iou`. Maps without
-any of the classes have IoU 1 with each other and 0 with all others: "nothing marked" is its own group.
+Clustered by complete linkage on 1 − IoU: any two samples of a group have an IoU of at least `same_iou`. Where that
+leaves too many groups to say anything, the threshold is lowered step by step, and each hypothesis names it. Maps
+without any of the classes have IoU 1 with each other and 0 with all others: "nothing marked" is its own group.
 """
 
 from collections.abc import Sequence
@@ -17,6 +18,8 @@ from scipy.spatial.distance import squareform
 from hpunet.errors import ConfigError
 from hpunet.metrics import pair_ious
 
+_THRESHOLDS = (0.5, 0.4, 0.3, 0.2, 0.1)
+_FEW_GROUPS, _SAMPLES_PER_GROUP = 5, 4  # more groups than both allow are no summary
 _EIGHT_NEIGHBOURS = np.ones((3, 3), dtype=np.bool_)
 
 
@@ -34,6 +37,8 @@ class Hypothesis:
     """Foreground pixels of the representative."""
     num_parts: int
     """Connected parts of its foreground (8 neighbours), counted per class."""
+    same_iou: float
+    """Any two samples of a group have at least this IoU."""
 
     @property
     def description(self) -> str:
@@ -49,20 +54,25 @@ def distinct_hypotheses(
     *,
     num_classes: int,
     classes: Sequence[int] | None = None,
-    same_iou: float = 0.5,
+    same_iou: float | None = None,
 ) -> list[Hypothesis]:
     """The distinct hypotheses among the samples of one image, the most frequent first, then by first sample.
 
-    `classes` are the foreground, by default all but 0. The IoU is that of `metrics.overlap`.
+    `classes` are the foreground, by default all but 0. The IoU is that of `metrics.overlap`. Samples with an IoU of
+    `same_iou` are the same hypothesis; by default 0.5, or as much less (down to 0.1) as a summary needs: at most five
+    groups, or four samples per group on average.
     """
-    if not 0 < same_iou <= 1:
+    if same_iou is not None and not 0 < same_iou <= 1:
         raise ConfigError(f"same_iou: expected a number above 0 and up to 1, got {same_iou}")
     num_samples, maps = len(samples), samples[None]
     iou = pair_ious(samples=maps, labels=maps[:, :1], num_classes=num_classes, classes=classes).samples[0]
-    numbers = np.ones(num_samples, dtype=np.int32)
+    numbers, used = np.ones(num_samples, dtype=np.int32), _THRESHOLDS[0] if same_iou is None else same_iou
     if num_samples > 1:
         tree = linkage(squareform(1 - iou, checks=False), method="complete")
-        numbers = fcluster(tree, t=1 - same_iou, criterion="distance")
+        for used in _THRESHOLDS if same_iou is None else (same_iou,):
+            numbers = fcluster(tree, t=1 - used, criterion="distance")
+            if numbers.max() <= _most_groups(num_samples):
+                break
     chosen = list(range(1, num_classes)) if classes is None else list(classes)
     found = []
     for number in np.unique(numbers):
@@ -76,6 +86,20 @@ def distinct_hypotheses(
                 share=Fraction(len(members), num_samples),
                 area=int(np.isin(shown, chosen).sum()),
                 num_parts=sum(ndimage.label(shown == c, structure=_EIGHT_NEIGHBOURS)[1] for c in chosen),
+                same_iou=used,
             )
         )
     return sorted(found, key=lambda hypothesis: (-hypothesis.share, hypothesis.members))
+
+
+def summarise(hypotheses: Sequence[Hypothesis]) -> str:
+    """The number of distinct hypotheses and how alike their samples are; or that groups do not summarise them."""
+    num_samples = sum(len(hypothesis.members) for hypothesis in hypotheses)
+    words = f"{len(hypotheses)} distinct among {num_samples} samples (grouped at IoU {hypotheses[0].same_iou:g})"
+    if len(hypotheses) > _most_groups(num_samples):
+        words += "; samples differ in many places: look at the mean and the standard deviation"
+    return words
+
+
+def _most_groups(num_samples: int) -> int:
+    return max(_FEW_GROUPS, num_samples // _SAMPLES_PER_GROUP)
