@@ -1,12 +1,13 @@
 """Images to segment, without labels: an image or the slices of a volume, scaled like the training images."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float32
+from jaxtyping import Float32, Shaped
 
+from hpunet.data.io.geometry import Geometry
 from hpunet.data.io.images import read_image
 from hpunet.data.io.intensity import to_planes, unit_floats
 from hpunet.data.io.limits import MAX_PIXELS, named_errors
@@ -19,12 +20,27 @@ ENDINGS = (*NIFTI_ENDINGS, ".png", ".jpg", ".jpeg", ".tif", ".tiff", ".npy")
 
 
 @dataclass(frozen=True)
+class Stored:
+    """Values as they are stored: one image is one slice."""
+
+    values: Shaped[np.ndarray, "z h w *c"]
+    geometry: Geometry = field(default_factory=Geometry)
+    header: Any | None = None
+    """Of a volume, whose values have no fixed range: the NIfTI header that results are written with."""
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Input:
-    """The content of one file: pixels in [0, 1] (an image is a single slice), and the header of a NIfTI volume."""
+    """An image or volume as a model takes it: pixels in [0, 1] (an image is a single slice)."""
 
     name: str
     images: Float32[np.ndarray, "z c h w"]
     header: Any | None
+    """The NIfTI header that results are written with; None for images."""
+    geometry: Geometry = field(default_factory=Geometry)
+    notes: tuple[str, ...] = ()
+    """What was done to values and axes, in plain sentences without names."""
 
 
 def input_name(path: Path) -> str:
@@ -34,35 +50,44 @@ def input_name(path: Path) -> str:
 
 
 def read_input(path: Path, *, name: str, info: SetInfo, window: tuple[float, float] | None = None) -> Input:
-    """A PNG, JPEG, TIFF, .npy array (h, w) or (h, w, c), or NIfTI volume, for a model trained on data like `info`.
+    """A file for a model trained on data like `info`; `name` names the results. See `read_stored` and `to_input`."""
+    return to_input(read_stored(path), name=name, where=str(path), info=info, window=window)
 
-    `name` names the results. Pixels are scaled as in training (`folder/source.py`). A file of another precision than
-    the training images needs a `window`: the stored values that become 0 and 1.
-    """
-    header = None
+
+def read_stored(path: Path) -> Stored:
+    """A PNG, JPEG, TIFF, .npy array (h, w) or (h, w, c), or NIfTI volume."""
     if not path.name.lower().endswith(ENDINGS):
         raise DataError(f"{path}: expected an image or a volume as one of {', '.join(ENDINGS)}")
     if path.name.lower().endswith(NIFTI_ENDINGS):
         content = read_file(path, error=DataError)
-        values = decode_nifti(content, name=str(path)).slices
         header = nifti_header(content[:NIFTI_HEAD_BYTES], packed=len(content), name=str(path))
-    elif path.suffix.lower() == ".npy":
-        values = _read_npy(path)[None]
-    else:
-        values = read_image(path)[None]
+        return Stored(decode_nifti(content, name=str(path)).slices, Geometry.from_nifti(header), header)
+    if path.suffix.lower() == ".npy":
+        return Stored(_read_npy(path)[None])
+    return Stored(read_image(path)[None])
+
+
+def to_input(
+    stored: Stored, *, name: str, where: str, info: SetInfo, window: tuple[float, float] | None = None
+) -> Input:
+    """Stored values as a model trained on data like `info` takes them; `where` names them in errors.
+
+    They are scaled as in training (`folder/source.py`). Values of another precision than the training images need a
+    `window`: the stored values that become 0 and 1.
+    """
     window = window or info.intensity_window
-    by_range = header is not None and info.image_bits == 32
-    planes = to_planes(values, by_range=by_range, window=window, name=str(path))
+    by_range = stored.header is not None and info.image_bits == 32
+    planes = to_planes(stored.values, by_range=by_range, window=window, name=where)
     if planes.shape[1] != info.in_channels:
         mode = {1: "L", 3: "RGB"}.get(info.in_channels)
         how = f"; convert it, for instance by Pillow: Image.open(FILE).convert({mode!r}).save(OTHER)" if mode else ""
-        raise DataError(f"{path}: {planes.shape[1]} channel(s), the model was trained on {info.in_channels}{how}")
+        raise DataError(f"{where}: {planes.shape[1]} channel(s), the model was trained on {info.in_channels}{how}")
     if window is None and 8 * planes.itemsize != info.image_bits:
         raise DataError(
-            f"{path}: {values.dtype} pixels, the model was trained on images of {info.image_bits} bits; give the "
-            "stored values that are 0 and 1 in training with --window LOW HIGH"
+            f"{where}: {stored.values.dtype} pixels, the model was trained on images of {info.image_bits} bits; give "
+            "the stored values that are 0 and 1 in training with --window LOW HIGH"
         )
-    return Input(name, unit_floats(planes), header)
+    return Input(name, unit_floats(planes), stored.header, stored.geometry, stored.notes)
 
 
 def _read_npy(path: Path) -> np.ndarray:
