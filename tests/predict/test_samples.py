@@ -27,11 +27,11 @@ from hpunet.data.types import SetInfo
 from hpunet.errors import DataError, HPUNetError
 from hpunet.models.hpunet import HPUNet
 from hpunet.predict.contact_sheet import marked_part, sample_sheet
-from hpunet.predict.draw import SamplingOptions, choose_sampler, parse_scales, sample_image
+from hpunet.predict.draw import SamplingOptions, parse_scales, sample_image
 from hpunet.predict.instances import instances_picture
 from hpunet.predict.output_folder import result_folder
 from hpunet.sampling.hypotheses import distinct_hypotheses
-from hpunet.sampling.tiling import Tiled
+from hpunet.sampling.tiling import Tiled, choose_sampler
 from hpunet.utils.label_painter import PALETTE
 from hpunet.weights.load import TrainedModel
 

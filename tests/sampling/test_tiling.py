@@ -3,13 +3,14 @@
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from hpunet.errors import ConfigError
 from hpunet.models.blocks import upsample_bilinear
 from hpunet.models.hpunet import HPUNet
 from hpunet.models.punet import ProbUNet
-from hpunet.sampling.sample import Samples, sample, stream
-from hpunet.sampling.tiling import Tiled, Window, receptive_margin, upsample_bilinear_window
+from hpunet.sampling.sample import Samples, reconstruct, sample, stream
+from hpunet.sampling.tiling import Padding, Tiled, Window, receptive_margin, upsample_bilinear_window
 
 
 def make(kind: str, *, channels_last: bool = True) -> HPUNet | ProbUNet:
@@ -80,3 +81,31 @@ def test_tiled_refuses_what_it_cannot_do() -> None:
             Tiled(make("hpu"), tile=tile)
     with pytest.raises(ConfigError, match="extrapolation"):
         Tiled(HPUNet(in_channels=1, num_classes=2, channels=(4, 4), latent_dims=(1,), cond_channels=2), tile=16)
+
+
+@pytest.mark.parametrize("kind", ["hpu", "punet"])
+def test_tiled_reconstructions_equal_those_of_the_whole(kind: str) -> None:
+    model, image = make(kind), torch.rand(2, 1, 80, 112)
+    labels = torch.randint(2, (2, 3, 80, 112))
+    whole = reconstruct(model, image=image, labels=labels)
+    for tile in (16, 30, 200):
+        tiled = reconstruct(Tiled(model, tile=tile), image=image, labels=labels)
+        assert (whole.logits - tiled.logits).abs().max() < 1e-5, tile
+        assert torch.equal(whole.labels, tiled.labels)
+        for mine, other in zip(whole.latents, tiled.latents, strict=True):
+            assert mine.numel() == 0 or mine.abs().max() > 0
+            assert torch.allclose(mine, other, atol=1e-5)
+
+
+@pytest.mark.parametrize(("height", "width"), [(30, 33), (64, 32), (5, 1)])
+def test_padding_repeats_the_border_and_is_undone(height: int, width: int) -> None:
+    padding, image = Padding.of(height, width, multiple=16), torch.rand(2, 1, height, width)
+    padded = padding.add(image)
+    h, w = padded.shape[2:]
+    before, after = (-height % 16 // 2, -width % 16 // 2), (-(height % -16 // 2), -(width % -16 // 2))
+    assert (h % 16, w % 16) == (0, 0)
+    assert (h - height, w - width) == tuple(a + b for a, b in zip(before, after, strict=True))
+    sides = (before[1], after[1], before[0], after[0])
+    assert torch.equal(padded, pad(image, sides, mode="replicate"))
+    assert torch.equal(padded[padding.inside], image)
+    assert padding.add((9 * image).long()).dtype == torch.int64

@@ -53,9 +53,10 @@ def instances_command(
     with loading(quiet=quiet):
         from hpunet.data.io.inputs import Input, read_input
         from hpunet.evaluation.images import as_batch, true_instances
-        from hpunet.predict.draw import SamplingOptions, choose_sampler
+        from hpunet.predict.draw import SamplingOptions
         from hpunet.predict.instances import default_num_samples, rand_error_of, require_instances, segment_file
         from hpunet.sampling.instances import clustering_threshold
+        from hpunet.sampling.tiling import choose_sampler
         from hpunet.training.build import autocast_for
         from hpunet.weights.load import load
 

@@ -49,9 +49,10 @@ def sample_command(
     with loading(quiet=quiet):
         from hpunet.data.io.inputs import read_input
         from hpunet.kernels.dispatch import fast_sampler
-        from hpunet.predict.draw import SamplingOptions, choose_sampler, parse_scales
+        from hpunet.predict.draw import SamplingOptions, parse_scales
         from hpunet.predict.samples import sample_file
         from hpunet.sampling.sample import temperature_per_scale
+        from hpunet.sampling.tiling import choose_sampler
         from hpunet.training.build import autocast_for
         from hpunet.weights.load import load, set_orientations
 

@@ -6,20 +6,12 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float32, Integer
 
 from hpunet.errors import ConfigError, DataError
-from hpunet.models.base import SegmentationModel
-from hpunet.models.hpunet import HPUNet
-from hpunet.models.punet import ProbUNet
 from hpunet.sampling.sample import stream
-from hpunet.sampling.tiling import Tiled
+from hpunet.sampling.tiling import Padding, choose_sampler
 from hpunet.weights.load import TrainedModel
-
-MAX_UNTILED_PIXELS = 2**20
-"""Larger images are computed in tiles by default; this many pixels take 0.8 GB with the LIDC model."""
-DEFAULT_TILE = 512  # side, in pixels
 
 
 @dataclass(frozen=True)
@@ -63,10 +55,8 @@ def sample_image(
     if model.cond_channels:
         raise ConfigError(f"{trained.name}: needs partial labels (data.extrapolate), which image files do not have")
     h, w = image.shape[1:]
-    below, right = -h % model.size_multiple, -w % model.size_multiple
-    sides = (right // 2, right - right // 2, below // 2, below - below // 2)
-    padded = F.pad(torch.from_numpy(image)[None], sides, mode="replicate").to(trained.device)
-    inside = np.s_[..., sides[2] : sides[2] + h, sides[0] : sides[0] + w]
+    padding = Padding.of(h, w, multiple=model.size_multiple)
+    padded = padding.add(torch.from_numpy(image)[None]).to(trained.device)
     size, labels = (padded.shape[2], padded.shape[3]), []
     mean = torch.zeros(h, w, device=trained.device)
     squares = torch.zeros_like(mean)  # of distances from the running mean (Welford)
@@ -78,7 +68,7 @@ def sample_image(
     }
     try:
         for part in stream(sampler, image=padded, num_samples=options.num_samples, latents=latents, **how):
-            for probs, chosen in zip(part.probs[0][inside], part.labels[0][inside], strict=True):
+            for probs, chosen in zip(part.probs[0][padding.inside], part.labels[0][padding.inside], strict=True):
                 labels.append(chosen.cpu().numpy().astype(np.min_scalar_type(model.num_classes - 1)))
                 marked = probs[list(stochastic_classes(trained))].sum(dim=0)
                 before = marked - mean
@@ -107,16 +97,3 @@ def parse_scales(scales: str, *, num_scales: int) -> list[Any]:
         numbers = f"numbers from 0 (coarsest) to {num_scales - 1} such as 0,1"
         raise ConfigError(f"scales: expected full, global, local, or {numbers}; got {scales!r}")
     return ["sample" if i in sampled else "mean" for i in range(num_scales)]
-
-
-def choose_sampler(
-    model: HPUNet | ProbUNet, *, size: tuple[int, int], tile: str, sampler: SegmentationModel | None = None
-) -> SegmentationModel:
-    """The model, its `sampler` if given, or, for large images, the model tile by tile."""
-    if tile == "whole" or (tile == "auto" and size[0] * size[1] <= MAX_UNTILED_PIXELS):
-        return sampler or model
-    if tile != "auto" and not tile.isdecimal():
-        raise ConfigError(f"tile: expected auto, whole or a number of pixels, got {tile!r}")
-    if sampler is not None:
-        raise ConfigError("tile: fused kernels compute images whole; use --tile whole or --kernels torch")
-    return Tiled(model, tile=DEFAULT_TILE if tile == "auto" else int(tile))

@@ -7,21 +7,25 @@ Only the encoder's features, the last scale's input and the logits exist at full
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from types import EllipsisType
+from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int, Int64
 from torch import Tensor, nn
 
 from hpunet.errors import ConfigError
-from hpunet.models.base import PerScale, SamplingProxy
+from hpunet.models.base import PerScale, SamplingProxy, SegmentationModel, posterior_input
 from hpunet.models.blocks import concat_latent, downsample, match_memory_format, upsample_nearest
 from hpunet.models.gaussian import Gaussian
-from hpunet.models.hpunet import HPUNet
+from hpunet.models.hpunet import HPUNet, LatentUNet
 from hpunet.models.punet import GlobalGaussian, ProbUNet
 from hpunet.utils.tensors import check_image
 
 MIN_TILE = 16
+DEFAULT_TILE = 512
+MAX_UNTILED_PIXELS = 2**20
+"""Larger images are computed in tiles by default; this many pixels take 0.8 GB with the LIDC model."""
 
 
 class Window(NamedTuple):
@@ -40,8 +44,31 @@ class Window(NamedTuple):
         return Window(rows, columns)
 
 
+class Padding(NamedTuple):
+    """Makes an image as large as a model needs; its border pixels repeat."""
+
+    rows: Int64[Tensor, " h2"]
+    columns: Int64[Tensor, " w2"]
+    inside: tuple[EllipsisType, slice, slice]
+    """Where the image is in the padded one."""
+
+    @classmethod
+    def of(cls, height: int, width: int, *, multiple: int) -> "Padding":
+        """The padding on all sides to the next multiple."""
+        parts = [(-side % multiple // 2, side, side + -side % multiple) for side in (height, width)]
+        numbers = [(torch.arange(padded) - before).clamp(0, side - 1) for before, side, padded in parts]
+        inside = [slice(before, before + side) for before, side, _ in parts]
+        return cls(numbers[0], numbers[1], (..., inside[0], inside[1]))
+
+    def add(self, maps: Tensor) -> Tensor:
+        """Maps (..., h, w), padded."""
+        if maps.shape[-2:] == (len(self.rows), len(self.columns)):
+            return maps
+        return maps.index_select(-2, self.rows.to(maps.device)).index_select(-1, self.columns.to(maps.device))
+
+
 class Tiled(SamplingProxy[HPUNet | ProbUNet]):
-    """An `HPUNet` or `ProbUNet` for sampling whose stages compute `tile`×`tile` pixels of their own map at a time."""
+    """An `HPUNet` or `ProbUNet` whose stages compute `tile`×`tile` pixels of their own map at a time."""
 
     def __init__(self, model: HPUNet | ProbUNet, *, tile: int) -> None:
         if tile < MIN_TILE or tile % 2:
@@ -49,7 +76,7 @@ class Tiled(SamplingProxy[HPUNet | ProbUNet]):
         if model.cond_channels:
             raise ConfigError("tile: models with extra input channels (extrapolation) cannot be tiled")
         super().__init__(model)
-        self.tile = tile
+        self.tile, self.infer = tile, self._infer
 
     def encode(self, *, image: Float[Tensor, "b c h w"], cond: Tensor | None = None) -> list[Tensor]:
         """See the model's `encode`."""
@@ -67,28 +94,53 @@ class Tiled(SamplingProxy[HPUNet | ProbUNet]):
     ) -> tuple[Float[Tensor, "b k h w"], list[Tensor], list[Gaussian]]:
         """See the model's `decode`."""
         none: PerScale = [None] * len(self.latent_dims)
-        decode = self._decode_hpunet if isinstance(self.model, HPUNet) else self._decode_punet
-        return decode(features, noise=noise or none, given=given or none)
+        if isinstance(self.model, HPUNet):
+            how: dict[str, Any] = {"noise": noise or none, "given": given or none}
+            return self._decode_hpunet(self.model.prior, features, **how, last=self.model.logits)
+        return self._decode_punet(features, noise=noise or none, given=given or none)
+
+    def _infer(
+        self, *, image: Float[Tensor, "b c h w"], labels: Int[Tensor, "b h w"], noise: PerScale | None = None
+    ) -> tuple[list[Tensor], list[Gaussian]]:
+        """See the model's `infer`."""
+        x = posterior_input(self.model, image=image, labels=labels)
+        x = match_memory_format(x, channels_last=self.model.channels_last)
+        none: PerScale = [None] * len(self.latent_dims)
+        if isinstance(self.model, HPUNet):
+            net = self.model.posterior
+            needed = self._encode(net.encoder, x)[::-1][: len(net.decoder) + 1]
+            _, latents, gaussians = self._decode_hpunet(net, needed, noise=noise or none, given=none)
+            return latents, gaussians
+        posterior = self._global_gaussian(self.model.posterior, x)
+        return [posterior.latent(noise=(noise or none)[0], given=None)], [posterior]
 
     def _decode_hpunet(
-        self, features: Sequence[Tensor], *, noise: PerScale, given: PerScale
+        self,
+        net: LatentUNet,
+        features: Sequence[Tensor],
+        *,
+        noise: PerScale,
+        given: PerScale,
+        last: nn.Module | None = None,
     ) -> tuple[Tensor, list[Tensor], list[Gaussian]]:
-        model = self.model
-        assert isinstance(model, HPUNet)
         x, latents, gaussians = features[0], [], []
-        for i, stage in enumerate(model.prior.decoder):
-            if i < len(model.prior.heads):
-                gaussian = model.prior.heads[i](x)
+        for i in range(len(net.decoder) + 1):
+            if i < len(net.heads):
+                gaussian = net.heads[i](x)
                 z = gaussian.latent(noise=noise[i], given=given[i])
                 gaussians.append(gaussian)
                 latents.append(z)
                 x = concat_latent(z, x)
-            is_last = i + 1 == len(model.prior.decoder)
+            if i == len(net.decoder):
+                break
 
             def joined(window: Window, x: Tensor = x, skip: Tensor = features[i + 1]) -> Tensor:
                 return torch.cat([upsample_nearest(window.scaled(0.5).of(x)), window.of(skip)], dim=1)
 
-            x = self._run(nn.Sequential(stage, model.logits) if is_last else stage, joined, like=features[i + 1])
+            stage = net.decoder[i]
+            if last is not None and i + 1 == len(net.decoder):
+                stage = nn.Sequential(stage, last)
+            x = self._run(stage, joined, like=features[i + 1])
         return x, latents, gaussians
 
     def _decode_punet(
@@ -178,3 +230,16 @@ def upsample_bilinear_window(x: Float[Tensor, "b f h w"], window: Window) -> Flo
         above = (low + 1).clamp(max=size - 1)
         x = x.index_select(dim, low) * (1 - weight) + x.index_select(dim, above) * weight
     return x
+
+
+def choose_sampler(
+    model: HPUNet | ProbUNet, *, size: tuple[int, int], tile: str = "auto", sampler: SegmentationModel | None = None
+) -> SegmentationModel:
+    """The model, its `sampler` if given, or, for large images, the model tile by tile."""
+    if tile == "whole" or (tile == "auto" and size[0] * size[1] <= MAX_UNTILED_PIXELS):
+        return sampler or model
+    if tile != "auto" and not tile.isdecimal():
+        raise ConfigError(f"tile: expected auto, whole or a number of pixels, got {tile!r}")
+    if sampler is not None:
+        raise ConfigError("tile: fused kernels compute images whole; use --tile whole or --kernels torch")
+    return Tiled(model, tile=DEFAULT_TILE if tile == "auto" else int(tile))
