@@ -1,9 +1,11 @@
 """One step: by hand, in pieces, with averages and clipping; and what a step that went wrong leaves behind."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tiny_run import WITHOUT_GECO, open_tiny, tiny_batch, tiny_settings, tiny_step, write_tiny_pack
@@ -13,7 +15,7 @@ from hpunet.data.packs import Pack
 from hpunet.objectives.base import Terms
 from hpunet.objectives.cross_entropy import gumbel_from_uniform
 from hpunet.training.build import build_energy
-from hpunet.training.step import TrainingStep
+from hpunet.training.step import TrainingStep, share_in_average
 from hpunet.utils.keyed_random import Stream, keyed_normal, keyed_uniform
 
 POSITIONS = torch.arange(4)
@@ -195,14 +197,40 @@ def test_energy_is_of_all_classes_but_the_background_where_nothing_is_said(pack:
     assert [energy.classes for energy in energies] == [[1], [1, 2]]
 
 
-def test_averaged_weights_follow_their_formula(pack: Pack) -> None:
+@pytest.mark.parametrize("on_device", [False, True])
+def test_averaged_weights_are_those_of_a_slow_twin(pack: Pack, on_device: bool) -> None:
+    """The decay is 0 for ten steps, then 1 - 10 / (step + 1), at most `ema_decay`; also with `step` as a tensor."""
     step = tiny_step(tiny_settings("optimiser.ema_decay=0.8"), pack, double=True)
     expected = [p.detach().clone() for p in step.model.parameters()]
-    for number in range(3):
-        take(step, pack, number)
-        expected = [0.8 * e + 0.2 * p.detach() for e, p in zip(expected, step.model.parameters(), strict=True)]
-    for averaged, value in zip(step.averaged, expected, strict=True):
-        torch.testing.assert_close(averaged, value, rtol=0, atol=1e-14)
+    for number, decay in {0: 0, 9: 0, 15: 1 - 10 / 16, 29: 1 - 10 / 30, 60: 0.8, 5000: 0.8}.items():
+        batch = tiny_batch(pack, [(4 * number + i) % len(pack) for i in range(4)])
+        step(batch, step=torch.tensor(number) if on_device else number, positions=POSITIONS)
+        live = [p.detach() for p in step.model.parameters()]
+        expected = [decay * e + (1 - decay) * p for e, p in zip(expected, live, strict=True)]
+        for averaged, value in zip(step.averaged, expected, strict=True):
+            torch.testing.assert_close(averaged, value, rtol=0, atol=1e-14)
+
+
+def weights_in_average(shares: Sequence[float]) -> np.ndarray:
+    """The weight of the initial value, then of each step, in the average after all of them."""
+    weights = np.zeros(len(shares) + 1)
+    weights[0] = 1
+    for number, share in enumerate(shares, start=1):
+        weights *= 1 - share
+        weights[number] = share
+    return weights
+
+
+@pytest.mark.parametrize("iterations", [30, 300, 1000, 12_000])
+def test_average_forgets_its_start_and_spares_long_runs(iterations: int) -> None:
+    new = weights_in_average([share_in_average(t, 0.999) for t in range(iterations)])  # type: ignore[misc]
+    old = weights_in_average([1 - 0.999] * iterations)
+    assert new.sum() == pytest.approx(1)
+    assert new[0] == 0  # with a decay of 0.999 throughout, 37 % after 1,000 iterations
+    assert new @ np.arange(iterations, -1, -1) <= iterations / 10  # mean age in steps
+    if iterations >= 12_000:
+        assert np.abs(new - old).sum() / 2 < 0.005
+        assert share_in_average(iterations - 1, 0.999) == 1 - 0.999
 
 
 def test_clip_norm_scales_the_gradient_and_reports_the_norm_before(pack: Pack) -> None:

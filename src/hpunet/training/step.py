@@ -32,8 +32,9 @@ class TrainingStep:
     skip the same steps.
 
     Gradients are summed over `num_pieces` pieces of the batch; `grad_clip` bounds their norm. `ema_decay` is that
-    of the averaged weights; without it there are none. `network` computes the forward pass in `autocast`: the model
-    (default), compiled or wrapped for several processes. `draw` is a kernel for random numbers.
+    of the averaged weights (see `share_in_average`); without it there are none. `network` computes the forward pass
+    in `autocast`: the model (default), compiled or wrapped for several processes. `draw` is a kernel for random
+    numbers.
     """
 
     def __init__(
@@ -98,7 +99,8 @@ class TrainingStep:
             buffer.copy_(torch.where(finite, buffer, before))
         if self.ema_decay is not None:
             change = torch._foreach_sub([p.detach() for p in self.model.parameters()], self.averaged)
-            torch._foreach_mul_(change, finite.to(change[0].dtype) * (1 - self.ema_decay))
+            share = finite.double() * share_in_average(step, self.ema_decay)
+            torch._foreach_mul_(change, share.to(change[0].dtype))
             torch._foreach_add_(self.averaged, change)
         return terms, norm
 
@@ -136,6 +138,17 @@ class TrainingStep:
         sizes = [prod(shape) for shape in shapes]
         flat = keyed_normal(**key, stream=stream, count=draws * sum(sizes)).unflatten(1, (draws, sum(sizes)))
         return [part.unflatten(2, shape) for part, shape in zip(flat.split(sizes, dim=2), shapes, strict=True)]
+
+
+def share_in_average(step: int | Int[Tensor, ""], ema_decay: float) -> float | Float[Tensor, ""]:
+    """The share of a step's new weights in the averaged ones: 1 - decay, but early enough to forget the start.
+
+    The average reaches back over 1 / share steps, at most a tenth of those taken so far: random initial weights are
+    gone after the first step, and runs of more than 10 / (1 - decay) steps end with the decay itself.
+    """
+    if isinstance(step, Tensor):  # of a CUDA graph; float64, as on the host
+        return (10 / (step + 1).double()).clamp(1 - ema_decay, 1)
+    return min(max(10 / (step + 1), 1 - ema_decay), 1.0)
 
 
 def combine_pieces(pieces: Sequence[Terms]) -> Terms:
