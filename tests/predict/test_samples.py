@@ -57,7 +57,7 @@ def hpunet_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[
     app.command(name="instances")(instances_command)
     models = {"lesions": make_trained(), "neurites": make_trained(INFO["neurites"])}
     models["streets"] = make_trained(INFO["streets"])
-    monkeypatch.setattr(hpunet.weights.load, "load", lambda run, checkpoint: models[str(run)])
+    monkeypatch.setattr(hpunet.weights.load, "load", lambda run, **_how: models[str(run)])
     return lambda *words: CliRunner().invoke(app, [str(word) for word in words])
 
 

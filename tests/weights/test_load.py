@@ -5,7 +5,7 @@ import torch
 from tiny_run import tiny_settings, write_tiny_pack
 
 import hpunet
-from hpunet.errors import CheckpointError, HPUNetError
+from hpunet.errors import CheckpointError, ConfigError, HPUNetError
 from hpunet.training.loop import train
 from hpunet.weights.checkpoints import load_checkpoint, save_checkpoint
 
@@ -28,6 +28,17 @@ def test_load_gives_the_averaged_weights_and_what_the_data_were(run: Path) -> No
     drawn = hpunet.sample(found.model, image=torch.rand(1, 1, 16, 16), num_samples=3)
     assert drawn.labels.shape == (1, 3, 16, 16)
     assert not found.model.training
+
+
+def test_load_gives_the_raw_weights_when_asked(run: Path) -> None:
+    found = hpunet.load(run, weights="raw", device="cpu").model.state_dict()
+    saved = load_checkpoint(run / "checkpoints" / "step-00000012").tensors
+    assert all(torch.equal(value, saved["model"][name]) for name, value in found.items())
+    assert any(not torch.equal(value, saved["averaged"][name]) for name, value in found.items())
+    with pytest.raises(ConfigError, match="one set"):
+        hpunet.load("lidc-hpu-2026", weights="raw")
+    with pytest.raises(ConfigError, match="expected ema or raw"):
+        hpunet.load(run, weights="best")
 
 
 def test_load_takes_a_checkpoint_by_name(run: Path) -> None:

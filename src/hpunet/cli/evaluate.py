@@ -18,7 +18,7 @@ _RUNS = (
 )
 _OUT = (
     "Output folder, with a subfolder per run; by default RUN/evaluation/SPLIT-SAMPLES, or "
-    "evaluation/NAME/SPLIT-SAMPLES for published weights."
+    "evaluation/NAME/SPLIT-SAMPLES for published weights; with -raw at the end for raw weights."
 )
 _LIMIT = "Maximum number of images; always the same selection."
 _JSON = "Write the (pooled) summary to this file."
@@ -36,6 +36,7 @@ def evaluate_command(
     json_file: Annotated[Path | None, typer.Option("--json", help=_JSON)] = None,
     out: Annotated[Path | None, typer.Option(help=_OUT)] = None,
     checkpoint: cli.Checkpoint = "latest",
+    weights: cli.Weights = "ema",
     seed: cli.Seed = 0,
     seeds: Annotated[int, typer.Option(help=_SEEDS, min=1)] = 1,
     temperature: cli.Temperature = "1",
@@ -65,9 +66,17 @@ def evaluate_command(
     autocast_for("fp32", device)  # no TF32: rounding must not depend on what is in a batch
     init_process_group(device)
     try:
-        default = folder_name(split=split, num_samples=samples, num_seeds=seeds)
+        default = folder_name(split=split, num_samples=samples, num_seeds=seeds) + (
+            "-raw" if weights == "raw" else ""
+        )
         how: dict[str, Any] = {"data": data, "split": split, "changes": parse_assignments(options or [])}
-        how |= {"checkpoint": checkpoint, "orientations": orientations, "kernels": kernels, "device": device}
+        how |= {
+            "checkpoint": checkpoint,
+            "weights": weights,
+            "orientations": orientations,
+            "kernels": kernels,
+            "device": device,
+        }
         how |= {"temperature": cli.parse_temperature(temperature)}
         how |= {"limit": limit, "batch_size": batch, "replace": replace}
         scoring = {"num_samples": samples, "seed": seed, "num_seeds": seeds, "alpha": alpha, "connected": connected}
@@ -104,6 +113,7 @@ def _evaluate_run(
     split: str,
     changes: Mapping[str, Any],
     checkpoint: str,
+    weights: str,
     orientations: int | None,
     temperature: Sequence[float],
     kernels: str,
@@ -118,7 +128,8 @@ def _evaluate_run(
     from hpunet.utils.distributed import rank
     from hpunet.weights.load import load, require_posterior, set_orientations, set_temperature
 
-    trained = set_orientations(load(run, checkpoint=checkpoint, device=device, name=name), orientations)
+    trained = load(run, checkpoint=checkpoint, weights=weights, device=device, name=name)
+    trained = set_orientations(trained, orientations)
     require_posterior(trained, where=run)
     set_temperature(trained, temperature)
     model, info, settings = trained.model, trained.info, trained.settings.data

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from hpunet.cli.options import Checkpoint, NewFolder, Orientations, Temperature, parse_temperature
+from hpunet.cli.options import Checkpoint, NewFolder, Orientations, Temperature, Weights, parse_temperature
 from hpunet.cli.progress import console
 from hpunet.errors import ConfigError
 
@@ -19,11 +19,12 @@ def export_command(
     name: Annotated[str, typer.Option(help="Name of the published weights: lidc-hpu-2026.")],
     credit: Annotated[str, typer.Option(help="Attribution and licence: text, or a text file.")] = "",
     checkpoint: Checkpoint = "latest",
+    weights: Weights = "ema",
     temperature: Temperature = "1",
     orientations: Orientations = None,
     without_posterior: Annotated[bool, typer.Option("--without-posterior", help=_WITHOUT)] = False,
 ) -> None:
-    """Publish the weights of a run: float16, averaged ones if available, with checksums.
+    """Publish the weights of a run: float16, with checksums.
 
     --temperature scales the prior's standard deviations in the weights, and the credit says so; --orientations
     becomes the default of the weights.
@@ -32,7 +33,7 @@ def export_command(
     from hpunet.weights.load import load, publish, set_orientations, set_temperature
     from hpunet.weights.published import cache_folder
 
-    trained = set_orientations(load(run, checkpoint=checkpoint, device="cpu"), orientations)
+    trained = set_orientations(load(run, checkpoint=checkpoint, weights=weights, device="cpu"), orientations)
     set_temperature(trained, factors)
     changed = f"The prior's standard deviations are {temperature} times (coarsest scale first) what training gave."
     credits = [text] if text else []

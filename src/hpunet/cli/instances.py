@@ -36,6 +36,7 @@ def instances_command(
     connected: cli.Connected = False,
     seed: cli.Seed = 0,
     checkpoint: cli.Checkpoint = "latest",
+    weights: cli.Weights = "ema",
     tile: cli.Tile = "auto",
     window: cli.Window = None,
     slices: cli.Slices = None,
@@ -60,7 +61,7 @@ def instances_command(
         from hpunet.training.build import autocast_for
         from hpunet.weights.load import load
 
-        trained = load(run, checkpoint=checkpoint)
+        trained = load(run, checkpoint=checkpoint, weights=weights)
         autocast_for("fp32", trained.device)  # no TF32: tiles give what the whole image gives
     require_instances(trained)
     named = name_images(images)

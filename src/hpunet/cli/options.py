@@ -52,6 +52,9 @@ Split = Annotated[str, typer.Option(help="train, val or test.")]
 Checkpoint = Annotated[
     str, typer.Option(help="latest, best (in validation, by default of GED²), or a name such as step-00001000.")
 ]
+Weights = Annotated[
+    str, typer.Option(help="ema: the averaged weights if the run has them; raw: those of the last step.")
+]
 DataOptions = Annotated[
     list[str] | None,
     typer.Option("--set", help="Data option, such as size=128; by default as in training."),

@@ -30,6 +30,7 @@ def sample_command(
     scales: Annotated[str, typer.Option(help=_SCALES)] = "full",
     seed: cli.Seed = 0,
     checkpoint: cli.Checkpoint = "latest",
+    weights: cli.Weights = "ema",
     tile: cli.Tile = "auto",
     temperature: cli.Temperature = "1",
     orientations: cli.Orientations = None,
@@ -56,7 +57,7 @@ def sample_command(
         from hpunet.training.build import autocast_for
         from hpunet.weights.load import load, set_orientations
 
-        trained = set_orientations(load(run, checkpoint=checkpoint), orientations)
+        trained = set_orientations(load(run, checkpoint=checkpoint, weights=weights), orientations)
         autocast_for("fp32", trained.device)  # no TF32: tiles give what the whole image gives
         sampler = fast_sampler(trained.model, kernels=kernels, device=trained.device)
         trained = dataclasses.replace(trained, sampler=sampler)

@@ -31,7 +31,7 @@ from hpunet.weights.safetensors_io import check_same_tensors
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A network in evaluation mode, with its averaged weights if available."""
+    """A network in evaluation mode, with its averaged weights if available, unless the raw ones were asked for."""
 
     name: str
     model: HPUNet | ProbUNet
@@ -67,17 +67,26 @@ def _missing_posterior(where: Path) -> str:
 
 
 def load(
-    run: str | Path, *, checkpoint: str = "latest", device: torch.device | str | None = None, name: str | None = None
+    run: str | Path,
+    *,
+    checkpoint: str = "latest",
+    weights: str = "ema",
+    device: torch.device | str | None = None,
+    name: str | None = None,
 ) -> TrainedModel:
     """Load the model of a run, or published weights.
 
     Args:
         run: a run folder, or published weights by folder or name ("lidc-hpu-2026"). Folders take precedence.
         checkpoint: "latest", or a name in the run's `checkpoints` folder: "best", "step-00001000".
+        weights: "ema", averaged ones if the run has them; or "raw", those of the last step.
         device: by default a GPU if there is one.
         name: name in tables; by default that of the folder or of the published weights.
     """
+    if weights not in ("ema", "raw"):
+        raise ConfigError(f"weights: expected ema or raw, got {weights!r}")
     folder = Path(run)
+    chosen = {"checkpoint": checkpoint, "weights": weights}
     where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if folder.is_file():
         expected = "a run folder written by `hpunet train`, or the name of published weights"
@@ -87,10 +96,10 @@ def load(
         if known is None:
             words = f"{folder}: no such folder; expected one that `hpunet train` wrote"
             raise CheckpointError(unknown_name_message(str(run)) if is_valid_name(str(run).lower()) else words)
-        return _load_published(known, called=str(run), checkpoint=checkpoint, device=where, name=name)
+        return _load_published(known, called=str(run), **chosen, device=where, name=name)
     if not any((folder / name).exists() for name in ("settings.json", "checkpoints")):
         if is_published(folder):
-            return _load_published(folder, called=None, checkpoint=checkpoint, device=where, name=name)
+            return _load_published(folder, called=None, **chosen, device=where, name=name)
         words = f"{folder}: not a run's folder (no settings.json); expected one that `hpunet train` wrote"
         if hidden := find_published(str(run)):
             words += f". It hides the published weights of this name in {hidden}: folders take precedence"
@@ -101,13 +110,16 @@ def load(
     settings = check_settings(found.state["settings"], where=str(found.path))
     info = SetInfo.from_json(found.state["info"], where=str(found.path))
     model = _model_without_values(settings, info)
-    _fill(model, {**found.tensors.get("model", {}), **found.tensors.get("averaged", {})}, name=str(found.path))
+    averaged = found.tensors.get("averaged", {}) if weights == "ema" else {}
+    _fill(model, {**found.tensors.get("model", {}), **averaged}, name=str(found.path))
     return TrainedModel(name or folder.resolve().name, model.to(where).eval(), settings, info, found.step, where)
 
 
 def _load_published(
-    folder: Path, *, called: str | None, checkpoint: str, device: torch.device, name: str | None
+    folder: Path, *, called: str | None, checkpoint: str, weights: str, device: torch.device, name: str | None
 ) -> TrainedModel:
+    if weights != "ema":
+        raise ConfigError(f"weights: published weights have one set, no {weights!r} ones; omit this option")
     if checkpoint != "latest":
         raise ConfigError(f"checkpoint: published weights have no {checkpoint!r}; omit this option")
     found = read_published(folder, name=called)
