@@ -92,6 +92,8 @@ def test_sample_writes_maps_shares_and_a_sheet(hpunet_command: Callable[..., Any
     assert sorted(m for h in found["hypotheses"] for m in h["members"]) == [f"sample-{n:02d}" for n in range(1, 6)]
     assert f"{len(found['hypotheses'])} distinct among 5 samples" in result.output
     assert found["same_iou"] == 0.5
+    wrong = hpunet_command("sample", "lesions", "a.png", "--out", "other", "--colour", "vessel")
+    assert "'vessel'" in str(wrong.exception)
     assert found["summary"] in " ".join(result.output.split())
 
 
@@ -369,7 +371,27 @@ def test_sheet_enlarges_what_samples_mark_in_a_small_part() -> None:
     mean = np.zeros((128, 96), np.float32)
     page = np.asarray(sample_sheet(image=mean[None], labels=labels, mean=mean, std=mean, hypotheses=[], title=""))
     orange = (page == PALETTE[1]).all(axis=-1)
-    assert orange.sum() > 56 * (176 / 36) ** 2  # the 56 pixels of both outlines, enlarged, and the frame
+    assert orange.sum() > 56 * (192 / 36) ** 2  # the 56 pixels of both outlines, enlarged, and the frame
+
+
+@pytest.mark.parametrize(("h", "w", "least"), [(20, 28, 192), (960, 999, 280), (256, 512, 256)])
+def test_sheet_is_readable_and_not_too_wide(h: int, w: int, least: int) -> None:
+    image = np.broadcast_to(np.array([0.9, 0.6, 0.1], dtype=np.float32)[:, None, None], (3, h, w))
+    labels = np.zeros((2, h, w), dtype=np.uint8)
+    labels[:, 2:-2, 2:-2] = 1
+    maps = np.zeros((h, w), np.float32)
+    page = sample_sheet(image=image, labels=labels, mean=maps, std=maps, hypotheses=[], title="")
+    assert 3 * least <= page.width <= 2000
+    assert page.height > 2 * least
+    assert not (np.asarray(page) == PALETTE[1]).all(axis=-1).any()  # orange on orange
+
+
+def test_sheet_has_the_colour_that_is_asked_for() -> None:
+    labels, mean = np.eye(20, dtype=np.uint8)[None], np.zeros((20, 20), np.float32)
+    given: dict[str, Any] = {"image": mean[None], "labels": labels, "mean": mean, "std": mean, "hypotheses": []}
+    page = np.asarray(sample_sheet(**given, title="", colour="#00ff00"))
+    assert (page == [0, 255, 0]).all(axis=-1).any()
+    assert not (page == PALETTE[1]).all(axis=-1).any()
 
 
 def test_sheet_shows_samples_once_where_all_are_distinct(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,9 +1,12 @@
 import numpy as np
 import pytest
 
+from hpunet.errors import ConfigError
 from hpunet.utils.label_painter import (
     PALETTE,
+    _cielab,
     colour_instances,
+    contrast_palette,
     cover_hidden,
     legend_swatch,
     overlay,
@@ -131,3 +134,45 @@ def test_cover_hides_the_picture_and_nothing_else() -> None:
     assert (covered[:4, 4:] > 0).all()
     covered[:4, 4:] = 0
     assert not covered.any()
+
+
+def test_cielab_is_that_of_the_standard() -> None:
+    colours = np.array([[255, 0, 0], [0, 0, 255], [255, 255, 255], [0, 0, 0], [128, 128, 128]])
+    expected = [[53.24, 80.09, 67.20], [32.30, 79.19, -107.86], [100, 0, 0], [0, 0, 0], [53.59, 0, 0]]
+    np.testing.assert_allclose(_cielab(colours), expected, atol=0.05)
+
+
+def photograph(*tones: float) -> tuple[np.ndarray, np.ndarray]:
+    """An image of one colour with some noise, and two samples of discs."""
+    noise = np.random.default_rng(0).normal(0, 0.02, (3, 64, 64))
+    rows, columns = np.mgrid[:64, :64]
+    labels = np.stack([((rows - 32) ** 2 + (columns - 32) ** 2 < r**2).astype(np.int64) for r in (10, 20)])
+    return np.clip(np.array(tones)[:, None, None] + noise, 0, 1).astype(np.float32), labels
+
+
+@pytest.mark.parametrize("tones", [(0.85, 0.5, 0.1), (0.2, 0.5, 0.85), (0.1, 0.6, 0.4)])
+def test_first_colour_is_far_from_the_image(tones: tuple[float, ...]) -> None:
+    image, labels = photograph(*tones)
+    palette = contrast_palette([image], [labels])
+    assert sorted(palette.tolist()) == sorted(PALETTE.tolist())
+    ground = _cielab(255 * np.array([tones]))
+    distances = np.linalg.norm(_cielab(palette[1:]) - ground, axis=1)
+    assert distances[0] >= 0.95 * distances.max()
+    assert distances[0] > 60
+
+
+def test_only_the_colours_near_outlines_count() -> None:
+    image, labels = photograph(0.85, 0.5, 0.1)
+    expected = contrast_palette([image], [labels])
+    image[:, :, :8] = np.array([0.34, 0.71, 0.91])[:, None, None]  # sky blue, far from any disc
+    np.testing.assert_array_equal(contrast_palette([image], [labels]), expected)
+
+
+def test_grey_images_keep_the_order_and_a_given_colour_comes_first() -> None:
+    image, labels = photograph(0.5, 0.5, 0.5)
+    for grey in (image[:1], image[:1].repeat(3, axis=0)):
+        np.testing.assert_array_equal(contrast_palette([grey], [labels]), PALETTE)
+    assert contrast_palette([image], [labels], colour="cyan")[1].tolist() == [0, 255, 255]
+    assert contrast_palette([image], [labels], colour="#010203").shape == PALETTE.shape
+    with pytest.raises(ConfigError, match="'vessel'"):
+        contrast_palette([image], [labels], colour="vessel")

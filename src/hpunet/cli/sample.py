@@ -19,6 +19,9 @@ _SCALES = (
     "Scales to sample: full, global (only the coarsest), local (only the finest), or numbers such as 0,2 (0 is the "
     "coarsest); the others use the mean."
 )
+_COLOUR = (
+    "Colour of outlines on the sheet, a CSS name or #rrggbb; by default the one that differs most from the image."
+)
 _SAME_IOU = "Samples with at least this IoU are the same hypothesis; default: 0.5, or less where groups are too many."
 
 
@@ -35,6 +38,7 @@ def sample_command(
     temperature: cli.Temperature = "1",
     orientations: cli.Orientations = None,
     same_iou: Annotated[float | None, typer.Option(help=_SAME_IOU, min=0.01, max=1)] = None,
+    colour: Annotated[str | None, typer.Option(help=_COLOUR)] = None,
     window: cli.Window = None,
     slices: cli.Slices = None,
     nifti: cli.Nifti = False,
@@ -55,6 +59,7 @@ def sample_command(
         from hpunet.sampling.sample import temperature_per_scale
         from hpunet.sampling.tiling import choose_sampler
         from hpunet.training.build import autocast_for
+        from hpunet.utils.label_painter import parse_colour
         from hpunet.weights.load import load, set_orientations
 
         trained = set_orientations(load(run, checkpoint=checkpoint, weights=weights), orientations)
@@ -64,6 +69,8 @@ def sample_command(
     named = name_images(images)
     chosen = parse_slices(slices)
     # Check the options once, not for every image.
+    if colour is not None:
+        parse_colour(colour)
     num_scales = len(trained.model.latent_dims)
     parse_scales(scales, num_scales=num_scales)
     given = factors[0] if len(factors) == 1 else factors
@@ -71,7 +78,13 @@ def sample_command(
     choose_sampler(trained.model, size=(1, 1), tile=tile, sampler=trained.sampler)
     sampling: dict[str, Any] = {"num_samples": samples, "scales": scales, "temperature": given, "seed": seed}
     options = SamplingOptions(**sampling, tile=tile, window=window)
-    how: dict[str, Any] = {"options": options, "same_iou": same_iou, "nifti": nifti, "replace": replace}
+    how: dict[str, Any] = {
+        "options": options,
+        "same_iou": same_iou,
+        "colour": colour,
+        "nifti": nifti,
+        "replace": replace,
+    }
     if trained.info.has_instances and not quiet:
         words = "Instance ids differ between samples; use hpunet instances to cluster samples into instances."
         notes.print(words, highlight=False, soft_wrap=True)

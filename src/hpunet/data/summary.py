@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image
 
 from hpunet.data.types import Sample, Source
-from hpunet.utils.label_painter import cover_hidden, overlay
+from hpunet.utils.label_painter import contrast_palette, cover_hidden, overlay
 from hpunet.utils.pictures import grey_or_colour, sheet, spread, stretched
 
 
@@ -70,15 +70,16 @@ def summarise(source: Source, samples: Iterable[Sample]) -> Summary:
 
 def contact_sheet(source: Source, *, num_images: int = 8) -> Image.Image:
     """Images spread over the split, each beside its labels; invalid pixels are covered by stripes."""
+    samples = [source[index] for index in spread(num_images, of=len(source))]
+    palette = contrast_palette([sample.image for sample in samples], [sample.labels for sample in samples])
     rows, titles = [], []
-    for index in spread(num_images, of=len(source)):
-        sample = source[index]
+    for sample in samples:
         row = [grey_or_colour(stretched(sample.image))]
         for labels, exists in zip(sample.labels, sample.graders, strict=True):
-            shown = cover_hidden(overlay(image=sample.image, labels=labels), visible=sample.valid)
+            shown = cover_hidden(overlay(image=sample.image, labels=labels, palette=palette), visible=sample.valid)
             row.append(shown if exists else np.full_like(row[0], 255))
         if source.info.num_graders == 1:
-            flat = overlay(image=np.zeros_like(sample.image), labels=sample.labels[0], opacity=1.0)
+            flat = overlay(image=np.zeros_like(sample.image), labels=sample.labels[0], opacity=1.0, palette=palette)
             row.append(cover_hidden(flat, visible=sample.valid))
         rows.append(row)
         titles.append(sample.identity.key[-28:])

@@ -33,6 +33,7 @@ def sample_file(
     options: SamplingOptions,
     slices: Sequence[int],
     same_iou: float | None = None,
+    colour: str | None = None,
     nifti: bool = False,
     replace: bool = False,
     advance: Callable[[int], None] = lambda _: None,
@@ -61,7 +62,7 @@ def sample_file(
                 **asdict(options),
                 "orientations": trained.model.orientations,
             }
-            _write_slice(place, image=image, drawn=drawn, hypotheses=found[name], about=about)
+            _write_slice(place, image=image, drawn=drawn, hypotheses=found[name], about=about, colour=colour)
             if volumes is not None:
                 volumes.put(z, [*drawn.labels, drawn.mean, drawn.std])
         if volumes is not None:
@@ -70,7 +71,13 @@ def sample_file(
 
 
 def _write_slice(
-    folder: Path, *, image: np.ndarray, drawn: ImageSamples, hypotheses: Sequence[Hypothesis], about: dict[str, Any]
+    folder: Path,
+    *,
+    image: np.ndarray,
+    drawn: ImageSamples,
+    hypotheses: Sequence[Hypothesis],
+    about: dict[str, Any],
+    colour: str | None,
 ) -> None:
     folder.mkdir(exist_ok=True)
     for number, labels in enumerate(drawn.labels):
@@ -80,7 +87,7 @@ def _write_slice(
         save_picture(Image.fromarray(values), folder / f"{name}.png")
     title = f"{about['image']}: {about['num_samples']} samples of {about['run']}, iteration {about['iteration']}"
     title += f", scales {about['scales']}, seed {about['seed']}"
-    page = sample_sheet(image=image, **vars(drawn), hypotheses=hypotheses, title=title)
+    page = sample_sheet(image=image, **vars(drawn), hypotheses=hypotheses, title=title, colour=colour)
     save_picture(page, folder / "sheet.png")
     listed = [
         {

@@ -22,7 +22,7 @@ from hpunet.evaluation.scorer import Scorer
 from hpunet.metrics import rand_error
 from hpunet.training.loggers import Logger
 from hpunet.utils.distributed import all_reduce, rank, world_size
-from hpunet.utils.label_painter import overlay
+from hpunet.utils.label_painter import contrast_palette, overlay
 from hpunet.utils.pictures import grey_or_colour, save_picture, sheet, spread, stretched
 
 NUM_SHOWN = 6
@@ -104,8 +104,10 @@ def _samples_sheet(arrays: Mapping[str, np.ndarray], *, title: str) -> Any:
         images = np.where(arrays["visible"][:, None], images, 0)
     rows = []
     groups = {"grader": arrays["labels"], "rec.": arrays["reconstructions"], "sample": arrays["samples_full"]}
+    palette = contrast_palette(images, groups["grader"])
     for i, image in enumerate(images):
-        overlays = [overlay(image=image, labels=m.astype(np.int64)) for maps in groups.values() for m in maps[i]]
+        maps = np.concatenate([each[i] for each in groups.values()]).astype(np.int64)
+        overlays = [overlay(image=image, labels=labels, palette=palette) for labels in maps]
         rows.append([grey_or_colour(stretched(image)), *overlays])
     columns = ["image", *(f"{name} {i + 1}" for name, maps in groups.items() for i in range(maps.shape[1]))]
     return sheet(rows, columns=columns, title=title, tile=96)

@@ -1,11 +1,13 @@
 """Label maps as pictures: seven colours that any colour vision can tell apart, then hatching, and outlines."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from jaxtyping import Bool, Float, Integer, UInt8
+from PIL import ImageColor
 from scipy import ndimage
 
+from hpunet.errors import ConfigError
 from hpunet.utils.pictures import grey_or_colour, stretched
 
 _OKABE_ITO = "000000 e69f00 56b4e9 009e73 f0e442 0072b2 d55e00 cc79a7"
@@ -19,6 +21,47 @@ WHITE = np.uint8(255)  # pixels that are not valid
 _SIDE = 256  # smallest shorter side of a picture: room for hatching and thin outlines
 _PERIOD = 24  # pixels from one stripe of a hatching to the next at that size; a third of them is dark
 _DARK, _LIGHT_LINE = 60, 235  # outlines on ground below the first tone have the second, others are black
+_GREY = 8  # images of a lower median chroma (CIELAB) are grey: all colours show on them
+_HIDDEN_PERCENTILE = 10  # of the distances of a colour to the image: what hides an outline, but for single pixels
+_MAX_COMPARED = 20_000  # pixels
+
+
+def contrast_palette(
+    images: Iterable[Float[np.ndarray, "c h w"]],
+    labels: Iterable[Integer[np.ndarray, "s h w"]],
+    *,
+    colour: str | None = None,
+) -> UInt8[np.ndarray, "8 3"]:
+    """The palette for a page, the colours first that differ most (CIELAB) from the images near outlines.
+
+    Grey images keep the order of `PALETTE`. `colour`, a CSS name or #rrggbb, becomes the first in any case.
+    """
+    pixels = np.concatenate([_near_outlines(*each) for each in zip(images, labels, strict=True)])
+    ground = _cielab(pixels[:: max(1, len(pixels) // _MAX_COMPARED)])
+    palette = PALETTE[1:]
+    if np.median(np.hypot(ground[:, 1], ground[:, 2])) > _GREY:
+        from_ground = [
+            np.percentile(np.linalg.norm(ground - c, axis=1), _HIDDEN_PERCENTILE) for c in _cielab(palette)
+        ]
+        among = np.linalg.norm(_cielab(palette)[:, None] - _cielab(palette), axis=2)
+        order: list[int] = []
+        while len(order) < NUM_COLOURS:  # also far from the colours before
+            left = [n for n in range(NUM_COLOURS) if n not in order]
+            order.append(max(left, key=lambda n: min(from_ground[n], *among[n, order], np.inf)))
+        palette = palette[order]
+    if colour is not None:
+        first = np.array(parse_colour(colour), dtype=np.uint8)
+        distance = np.linalg.norm(_cielab(palette) - _cielab(first[None]), axis=1)
+        palette = np.concatenate([first[None], np.delete(palette, distance.argmin(), axis=0)])
+    return np.concatenate([PALETTE[:1], palette])
+
+
+def parse_colour(text: str) -> tuple[int, int, int]:
+    """A CSS colour name or #rrggbb as red, green and blue."""
+    try:
+        return ImageColor.getrgb(text)[:3]
+    except ValueError:
+        raise ConfigError(f"colour: expected a name such as cyan, or #rrggbb, got {text!r}") from None
 
 
 def overlay(
@@ -27,15 +70,12 @@ def overlay(
     labels: Integer[np.ndarray, "h w"],
     regions: Integer[np.ndarray, "h w"] | None = None,
     opacity: float = 0.45,
+    palette: UInt8[np.ndarray, "8 3"] = PALETTE,
 ) -> UInt8[np.ndarray, "h w 3"]:
     """The image, `stretched`, under its labels; the borders of `regions` (default: labels) are opaque."""
-    regions = labels if regions is None else regions
-    padded = np.pad(regions, 1, mode="edge")
-    border = np.zeros(labels.shape, dtype=np.bool_)
-    for shifted in (padded[:-2, 1:-1], padded[2:, 1:-1], padded[1:-1, :-2], padded[1:-1, 2:]):
-        border |= shifted != regions
+    border = _borders(labels if regions is None else regions)
     base = grey_or_colour(stretched(image))
-    return _filled(labels, base=base, opacity=np.where(border, 1.0, opacity), hatched=~border)
+    return _filled(labels, base=base, opacity=np.where(border, 1.0, opacity), hatched=~border, palette=palette)
 
 
 def paint_image(image: Float[np.ndarray, "c h w"]) -> UInt8[np.ndarray, "_ _ 3"]:
@@ -131,6 +171,32 @@ def colour_instances(
     return chosen[number]
 
 
+def _borders(regions: np.ndarray) -> np.ndarray:
+    """Pixels with a neighbour of another region."""
+    padded = np.pad(regions, 1, mode="edge")
+    border = np.zeros(regions.shape, dtype=np.bool_)
+    for shifted in (padded[:-2, 1:-1], padded[2:, 1:-1], padded[1:-1, :-2], padded[1:-1, 2:]):
+        border |= shifted != regions
+    return border
+
+
+def _near_outlines(image: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Colours (n, 3) of the shown image within two pixels of the borders of labels; all if there are none."""
+    near = np.any([_borders(each) for each in labels], axis=0)
+    shown = grey_or_colour(stretched(image))
+    return shown[ndimage.binary_dilation(near, iterations=2)] if near.any() else shown.reshape(-1, 3)
+
+
+def _cielab(colours: np.ndarray) -> np.ndarray:
+    """sRGB colours (n, 3) of 0 to 255 as L*, a*, b* (D65)."""
+    rgb = colours / 255
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    xyz = linear @ np.array([[0.4124, 0.2126, 0.0193], [0.3576, 0.7152, 0.1192], [0.1805, 0.0722, 0.9505]])
+    ratio = xyz / np.array([0.9505, 1.0, 1.089])
+    x, y, z = np.where(ratio > 216 / 24389, np.cbrt(ratio), (24389 / 27 * ratio + 16) / 116).T
+    return np.stack([116 * y - 16, 500 * (x - y), 200 * (y - z)], axis=1)
+
+
 def _outlined(numbers: np.ndarray, *, regions: np.ndarray, base: np.ndarray, opacity: float) -> np.ndarray:
     """Numbers painted over `base`, enlarged, with a line where `regions` change: black, or light on dark ground."""
     fields, ground, regions = (_enlarged(each) for each in (numbers, base, regions))
@@ -152,14 +218,19 @@ def _outlined(numbers: np.ndarray, *, regions: np.ndarray, base: np.ndarray, opa
 
 
 def _filled(
-    numbers: np.ndarray, *, base: np.ndarray, opacity: float | np.ndarray, hatched: bool | np.ndarray = True
+    numbers: np.ndarray,
+    *,
+    base: np.ndarray,
+    opacity: float | np.ndarray,
+    hatched: bool | np.ndarray = True,
+    palette: np.ndarray = PALETTE,
 ) -> np.ndarray:
     """Colours of numbers above 0 on `base`: seven plain ones, then these with stripes up, stripes down, and dots."""
     which = np.maximum(numbers - 1, 0)
     pattern = which // NUM_COLOURS % _NUM_PATTERNS
     rising, falling, dots = _patterns(numbers.shape)
     dark = ((pattern == 1) & rising) | ((pattern == 2) & falling) | ((pattern == 3) & dots)
-    colour = PALETTE[1 + which % NUM_COLOURS] * np.where(dark & hatched, 0.3, 1.0)[..., None]
+    colour = palette[1 + which % NUM_COLOURS] * np.where(dark & hatched, 0.3, 1.0)[..., None]
     weight = np.where(numbers > 0, opacity, 0.0)[..., None]
     return np.asarray(np.rint(base * (1 - weight) + colour * weight), dtype=np.uint8)
 

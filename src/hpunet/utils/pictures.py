@@ -43,13 +43,14 @@ def sheet(
     row_titles: Sequence[str] = (),
     title: str = "",
     tile: int | None = 128,
+    text: int = 13,
 ) -> Image.Image:
-    """Tiles in rows on white, with a title and captions; columns are at least as wide as their captions.
+    """Tiles in rows on white, with a title and captions of `text` pixels; columns are as wide as their captions.
 
     Tiles are scaled to a shorter side of `tile` pixels, or a longer one of twice that if smaller; None keeps them.
     """
-    font = ImageFont.load_default(size=13)
-    gap, line = 6, 20
+    font = ImageFont.load_default(size=text)
+    gap, line = 6, text + 7
     tiles = [[_scale(pixels, tile) for pixels in row] for row in rows]
     widths = [max((row[x].width for row in tiles if x < len(row)), default=0) for x in range(max(map(len, tiles)))]
     widths = [max(w, int(font.getlength(columns[x])) + 1 if x < len(columns) else 0) for x, w in enumerate(widths)]
