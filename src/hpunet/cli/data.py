@@ -6,9 +6,8 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from hpunet.cli.options import DataArgument, NewFolder
-from hpunet.cli.progress import console, tracked
-from hpunet.config.settings import parse_assignments
+from hpunet.cli.options import CommandWithGraders, DataArgument, Graders, NewFolder, Patient, data_options
+from hpunet.cli.progress import console, print_warning, tracked
 from hpunet.errors import ConfigError
 from hpunet.utils.files import explain_os_errors
 
@@ -19,18 +18,22 @@ Options = Annotated[list[str] | None, typer.Option("--set", help=_SET)]
 _PROCESSES = "Number of processes (cityscapes); by default one per core."
 
 
-@app.command()
+@app.command(cls=CommandWithGraders)
 def info(
     where: DataArgument,
+    graders: Graders = None,
+    patient: Patient = None,
     options: Options = None,
     out: Annotated[Path, typer.Option(help="Folder for the contact sheets.")] = Path("runs/data"),
 ) -> None:
     """Print counts, sizes, graders and class shares of each split, and draw contact sheets."""
-    from hpunet.data.open import open_splits
+    from hpunet.data.folder.patients import patient_warning
+    from hpunet.data.open import open_splits, with_pack_options
     from hpunet.data.summary import contact_sheet, summarise
     from hpunet.utils.pictures import save_picture
 
-    sources = open_splits(where, options=parse_assignments(options or []))
+    chosen = data_options(options, graders=graders, patient=patient)
+    sources = open_splits(where, options=chosen)
     description = next(iter(sources.values())).info
     words = f"[bold]{where}[/bold]: {description.kind}, {description.in_channels} channel(s) of "
     words += f"{description.image_bits} bits, {description.num_graders} grader(s), {description.num_classes} classes"
@@ -63,6 +66,7 @@ def info(
     for name, values in rows.items():
         table.add_row(name, *values)
     console.print(table)
+    print_warning(patient_warning(list(sources.values()), options=with_pack_options(where, chosen)))
     name = Path(where).resolve().name.replace(":", "-")  # with its suffix: nuclei and nuclei.tar.gz differ
     sheets = []
     for split, source in sources.items():
@@ -72,18 +76,22 @@ def info(
     console.print(f"Contact sheets: {', '.join(map(str, sheets))}", soft_wrap=True, highlight=False, markup=False)
 
 
-@app.command()
+@app.command(cls=CommandWithGraders)
 def pack(
     where: DataArgument,
     out: NewFolder,
+    graders: Graders = None,
+    patient: Patient = None,
     options: Options = None,
     processes: Annotated[int, typer.Option(help="Number of reader processes.", min=1)] = 1,
 ) -> None:
     """Convert data to a pack, the format that training reads: memory-mapped arrays with checksums."""
-    from hpunet.data.open import pack_data
+    from hpunet.data.folder.patients import patient_warning
+    from hpunet.data.open import pack_data, with_pack_options
 
-    chosen = parse_assignments(options or [])
+    chosen = data_options(options, graders=graders, patient=patient)
     sources = pack_data(where, out, options=chosen, processes=processes, progress=tracked)
+    print_warning(patient_warning(list(sources.values()), options=with_pack_options(where, chosen)))
     size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
     counts = ", ".join(f"{len(source):,} {split}" for split, source in sources.items())
     console.print(f"Packed {counts} images into {out} ({size / 1e6:,.1f} MB).")

@@ -5,9 +5,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from hpunet.cli.options import Data
-from hpunet.cli.progress import console, tracked
-from hpunet.config.settings import parse_assignments
+from hpunet.cli.options import Data, Graders, Patient, data_options
+from hpunet.cli.progress import console, print_warning, tracked
 from hpunet.errors import ConfigError
 
 _MODEL = "hpu: the paper's model; punet: the Probabilistic U-Net."
@@ -19,6 +18,8 @@ def init_command(
     data: Data,
     model: Annotated[Literal["hpu", "punet"], typer.Option(help=_MODEL)] = "hpu",
     out: Annotated[Path | None, typer.Option(help="TOML file to write; by default named after the data.")] = None,
+    graders: Graders = None,
+    patient: Patient = None,
     options: Annotated[list[str] | None, typer.Option("--set", help="Data option: size=128.")] = None,
     crop: Annotated[int | None, typer.Option(help=_CROP, min=8)] = None,
     small: Annotated[bool, typer.Option("--small", help=_SMALL)] = False,
@@ -30,11 +31,12 @@ def init_command(
         raise ConfigError(f"{out}: settings are TOML; use a name that ends in .toml")
     if out.exists() and not replace:
         raise ConfigError(f"{out}: exists already; choose another --out, or replace it with --replace")
-    chosen = parse_assignments(options or [])
+    chosen = data_options(options, graders=graders, patient=patient)
     from hpunet.training.suggest import profile_dataset, settings_text, suggest
     from hpunet.utils.files import atomic_write
 
     look = profile_dataset(data, options=chosen, progress=tracked)
+    print_warning(look.patient_warning)
     sections = suggest(look, model=model, options=chosen, crop=crop, small=small)
     atomic_write(out, settings_text(sections, look=look, where=data, out=out).encode())
     words = (

@@ -16,6 +16,7 @@ from hpunet.cli.evaluate import evaluate_command
 from hpunet.cli.export import export_command
 from hpunet.cli.init import init_command
 from hpunet.cli.instances import instances_command
+from hpunet.cli.options import CommandWithGraders
 from hpunet.cli.progress import console, notes, print_error
 from hpunet.cli.report import report_command
 from hpunet.cli.sample import sample_command
@@ -50,8 +51,8 @@ app = typer.Typer(
 )
 app.command(name="demo")(demo_command)
 app.add_typer(data_app, name="data")
-app.command(name="init")(init_command)
-app.command(name="train")(train_command)
+app.command(name="init", cls=CommandWithGraders)(init_command)
+app.command(name="train", cls=CommandWithGraders)(train_command)
 app.command(name="evaluate")(evaluate_command)
 app.command(name="compare")(compare_command)
 app.command(name="sample")(sample_command)

@@ -3,10 +3,12 @@
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
+from hpunet.config.settings import parse_assignments
 from hpunet.errors import ConfigError
 
 _DATA = (
@@ -21,6 +23,11 @@ _TEMPERATURE = (
     "Factor on the prior's standard deviation, or one per scale, coarsest first: 0.9,1,1,0.7. It multiplies the "
     "factors that published weights already contain."
 )
+_GRADERS = (
+    "Folders of images: the file of each grader, such as '{name}_1.png' '{name}_2.png' beside the images or "
+    "'masks/{name}_1.png'; {name} is the name of the image without its ending."
+)
+_PATIENT = "Folders of images: regular expression whose group is the patient in the name of an image: 'Image_(\\d+)'."
 _ALPHA = (
     "Instances: largest Hamming distance within a cluster. A sample in which two pixels differ counts 2, so the "
     "default, --samples, lets them differ in half of the samples."
@@ -74,6 +81,38 @@ Alpha = Annotated[int | None, typer.Option(help=_ALPHA, min=0)]
 Connected = Annotated[bool, typer.Option("--connected", help="Split instances into connected parts.")]
 Temperature = Annotated[str, typer.Option(help=_TEMPERATURE)]
 Orientations = Annotated[int | None, typer.Option(help=_ORIENTATIONS)]
+
+
+Graders = Annotated[list[str] | None, typer.Option(help=_GRADERS, metavar="PATTERN ...")]
+Patient = Annotated[str | None, typer.Option(help=_PATIENT)]
+
+
+class CommandWithGraders(TyperCommand):
+    """A command whose --graders takes several patterns after one another."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Repeat the option before each further pattern, which is how click takes several values."""
+        repeated: list[str] = []
+        for word in args:
+            follows = repeated[-2:-1] == ["--graders"] or (repeated[-1:] and repeated[-1].startswith("--graders="))
+            if follows and "{name}" in word and not word.startswith("-"):
+                repeated.append("--graders")
+            repeated.append(word)
+        return super().parse_args(ctx, repeated)
+
+
+def data_options(
+    assignments: Sequence[str] | None, *, graders: Sequence[str] | None, patient: str | None
+) -> dict[str, Any]:
+    """The data options of a command line."""
+    chosen = parse_assignments(assignments or [])
+    return chosen | as_data_options(graders=graders, patient=patient)
+
+
+def as_data_options(*, graders: Sequence[str] | None, patient: str | None) -> dict[str, Any]:
+    """--graders and --patient as data options."""
+    given = {"graders": list(graders) if graders else None, "patient": patient}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def parse_temperature(text: str) -> list[float]:

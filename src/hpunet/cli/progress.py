@@ -30,6 +30,12 @@ def print_error(error: object) -> None:
     notes.print(f"[bold red]error:[/bold red] {escape(str(error))}", highlight=False, soft_wrap=True)
 
 
+def print_warning(words: str | None) -> None:
+    """One line, if there is something to warn of."""
+    if words:
+        notes.print(f"[bold yellow]warning:[/bold yellow] {escape(words)}", highlight=False, soft_wrap=True)
+
+
 def loading(*, quiet: bool) -> Status:
     """Shown while torch and the model are loaded."""
     return Console(stderr=True, quiet=quiet).status("loading the model")

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from hpunet.cli.options import Data
+from hpunet.cli.options import Data, Graders, Patient, as_data_options
 from hpunet.cli.progress import TrainingProgress, notes, tracked
 from hpunet.config.settings import load_settings, preset_names
 
@@ -23,6 +23,8 @@ def train_command(
     preset: Annotated[str, typer.Argument(help=_PRESET)],
     data: Data,
     out: Annotated[Path, typer.Option(help="Run folder to write.")],
+    graders: Graders = None,
+    patient: Patient = None,
     change: Annotated[list[str] | None, typer.Option("--set", help=_SET)] = None,
     kernels: Annotated[str | None, typer.Option(help=_KERNELS)] = None,
     start: Annotated[str | None, typer.Option("--from", help=_FROM)] = None,
@@ -32,7 +34,12 @@ def train_command(
 
     With several GPUs: torchrun --nproc-per-node 8 -m hpunet train PRESET --data DIR --out RUN
     """
-    settings = load_settings(preset, [*(change or []), *([f"optimiser.kernels={kernels}"] if kernels else [])])
+    from hpunet.data.options import to_toml
+
+    changes = [*(change or []), *([f"optimiser.kernels={kernels}"] if kernels else [])]
+    given = as_data_options(graders=graders, patient=patient)
+    changes += [f"data.options.{name}={to_toml(value)}" for name, value in given.items()]
+    settings = load_settings(preset, changes)
     from hpunet.training.loop import pick_device, train
     from hpunet.utils.distributed import destroy_process_group, init_process_group, rank
     from hpunet.utils.signals import Interrupted

@@ -9,8 +9,8 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from hpunet.data.cityscapes.scenes import open_cityscapes
+from hpunet.data.folder.layouts import is_folder_of_images
 from hpunet.data.folder.source import open_folder
-from hpunet.data.io.archives import is_archive
 from hpunet.data.lidc.crops import open_lidc_crops
 from hpunet.data.options import describe_option, set_arguments, to_toml
 from hpunet.data.packs import Progress, is_pack, open_pack, pack_origin, write_pack
@@ -47,7 +47,7 @@ def detect_kind(where: str) -> str:
         f"{where}: unknown layout"
         + (f" (did you mean {' or '.join(map(str, inside[:3]))}?)" if inside else "")
         + "; expected a pack, lidc_crops (<split>/images or <split>.tar.gz), SNEMI3D (train-input.*), Cityscapes "
-        "(leftImg8bit/) or your own folder (images/ with masks/, graders/ or instances/)"
+        "(leftImg8bit/) or your own folder (images/ with masks/, graders/ or instances/, or images with --graders)"
     )
 
 
@@ -60,7 +60,7 @@ def _layout(path: Path) -> str | None:
         return "snemi3d"
     if any((path / split / "images").is_dir() or (path / f"{split}.tar.gz").is_file() for split in SPLITS):
         return "lidc"
-    return "folder" if is_archive(path) or (path / "images").is_dir() else None
+    return "folder" if is_folder_of_images(path) else None
 
 
 def open_data(where: str, *, split: str, options: Mapping[str, Any] | None = None) -> Source:

@@ -10,6 +10,7 @@ _NEED_QUOTES = set("\"' $\\`;&|<>()*?!#~")
 _EXAMPLES: dict[Any, tuple[str, Any]] = {
     bool: ("true or false", None),
     int: ("a whole number", 10),
+    str: ("a text", None),
     tuple[int, int]: ("two whole numbers", (64, 128)),
     tuple[float, float]: ("two numbers", (-1000, 400)),
     Sequence[str]: ("a list of names", ("background", "lesion")),

@@ -67,6 +67,8 @@ class SetInfo:
     """Number of stochastic classes that instances are mapped to; 0 when labels are classes."""
     stochastic_classes: tuple[int, ...] = ()
     """The classes that metrics score: the lesion, the random ids."""
+    grader_names: tuple[str, ...] = ()
+    """Names of the graders, if the data name them."""
     image_bits: int = 8
     """Precision of the images: 8, 16, or 32 for float; packs keep it."""
     intensity_window: tuple[float, float] | None = None

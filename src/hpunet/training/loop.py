@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from hpunet.config.settings import Settings
+from hpunet.data.folder.patients import patient_warning
 from hpunet.data.open import check_data_options, pack_data, with_pack_options
 from hpunet.data.packs import is_pack, open_pack
 from hpunet.errors import ConfigError
@@ -87,6 +88,8 @@ def train(
     if device.type == "cuda" and settings.optimiser.cuda_graph and not training.can_be_captured():
         say("optimiser.cuda_graph: not used; it needs one process, and images of one size that fit the GPU's memory")
     held_out = open_pack(pack_path, split="val")
+    if words := patient_warning([training.pack, held_out], options=options):
+        say(f"warning: {words}")
     validation = Validation(training.model, pack=held_out, settings=settings, device=device, run=run)
     open_logs: list[Logger] = []
     if rank() == 0:

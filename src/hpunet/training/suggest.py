@@ -14,7 +14,8 @@ from typing import Any, Literal
 
 import tomlkit
 
-from hpunet.data.open import open_splits
+from hpunet.data.folder.patients import patient_warning
+from hpunet.data.open import open_splits, with_pack_options
 from hpunet.data.packs import Pack, Progress
 from hpunet.data.types import Sample, SetInfo, Source
 from hpunet.errors import DataError
@@ -39,6 +40,7 @@ class DatasetProfile:
     num_val: int
     smallest: tuple[int, int]  # height and width, each over all training and validation images
     largest: tuple[int, int]
+    patient_warning: str | None = None
 
     @property
     def has_one_size(self) -> bool:
@@ -75,6 +77,7 @@ def profile_dataset(where: str, *, options: Mapping[str, Any], progress: Progres
         num_val=len(splits["val"]),
         smallest=(min(heights), min(widths)),
         largest=(max(heights), max(widths)),
+        patient_warning=patient_warning(list(splits.values()), options=with_pack_options(where, options)),
     )
 
 

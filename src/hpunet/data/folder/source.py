@@ -6,21 +6,24 @@
     instances/<name>.png         instance maps: 0 is background, every other value one instance
     data.csv                     optional: columns file, patient, split (`table.py`)
 
-Files are matched by name without ending. A grader without a file for an image is missing for that image; any other
-file without a counterpart is an error. A NIfTI volume gives one sample per slice along its last axis, and is one
-patient unless the table says otherwise.
+Files are matched by name without ending, or by the patterns `graders` (`patterns.py`). A grader without a
+file for an image is missing for that image; any other file without a counterpart is an error. A NIfTI volume gives
+one sample per slice along its last axis, and is one patient unless the table or `patient` says otherwise.
 
 Pixels: 8 and 16 bit images are scaled by the maximum of their type. Float images, other integers and NIfTI volumes
 are scaled by the minimum and maximum of their file. A `window` of stored values replaces both for all files: it
 becomes [0, 1], and values outside are clipped.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
+from hpunet.data.folder.layouts import Item, find_items
+from hpunet.data.folder.names import TABLE, ending, stem_of
+from hpunet.data.folder.patients import patients_by_pattern
 from hpunet.data.folder.table import MAX_TABLE_BYTES, Entry, assign_splits, read_table
 from hpunet.data.io.archives import FileTree
 from hpunet.data.io.images import decode_image
@@ -31,18 +34,6 @@ from hpunet.data.io.volumes import NIFTI_ENDINGS, NIFTI_HEAD_BYTES, decode_nifti
 from hpunet.data.types import Identity, NoSuchSplitError, Sample, SetInfo, check_split, make_sample
 from hpunet.errors import ConfigError, DataError
 
-_TABLE = "data.csv"
-_TOPS = ("images", "graders", "masks", "instances", _TABLE)
-_ENDINGS = (".png", ".jpg", ".jpeg", ".tif", ".tiff", *NIFTI_ENDINGS)
-
-
-class _Item(NamedTuple):
-    """The files of one image or volume."""
-
-    stem: str
-    image: str
-    masks: tuple[str | None, ...]
-
 
 def open_folder(
     path: Path,
@@ -51,12 +42,16 @@ def open_folder(
     classes: Sequence[str] = ("background", "foreground"),
     num_random_ids: int = 5,
     window: tuple[float, float] | None = None,
+    graders: Sequence[str] = (),
+    patient: str | None = None,
     val_every: int | None = None,
     seed: int = 0,
 ) -> "FolderSource":
     """Your own images with class maps of any number of graders, or with instance maps.
 
     `classes` names the values of class maps; `num_random_ids` is the number of stochastic classes of instance maps.
+    `graders` are the names of their files, '{name}_1.png' beside the images or 'masks/{name}_1.png'. `patient` is a
+    regular expression whose one group is the patient, found in the name of an image: 'Image_(\\d+)'.
     If the table has no splits, every `val_every`-th patient in sorted order, from the first on, is for validation and
     the rest for training; without `val_every`, a shuffle by `seed` splits patients 0.8 / 0.1 / 0.1.
     """
@@ -66,19 +61,19 @@ def open_folder(
     if not 2 <= len(classes) <= MAX_CLASSES:
         raise ConfigError(f"classes: expected 2 to {MAX_CLASSES} names, got {len(classes)}")
     check_num_random_ids(num_random_ids, num_fixed_classes=1)
-    tree = FileTree(path, tops=_TOPS)
-    mask_folders = _mask_folders(tree)
-    items = _pair(tree, mask_folders)
-    entries = _entries(tree, items)
-    named = tree.where(_TABLE) if _TABLE in tree.names else str(path)
+    layout = find_items(path, graders=graders)
+    tree, items = layout.tree, layout.items
+    entries = _entries(tree, items, patient=patient)
+    named = tree.where(TABLE) if TABLE in tree.names else str(path)
     splits = assign_splits(entries, val_every=val_every, seed=seed, name=named)
     first, _ = _load_images(tree, items[0].image, window)
-    has_instances = mask_folders == ["instances"]
+    has_instances = layout.has_instances
     fixed = ("background",) if has_instances else tuple(classes)
     info = SetInfo(
         kind="folder",
         in_channels=first.shape[1],
-        num_graders=len(mask_folders),
+        num_graders=len(items[0].masks),
+        grader_names=layout.graders,
         fixed_classes=fixed,
         num_random_ids=num_random_ids if has_instances else 0,
         stochastic_classes=tuple(range(1, 1 + num_random_ids if has_instances else len(fixed))),
@@ -95,18 +90,18 @@ class FolderSource:
     """Images of a folder; see `open_folder`. The last item stays in memory for its other slices."""
 
     def __init__(
-        self, tree: FileTree, items: list[_Item], *, split: str, info: SetInfo, first: str, entries: dict[str, Entry]
+        self, tree: FileTree, items: list[Item], *, split: str, info: SetInfo, first: str, entries: dict[str, Entry]
     ) -> None:
         self.info, self.split, self._tree, self._first = info, split, tree, first
         self.identities: list[Identity] = []
-        self._slices: list[tuple[_Item, int]] = []
+        self._slices: list[tuple[Item, int]] = []
         for item in items:
             depth = _depth(tree, item.image)
             for z in range(depth or 1):
                 key = item.stem if depth is None else f"{item.stem}/z-{z:03d}"
                 self.identities.append(Identity(patient=entries[item.stem].patient, key=key))
                 self._slices.append((item, z))
-        self._last: tuple[_Item, np.ndarray, list[np.ndarray | None]] | None = None
+        self._last: tuple[Item, np.ndarray, list[np.ndarray | None]] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the item in memory."""
@@ -137,7 +132,7 @@ class FolderSource:
             where=self._tree.where(item.image),
         )
 
-    def _load(self, item: _Item) -> tuple[np.ndarray, list[np.ndarray | None]]:
+    def _load(self, item: Item) -> tuple[np.ndarray, list[np.ndarray | None]]:
         """The images (z, c, h, w) and label maps (z, h, w) of an item; an image is one slice."""
         where = self._tree.where(item.image)
         images, affine = _load_images(self._tree, item.image, self.info.intensity_window)
@@ -159,68 +154,31 @@ class FolderSource:
         return mask if self.info.has_instances else class_map(mask, num_classes=self.info.num_classes, name=where)
 
 
-def _ending(name: str) -> str:
-    """The ending of a supported file, else an empty string; '.nii.gz' is one ending."""
-    return next((ending for ending in _ENDINGS if name.lower().endswith(ending)), "")
+def _entries(tree: FileTree, items: list[Item], *, patient: str | None) -> dict[str, Entry]:
+    """Patient and split of each item, by stem; without a table or pattern every file is a patient."""
+    entries = {item.stem: Entry(patient=item.patient, split=None) for item in items}
+    if TABLE in tree.names:
+        entries = _table(tree, entries)
+    if patient is None:
+        return entries
+    if any(stem_of(entry.patient) != stem_of(stem) for stem, entry in entries.items()):
+        raise ConfigError(f"--patient: {tree.path} names patients already, in {TABLE}; leave one of them out")
+    names = patients_by_pattern(entries, pattern=patient, where=str(tree.path))
+    return {stem: entry._replace(patient=names[stem]) for stem, entry in entries.items()}
 
 
-def _mask_folders(tree: FileTree) -> list[str]:
-    """The folders of the graders in order, or the one of masks or instances."""
-    graders = sorted({name.rsplit("/", 1)[0] for name in tree.names if name.startswith("graders/")})
-    found = [graders] if graders else []
-    found += [[top] for top in ("masks", "instances") if any(name.startswith(f"{top}/") for name in tree.names)]
-    if len(found) != 1:
-        raise DataError(f"{tree.path}: expected files in one of graders/<name>/, masks/ or instances/, found {found}")
-    if "graders" in graders:
-        raise DataError(f"{tree.path}: expected graders/<name>/ folders, found files in graders/ itself")
-    return found[0]
-
-
-def _by_stem(tree: FileTree, folder: str) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for name in tree.names:
-        if not name.startswith(f"{folder}/"):
-            continue
-        stem, ending = name.removeprefix(f"{folder}/"), _ending(name)
-        if not ending or "/" in stem:
-            raise DataError(f"{tree.where(name)}: expected only files in {folder}/, of {' '.join(_ENDINGS)}")
-        stem = stem.removesuffix(name[-len(ending) :])
-        if stem in found:
-            raise DataError(f"{tree.where(name)}: {found[stem]} has the same name")
-        found[stem] = name
-    return found
-
-
-def _pair(tree: FileTree, mask_folders: list[str]) -> list[_Item]:
-    images = _by_stem(tree, "images")
-    masks = [_by_stem(tree, folder) for folder in mask_folders]
-    for found in masks:
-        for stem, name in found.items():
-            if stem not in images:
-                raise DataError(f"{tree.where(name)}: there is no image of this name")
-    items = [_Item(stem, name, tuple(found.get(stem) for found in masks)) for stem, name in images.items()]
-    for item in items:
-        if not any(item.masks):
-            raise DataError(f"{tree.where(item.image)}: has no label map in {' or '.join(mask_folders)}")
-    return items
-
-
-def _entries(tree: FileTree, items: list[_Item]) -> dict[str, Entry]:
-    """Patient and split of each item, by stem; without a table every file is a patient."""
-    if _TABLE not in tree.names:
-        return {item.stem: Entry(patient=item.stem, split=None) for item in items}
-    table = read_table(tree.read(_TABLE, max_bytes=MAX_TABLE_BYTES), name=tree.where(_TABLE))
-    named = {file.removesuffix(_ending(file)) if _ending(file) else file: entry for file, entry in table.items()}
-    stems = {item.stem for item in items}
-    if named.keys() != stems or len(named) != len(table):
-        odd = sorted(named.keys() ^ stems) or "some twice"
-        raise DataError(f"{tree.where(_TABLE)}: must name every image exactly once; see {odd}")
+def _table(tree: FileTree, items: Mapping[str, Entry]) -> dict[str, Entry]:
+    table = read_table(tree.read(TABLE, max_bytes=MAX_TABLE_BYTES), name=tree.where(TABLE))
+    named = {file.removesuffix(ending(file)): entry for file, entry in table.items()}
+    if named.keys() != items.keys() or len(named) != len(table):
+        odd = sorted(named.keys() ^ items.keys()) or "some twice"
+        raise DataError(f"{tree.where(TABLE)}: must name every image exactly once; see {odd}")
     return named
 
 
 def _depth(tree: FileTree, name: str) -> int | None:
     """Number of slices of a volume; None for an image."""
-    if _ending(name) not in NIFTI_ENDINGS:
+    if ending(name) not in NIFTI_ENDINGS:
         return None
     return nifti_depth(tree.head(name, NIFTI_HEAD_BYTES), packed=tree.size(name), name=tree.where(name))
 
@@ -228,7 +186,7 @@ def _depth(tree: FileTree, name: str) -> int | None:
 def _read(tree: FileTree, name: str, *, size: ImageSize | None = None) -> tuple[np.ndarray, np.ndarray | None]:
     """A file as slices (z, h, w) or (z, h, w, c), and a volume's affine; label maps have a required `size`."""
     where = tree.where(name)
-    if _ending(name) in NIFTI_ENDINGS:
+    if ending(name) in NIFTI_ENDINGS:
         return decode_nifti(tree.read(name), name=where, size=size)
     return decode_image(tree.read(name), name=where, labels=size is not None, size=size)[None], None
 

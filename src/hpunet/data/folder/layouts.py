@@ -1,0 +1,91 @@
+"""Where the images of a folder and the label maps of their graders lie."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from hpunet.data.folder.names import GRADERS, IMAGES, TABLE, TOPS, by_stem, ending
+from hpunet.data.folder.patterns import grader_names, match_patterns, propose_patterns
+from hpunet.data.io.archives import FileTree, is_archive
+from hpunet.errors import DataError
+
+
+class Item(NamedTuple):
+    """The files of one image or volume: its key, the image, the label map of each grader or None, the patient."""
+
+    stem: str
+    image: str
+    masks: tuple[str | None, ...]
+    patient: str
+
+
+class Layout(NamedTuple):
+    """The items of a folder and the names of its graders, if they have names."""
+
+    tree: FileTree
+    items: list[Item]
+    graders: tuple[str, ...]
+    has_instances: bool
+
+
+def is_folder_of_images(path: Path) -> bool:
+    """Whether `path` may be a folder or an archive of images of one's own."""
+    if is_archive(path) or (path / IMAGES).is_dir():
+        return True
+    return path.is_dir() and any(ending(entry.name) and entry.is_file() for entry in path.iterdir())
+
+
+def find_items(path: Path, *, graders: Sequence[str] = ()) -> Layout:
+    """The images of a folder, with the masks that `graders` name, one pattern each, or else by folders."""
+    tree = FileTree(path, tops=_tops(path, graders))
+    if graders:
+        found = match_patterns(tree, graders)
+        items = [Item(stem, image, masks, patient=stem) for stem, (image, masks) in found.items()]
+        return Layout(tree, items, grader_names(graders), has_instances=False)
+    proposal = propose_patterns(tree.names)
+    try:
+        folders = _mask_folders(tree)
+        items = _pair(tree, folders)
+    except DataError as error:
+        raise DataError(f"{error}; {proposal}" if proposal else str(error)) from None
+    names = tuple(folder.removeprefix(f"{GRADERS}/") for folder in folders) if len(folders) > 1 else ()
+    return Layout(tree, items, names, has_instances=folders == ["instances"])
+
+
+def _tops(path: Path, graders: Sequence[str]) -> Sequence[str] | None:
+    """The files and folders of the root that are searched; None for all, as an archive is read whole."""
+    if is_archive(path) or not path.is_dir():
+        return None
+    shown = [entry for entry in sorted(path.iterdir()) if not entry.name.startswith(".")]
+    files = [entry.name for entry in shown if entry.is_file() and (ending(entry.name) or entry.name == TABLE)]
+    folders = [entry.name for entry in shown if entry.is_dir()]
+    named = {pattern.split("/")[0] for pattern in graders if "/" in pattern}
+    if any("{" in name for name in named):
+        named.update(folders)
+    return [*files, *(folder for folder in folders if folder in {*TOPS, *named})]
+
+
+def _mask_folders(tree: FileTree) -> list[str]:
+    """The folders of the graders in order, or the one of masks or instances."""
+    graders = sorted({name.rsplit("/", 1)[0] for name in tree.names if name.startswith(f"{GRADERS}/")})
+    found = [graders] if graders else []
+    found += [[top] for top in ("masks", "instances") if any(name.startswith(f"{top}/") for name in tree.names)]
+    if len(found) != 1:
+        raise DataError(f"{tree.path}: expected files in one of graders/<name>/, masks/ or instances/, found {found}")
+    if GRADERS in graders:
+        raise DataError(f"{tree.path}: expected graders/<name>/ folders, found files in graders/ itself")
+    return found[0]
+
+
+def _pair(tree: FileTree, mask_folders: list[str]) -> list[Item]:
+    images = by_stem(tree, IMAGES)
+    masks = [by_stem(tree, folder) for folder in mask_folders]
+    for found in masks:
+        for stem, name in found.items():
+            if stem not in images:
+                raise DataError(f"{tree.where(name)}: there is no image of this name")
+    items = [Item(stem, name, tuple(found.get(stem) for found in masks), stem) for stem, name in images.items()]
+    for item in items:
+        if not any(item.masks):
+            raise DataError(f"{tree.where(item.image)}: has no label map in {' or '.join(mask_folders)}")
+    return items

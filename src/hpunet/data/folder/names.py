@@ -1,0 +1,38 @@
+"""File names in a folder of images: its parts, the endings that are read, and stems."""
+
+from hpunet.data.io.archives import FileTree
+from hpunet.data.io.volumes import NIFTI_ENDINGS
+from hpunet.errors import DataError
+
+TABLE = "data.csv"
+IMAGES, GRADERS = "images", "graders"
+TOPS = (IMAGES, GRADERS, "masks", "instances", TABLE)
+ENDINGS = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".gif", *NIFTI_ENDINGS)
+
+
+def ending(name: str) -> str:
+    """The ending of a file that is read, else an empty string; '.nii.gz' is one ending."""
+    return next((name[-len(known) :] for known in ENDINGS if name.lower().endswith(known)), "")
+
+
+def stem_of(name: str) -> str:
+    """The name of a file without folder and known ending."""
+    return name.rsplit("/", 1)[-1].removesuffix(ending(name))
+
+
+def by_stem(tree: FileTree, folder: str) -> dict[str, str]:
+    """The files of a folder by their name without ending."""
+    found: dict[str, str] = {}
+    for name in tree.names:
+        if not name.startswith(f"{folder}/"):
+            continue
+        if not ending(name) or "/" in name.removeprefix(f"{folder}/"):
+            raise DataError(f"{tree.where(name)}: expected only files in {folder}/, of {' '.join(ENDINGS)}")
+        add_by_stem(found, name, tree=tree)
+    return found
+
+
+def add_by_stem(found: dict[str, str], name: str, *, tree: FileTree) -> None:
+    """Add a file, or refuse a second one of the same stem."""
+    if (other := found.setdefault(stem_of(name), name)) != name:
+        raise DataError(f"{tree.where(name)}: {other} has the same name")
