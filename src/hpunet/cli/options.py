@@ -49,7 +49,8 @@ Run = Annotated[Path, typer.Argument(help="Run folder, or name of published weig
 Data = Annotated[str, typer.Option(help=_DATA)]
 DataArgument = Annotated[str, typer.Argument(help=_DATA)]
 Images = Annotated[
-    list[Path], typer.Argument(help="Images: PNG, JPEG, TIFF, .npy, or NIfTI volumes (slice by slice).")
+    list[Path],
+    typer.Argument(help="Images: PNG, JPEG, TIFF, .npy, DICOM, or NIfTI volumes; a folder is a DICOM series."),
 ]
 Out = Annotated[Path, typer.Option(help="Output folder; each image gets a subfolder with its name.")]
 NewFolder = Annotated[Path, typer.Argument(help="Output folder; must not exist yet.")]

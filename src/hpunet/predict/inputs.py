@@ -7,13 +7,19 @@ from pathlib import Path, PurePosixPath
 
 from hpunet.data.io.archives import is_archive
 from hpunet.data.io.inputs import ENDINGS, Input, input_name
+from hpunet.data.io.series import dicom_files
 from hpunet.errors import ConfigError
 
 
 def check_image_files(images: Sequence[Path], *, data_option: bool = False) -> None:
-    """Refuse folders and archives; the error says what to name instead (`data_option`: the command has --data)."""
+    """Refuse archives and folders without DICOM files; the error says what to name instead.
+
+    `data_option`: the command has --data.
+    """
     for path in images:
         if not path.is_dir() and not is_archive(path):
+            continue
+        if path.is_dir() and dicom_files(path):
             continue
         folder = path / "images" if (path / "images").is_dir() else path
         files = sorted(folder.iterdir()) if path.is_dir() else []

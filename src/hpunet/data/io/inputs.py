@@ -1,5 +1,6 @@
 """Images to segment, without labels: an image or the slices of a volume, scaled like the training images."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -7,16 +8,18 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32, Shaped
 
+from hpunet.data.io.dicom import is_dicom
 from hpunet.data.io.geometry import Geometry
 from hpunet.data.io.images import read_image
 from hpunet.data.io.intensity import to_planes, unit_floats
 from hpunet.data.io.limits import MAX_PIXELS, named_errors
+from hpunet.data.io.series import dicom_files, read_scan
 from hpunet.data.io.volumes import NIFTI_ENDINGS, NIFTI_HEAD_BYTES, decode_nifti, nifti_header
 from hpunet.data.types import SetInfo
 from hpunet.errors import DataError
 from hpunet.utils.files import check_file, read_file
 
-ENDINGS = (*NIFTI_ENDINGS, ".png", ".jpg", ".jpeg", ".tif", ".tiff", ".npy")
+ENDINGS = (*NIFTI_ENDINGS, ".png", ".jpg", ".jpeg", ".tif", ".tiff", ".npy", ".dcm")
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,8 @@ class Stored:
     header: Any | None = None
     """Of a volume, whose values have no fixed range: the NIfTI header that results are written with."""
     notes: tuple[str, ...] = ()
+    window: tuple[float, float] | None = None
+    """The values that a DICOM file shows as black and white."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +49,9 @@ class Input:
 
 
 def input_name(path: Path) -> str:
-    """The name of a file without its ending; '.nii.gz' is one ending."""
-    ending = next((ending for ending in ENDINGS if path.name.lower().endswith(ending)), path.suffix)
+    """The name of a file without its ending, of which '.nii.gz' is one, or of a folder."""
+    known = () if path.is_dir() else ENDINGS
+    ending = next((ending for ending in known if path.name.lower().endswith(ending)), "")
     return path.name[: len(path.name) - len(ending)]
 
 
@@ -54,10 +60,20 @@ def read_input(path: Path, *, name: str, info: SetInfo, window: tuple[float, flo
     return to_input(read_stored(path), name=name, where=str(path), info=info, window=window)
 
 
-def read_stored(path: Path) -> Stored:
-    """A PNG, JPEG, TIFF, .npy array (h, w) or (h, w, c), or NIfTI volume."""
-    if not path.name.lower().endswith(ENDINGS):
-        raise DataError(f"{path}: expected an image or a volume as one of {', '.join(ENDINGS)}")
+def read_stored(path: Path | Sequence[Path]) -> Stored:
+    """A PNG, JPEG, TIFF, .npy array (h, w) or (h, w, c), NIfTI volume, or DICOM file.
+
+    A DICOM series is a folder, or a sequence of its files.
+    """
+    if not isinstance(path, Path):
+        return _read_dicom([Path(file) for file in path], name=str(path[0]) if path else "series")
+    if path.is_dir():
+        return _read_dicom(dicom_files(path), name=str(path))
+    if not path.name.lower().endswith(ENDINGS) or path.suffix.lower() == ".dcm":
+        if path.suffix.lower() != ".dcm" and not is_dicom(path):
+            endings = ", ".join(ENDINGS)
+            raise DataError(f"{path}: expected an image or a volume as one of {endings}, or a folder of DICOM files")
+        return _read_dicom([path], name=str(path))
     if path.name.lower().endswith(NIFTI_ENDINGS):
         content = read_file(path, error=DataError)
         header = nifti_header(content[:NIFTI_HEAD_BYTES], packed=len(content), name=str(path))
@@ -88,6 +104,13 @@ def to_input(
             "the stored values that are 0 and 1 in training with --window LOW HIGH"
         )
     return Input(name, unit_floats(planes), stored.header, stored.geometry, stored.notes)
+
+
+def _read_dicom(paths: Sequence[Path], *, name: str) -> Stored:
+    scan = read_scan(paths, name=name)
+    z, h, w = scan.values.shape[:3]
+    header = None if scan.geometry.affine is None else scan.geometry.nifti_header((z, h, w))
+    return Stored(scan.values, scan.geometry, header, scan.notes, scan.window)
 
 
 def _read_npy(path: Path) -> np.ndarray:

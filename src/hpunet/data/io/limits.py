@@ -5,6 +5,7 @@ they must have the size of their image.
 """
 
 import importlib
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from hpunet.errors import DataError
 MAX_PIXELS = 2**26
 MAX_EXPANSION = 100  # unpacked size / size on disk; images and scans hardly reach a tenth of it
 _ALWAYS_ALLOWED = 2**25  # bytes that any file may unpack to
+_DECIMAL = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,2})?", flags=re.ASCII)
 
 
 class ImageSize(NamedTuple):
@@ -32,6 +34,13 @@ def need(module: str) -> Any:
         return importlib.import_module(module)
     except ImportError:
         raise DataError(f"reading this needs {module}: pip install hpunet[data]") from None
+
+
+def parse_decimal(text: str, *, limit: float, where: str) -> float:
+    """A finite decimal number of at most `limit` in size, or a `DataError` that begins with `where`."""
+    if not _DECIMAL.fullmatch(text) or not abs(value := float(text)) <= limit:
+        raise DataError(f"{where}: expected a number within ±{limit:g}, found {text[:40]!r}")
+    return value
 
 
 @contextmanager

@@ -18,13 +18,12 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Int64
 
-from hpunet.data.io.limits import need
+from hpunet.data.io.limits import need, parse_decimal
 from hpunet.errors import DataError
 from hpunet.utils.files import read_file
 
 MAX_XML_BYTES = 2**23
 MAX_SIDE = 4096  # largest height or width of a scan
-_DECIMAL = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,2})?", flags=re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -124,13 +123,6 @@ def _coordinate(edge: Any, axis: str, *, path: Path) -> int:
     if not re.fullmatch(r"\d{1,4}", text, flags=re.ASCII) or int(text) >= MAX_SIDE:
         raise DataError(f"{path}: {axis} must be a pixel position 0...{MAX_SIDE - 1}, found {text[:40]!r}")
     return int(text)
-
-
-def parse_decimal(text: str, *, limit: float, where: str) -> float:
-    """A finite decimal number of at most `limit` in size, or a `DataError` that begins with `where`."""
-    if not _DECIMAL.fullmatch(text) or not abs(value := float(text)) <= limit:
-        raise DataError(f"{where}: expected a number within ±{limit:g}, found {text[:40]!r}")
-    return value
 
 
 def _name(element: Any) -> str:
