@@ -21,6 +21,7 @@ from hpunet.data.open import check_data_options, pack_data, with_pack_options
 from hpunet.data.packs import is_pack, open_pack
 from hpunet.errors import ConfigError
 from hpunet.models.build import check_network
+from hpunet.training.constant_map import constant_map_loss, kappa_warning
 from hpunet.training.loggers import Logger, open_loggers
 from hpunet.training.resume import load_start, restore, save, start_from
 from hpunet.training.state import Training
@@ -82,6 +83,11 @@ def train(
         different = start_from(training, trained)
         why = f"; re-initialised, because image channels or classes differ: {', '.join(different)}"
         say(f"starting from the weights of {trained.name}, iteration {trained.step}{why if different else ''}")
+    constant = None
+    if settings.objective.kind == "geco":
+        constant = constant_map_loss(training.pack, training.train_step.example_builder, settings.objective)
+        if warning := kappa_warning(settings.objective.kappa, constant):
+            say(warning)
     say("kernels: fused" if training.why_not_fused is None else f"kernels: torch ({training.why_not_fused})")
     if training.step >= settings.optimiser.iterations:
         say(f"{run}: all {settings.optimiser.iterations} iterations are done")
@@ -95,6 +101,7 @@ def train(
     if rank() == 0:
         kernels = "torch" if training.why_not_fused else "fused"
         about = {"data": training.pack.fingerprint, "processes": world_size(), "kernels": kernels}
+        about |= {} if constant is None else {"constant_map_rec": constant}
         about |= {} if training.started_from is None else {"started_from": training.started_from}
         atomic_write(run / SETTINGS_FILE, dump_json(settings.model_dump(mode="json"), name=SETTINGS_FILE))
         atomic_write(run / RUN_FILE, dump_json({**describe_run(), **about}, name=RUN_FILE))
