@@ -1,9 +1,12 @@
+from typing import Any
+
 import pytest
 import torch
 
 pytest.importorskip("triton")
 
 from hpunet.errors import ConfigError
+from hpunet.kernels import triton_convolution, triton_heads, triton_maps
 from hpunet.kernels.network import FusedNetwork, FusedSampler
 from hpunet.models.base import SegmentationModel
 from hpunet.models.hpunet import HPUNet
@@ -46,3 +49,21 @@ def test_a_batch_too_large_for_32_bit_indices_is_refused() -> None:
     plan.max_images = 1
     with pytest.raises(ConfigError, match="at most 1 images of 8x8 at once, got 2"):
         network(image=torch.zeros(2, 1, 8, 8), labels=torch.zeros(2, 8, 8, dtype=torch.long))
+
+
+def test_a_backward_pass_after_another_forward_pass_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (triton_convolution, triton_heads, triton_maps):
+        monkeypatch.setattr(module, "launch", lambda *_args, **_options: None)  # what they compute does not matter
+    network = FusedNetwork(tiny_model(), dtype=torch.float32)
+
+    def loss() -> Any:
+        return network(image=torch.zeros(1, 1, 8, 8), labels=torch.zeros(1, 8, 8, dtype=torch.long)).logits.sum()
+
+    for _ in range(2):  # accumulation
+        loss().backward()
+    first, second = loss(), loss()
+    with pytest.raises(RuntimeError, match="another forward pass"):
+        first.backward()
+    second.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="call backward after each forward pass"):
+        second.backward()

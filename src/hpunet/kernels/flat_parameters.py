@@ -78,6 +78,7 @@ class Weights:
         self.layers, self.dtype, self.training = layers, dtype, training
         self.gradient_dtype = torch.float64 if dtype == torch.float32 else torch.float32
         self.device = others[0][0].device
+        self.num_prepared = 0  # tells a backward pass whether the buffers are still those of its forward pass
         self.parameters: list[nn.Parameter] = []
         self.offsets: list[int] = []
         self.folds = self._assign_offsets(others)
@@ -200,6 +201,7 @@ class Weights:
     @torch.no_grad()
     def prepare(self) -> None:
         """Fold, cast and pack the parameters' current values; set gradients to zero."""
+        self.num_prepared += 1
         self.load_parameters()
         if self.training:
             self._copy_kept_gradients()

@@ -30,7 +30,7 @@ class _Pass(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         plan.weights.prepare()
         out, raw, latents, drawn, ctx.trace = plan.forward(x, noise, prior_noise)
-        ctx.plan = plan
+        ctx.plan, ctx.number = plan, plan.weights.num_prepared
         ctx.mark_non_differentiable(latents)
         return out, raw, latents, drawn
 
@@ -39,6 +39,12 @@ class _Pass(torch.autograd.Function):
         ctx: Any, logits_grad: Tensor, raw_grad: Tensor, _latents: Tensor, drawn_grad: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         plan: Any = ctx.plan
+        if ctx.number != plan.weights.num_prepared:
+            raise RuntimeError(
+                "fused kernels: another forward pass ran before this backward pass, which would get wrong gradients; "
+                "call backward after each forward pass (gradients add up) or train with optimiser.kernels=torch"
+            )
+        plan.weights.num_prepared += 1  # neither is there a second backward pass
         drawn_grad = None if drawn_grad is None else drawn_grad.contiguous()
         plan.backward(ctx.trace, logits_grad.contiguous(), raw_grad.contiguous(), drawn_grad)
         ctx.trace = None
@@ -49,7 +55,7 @@ class FusedNetwork(nn.Module):
     """A model's training pass on fused kernels, computed in `dtype`; call it like the model.
 
     The model's parameters move to one flat buffer: at once if `size` is given, else at the first pass. Each pass
-    needs its backward pass before the next forward pass.
+    needs its backward pass before the next forward pass of that size: later, it raises an error.
     """
 
     def __init__(self, model: HPUNet | ProbUNet, *, dtype: torch.dtype, size: tuple[int, int] | None = None) -> None:
