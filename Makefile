@@ -5,10 +5,11 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 # The sources that users install are on the path of the editable install, so only these files matter here.
 PINS := pyproject.toml constraints.txt
 
-.PHONY: help demo test test-gpu fuzz lint docs bench chaos clean
+.PHONY: help demo test test-kernels test-gpu fuzz lint docs bench chaos clean
 help:
 	@echo "make demo    train two small models on lesions of known truth, compare them, write a page"
 	@echo "make test    run the test suite on CPU"
+	@echo "make test-kernels  the kernels in Triton's interpreter and its compiler, in every size"
 	@echo "make test-gpu run the tests that need a CUDA GPU"
 	@echo "make fuzz    every file reader on 2,500 damaged files (make test runs a tenth of them)"
 	@echo "make lint    ruff and mypy"
@@ -36,6 +37,10 @@ demo: .venv/.base
 test: .venv/.dev
 	@echo "hpunet: running the test suite on CPU; failures and the slowest tests are listed below"
 	@$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
+
+test-kernels: .venv/.dev
+	@echo "hpunet: running the tests of the kernels in every size"
+	@HPUNET_ALL_KERNELS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 tests/kernels
 
 test-gpu: .venv/.dev
 	@$(BIN)/python -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "hpunet: no CUDA GPU here, so nothing was tested")'
