@@ -169,3 +169,9 @@ def test_perfect_samples_are_told_apart_better_by_more_ids_and_samples(
     assert errors[5, 4] > errors[15, 4] > errors[15, 32]
     assert errors[5, 4] > errors[5, 16]
     assert errors[15, 32] < 0.01
+
+
+@pytest.mark.parametrize("name", published_names())
+def test_weights_in_the_package_come_with_the_summary_of_their_kept_rows(name: str) -> None:
+    (shipped,) = (Path(hpunet.__file__).parent / "weights/pretrained" / name).glob("evaluation/*/summary.json")
+    assert shipped.read_bytes() == (RESULTS / "lidc" / name / "summary.json").read_bytes()

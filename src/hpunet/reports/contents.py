@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from hpunet.config.settings import Settings
 from hpunet.reports import example_figures as figures
 from hpunet.reports.curves import training_dynamics, validation_curves
 from hpunet.reports.examples import Examples
@@ -88,20 +89,28 @@ def report_sections(runs: Sequence[SavedRun]) -> list[Section]:
             sections.append(Section(f"Hypotheses of {run.name}", [], note))
         else:
             where = f"validation images at iteration {run.step}"
-            drawings = _drawings(run.examples, run=run, name=run.name, where=where)
+            drawings = example_drawings(run.examples, of=run.name, settings=run.settings, where=where)
             sections.append(Section(f"Hypotheses of {run.name}", drawings))
         for folder, evaluation in run.evaluations.items():
             if evaluation.examples is not None:
-                where, name, count = f"images of evaluation {folder}", f"{run.name}-{folder}", evaluation.num_images
-                drawings = _drawings(evaluation.examples, run=run, name=name, where=where, num_evaluated=count)
+                named: dict[str, Any] = {"of": run.name, "settings": run.settings, "name": f"{run.name}-{folder}"}
+                named |= {"where": f"images of evaluation {folder}", "num_evaluated": evaluation.num_images}
+                drawings = example_drawings(evaluation.examples, **named)
                 sections.append(Section(f"Evaluation {folder} of {run.name}", drawings))
     return sections
 
 
-def _drawings(
-    examples: Examples, *, run: SavedRun, name: str, where: str, num_evaluated: int | None = None
+def example_drawings(
+    examples: Examples,
+    *,
+    of: str,
+    settings: Settings,
+    where: str,
+    name: str | None = None,
+    num_evaluated: int | None = None,
 ) -> list[Drawing]:
-    """The figures that these examples allow, in the order of the paper."""
+    """The figures that these examples `of` a model allow, in the order of the paper; `name` begins their names."""
+    name = of if name is None else name
     words = {"where": where, "colours": _colours(examples), "differ": _differ(examples)}
     found: dict[str, tuple[str, str, Callable[..., Any]]] = {}
     if examples.visible is not None:
@@ -109,7 +118,7 @@ def _drawings(
     else:
         found["samples"] = ("Graders, reconstructions and samples", _SAMPLES, figures.draw_samples)
     if examples.std:
-        several = len(run.settings.model.latent_dims) > 1
+        several = len(settings.model.latent_dims) > 1
         draw = partial(figures.draw_scales, several=several)
         found["scales"] = ("The role of each scale", _SCALES if several else _ONE_SCALE, draw)
     chosen, caption, draw_hardest = figures.shown_in_samples, _SAMPLES, figures.draw_samples
@@ -119,11 +128,11 @@ def _drawings(
     # Without new examples the hardest ones would repeat the figure above in another order.
     if examples.visible is None and set(chosen(examples, hardest=True)) - set(chosen(examples)):
         is_of_all = examples.is_hardest is not None and num_evaluated is not None
-        of = f"the {num_evaluated} evaluated" if is_of_all else f"{len(examples.image)} saved examples"
-        title = f"The hardest of {of} by {examples.hardness_name}"
+        among = f"the {num_evaluated} evaluated" if is_of_all else f"{len(examples.image)} saved examples"
+        title = f"The hardest of {among} by {examples.hardness_name}"
         found["hardest"] = (title, caption, partial(draw_hardest, hardest=True))
     return [
-        Drawing(f"{name}-{what}", f"{title}, {run.name}", text.format(what=title, **words), partial(draw, examples))
+        Drawing(f"{name}-{what}", f"{title}, {of}", text.format(what=title, **words), partial(draw, examples))
         for what, (title, text, draw) in found.items()
     ]
 

@@ -106,7 +106,11 @@ def read_examples(path: Path, *, same_classes: Examples | None = None) -> Exampl
 
     A file without classes has those of `same_classes`, else all but class 0 are stochastic.
     """
-    arrays = _read_arrays(path)
+    return as_examples(_read_arrays(path), path=path, same_classes=same_classes)
+
+
+def as_examples(arrays: Mapping[str, np.ndarray], *, path: Path, same_classes: Examples | None = None) -> Examples:
+    """The arrays of such a file, checked; `path` names it in errors."""
     _check(arrays, path)
     if "class_names" in arrays:
         stochastic, names = arrays["stochastic_classes"].tolist(), arrays["class_names"].tolist()

@@ -8,10 +8,11 @@ from html import escape
 from itertools import chain, count
 from pathlib import Path
 
+from hpunet.config.settings import Settings
 from hpunet.errors import ConfigError
 from hpunet.reports.contents import Drawing, Section, report_sections
 from hpunet.reports.layout import PAGE_DPI, PRINT_DPI, as_png, as_svg
-from hpunet.reports.saved_run import SavedRun, read_run
+from hpunet.reports.saved_run import SavedEvaluation, SavedRun, read_run
 from hpunet.utils.files import atomic_write
 
 Progress = Callable[[Iterable[Drawing], int], Iterable[Drawing]]
@@ -71,7 +72,20 @@ def write_report(
     if len(set(names)) < len(names):
         names = [str(run) for run in runs]
     saved = [read_run(run, name=name) for run, name in zip(runs, names, strict=True)]
-    sections = report_sections(saved)
+    tables = [*tables, _runs_table(saved), *([_evaluations(saved)] if any(run.evaluations for run in saved) else [])]
+    return write_page(report_sections(saved), out, figures=figures, title=title, tables=tables, progress=progress)
+
+
+def write_page(
+    sections: Sequence[Section],
+    out: Path,
+    *,
+    figures: Path | None,
+    title: str,
+    tables: Sequence[Table],
+    progress: Progress,
+) -> Path:
+    """Write a page of tables, then sections; see `write_report`."""
     drawings = [drawing for section in sections for drawing in section.drawings]
     files = _file_names(drawings)
     shown: dict[str, str] = {}
@@ -84,7 +98,6 @@ def write_report(
     if figures is not None:
         captions = [f"{files[d.name]}: {d.title}\n{d.caption}\n" for d in drawings]
         atomic_write(figures / "captions.txt", "\n".join(captions).encode())
-    tables = [*tables, _runs_table(saved), *([_evaluations(saved)] if any(run.evaluations for run in saved) else [])]
     atomic_write(out, _page(sections, shown, title=title, tables=tables).encode())
     return out
 
@@ -118,26 +131,33 @@ def _runs_table(runs: Sequence[SavedRun]) -> Table:
     columns = ["run", "model", "objective", "optimiser", "software"]
     rows = []
     for run in runs:
-        model, objective, optimiser = run.settings.model, run.settings.objective, run.settings.optimiser
-        weight = f"κ {objective.kappa:g}" if objective.kind == "geco" else f"β {objective.beta:g}"
-        counted = "all pixels" if objective.top_k == "all" else f"top {objective.top_k:g} of the pixels"
         made = run.description
-        rates = ", ".join(f"{rate:g}" for rate in optimiser.learning_rates)
-        rows.append(
-            [
-                f"{run.name} (seed {run.settings.seed})",
-                f"{model.kind}, channels {model.channels}, latents {model.latent_dims} (coarsest first)",
-                f"{objective.kind}, {weight}, {counted}",
-                f"iteration {run.log[-1]['step']} of {optimiser.iterations}, batch {optimiser.batch_size}, "
-                f"learning rates {rates}",
-                f"hpunet {made.get('hpunet')}, torch {made.get('torch')}, {made.get('device')}",
-            ]
-        )
+        words = settings_words(run.settings)
+        words["optimiser"] = f"iteration {run.log[-1]['step']} of {words['optimiser']}"
+        software = f"hpunet {made.get('hpunet')}, torch {made.get('torch')}, {made.get('device')}"
+        rows.append([f"{run.name} (seed {run.settings.seed})", *words.values(), software])
     return Table("Runs", "", columns, rows)
 
 
+def settings_words(settings: Settings) -> dict[str, str]:
+    """Model, objective and optimiser in a few words each."""
+    model, objective, optimiser = settings.model, settings.objective, settings.optimiser
+    weight = f"κ {objective.kappa:g}" if objective.kind == "geco" else f"β {objective.beta:g}"
+    counted = "all pixels" if objective.top_k == "all" else f"top {objective.top_k:g} of the pixels"
+    rates = ", ".join(f"{rate:g}" for rate in optimiser.learning_rates)
+    return {
+        "model": f"{model.kind}, channels {model.channels}, latents {model.latent_dims} (coarsest first)",
+        "objective": f"{objective.kind}, {weight}, {counted}",
+        "optimiser": f"{optimiser.iterations}, batch {optimiser.batch_size}, learning rates {rates}",
+    }
+
+
 def _evaluations(runs: Sequence[SavedRun]) -> Table:
-    found = {f"{run.name}, {name}": each for run in runs for name, each in run.evaluations.items()}
+    return evaluations_table({f"{run.name}, {name}": each for run in runs for name, each in run.evaluations.items()})
+
+
+def evaluations_table(found: Mapping[str, SavedEvaluation]) -> Table:
+    """Scores of evaluations by name."""
     rows = [["images", *(str(each.num_images) for each in found.values())]]
     for metric in dict.fromkeys(metric for each in found.values() for metric in each.scores):
         scores = [each.scores.get(metric) for each in found.values()]

@@ -62,11 +62,12 @@ def read_run(folder: Path, *, name: str | None = None) -> SavedRun:
         log=log,
         examples=examples,
         step=step,
-        evaluations={path.name: _read_evaluation(path, same_classes=examples) for path in evaluated},
+        evaluations={path.name: read_evaluation(path, same_classes=examples) for path in evaluated},
     )
 
 
-def _read_evaluation(folder: Path, *, same_classes: Examples | None) -> SavedEvaluation:
+def read_evaluation(folder: Path, *, same_classes: Examples | None = None) -> SavedEvaluation:
+    """Read the folder of an evaluation, or raise an error that names the file."""
     path = folder / "summary.json"
     summary = _read_object(path)
     scores = {name: value for name, value in summary.items() if isinstance(value, dict) and "std" in value}

@@ -29,13 +29,18 @@ class Example:
     """Source and licence. Show it wherever you show the image."""
 
 
+def example_names() -> list[str]:
+    """The names of all examples."""
+    return sorted(file.stem for file in (_LIDC / "images").glob("*.png"))
+
+
 def example(name: str = "lidc") -> Example:
     """An image that ships with hpunet: "lidc-1", "lidc-2" or "lidc-3" ("lidc" is the first).
 
     128×128 lung CT crops with four gradings, of patients held out from training: in lidc-1 two of four graders marked
     a lesion, in lidc-2 all four did but with different outlines, in lidc-3 all four agree.
     """
-    names = sorted(file.stem for file in (_LIDC / "images").glob("*.png"))
+    names = example_names()
     chosen = f"{name}-1" if name == "lidc" else name
     if chosen not in names:
         raise ConfigError(f"example: expected one of lidc, {', '.join(names)}, got {name!r}")

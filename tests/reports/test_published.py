@@ -1,0 +1,62 @@
+"""The page of published weights, made of tiny ones in a cache of their own."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from test_page import Page
+from tiny_run import tiny_settings, untrained_model
+from typer import Typer
+from typer.testing import CliRunner
+
+from hpunet.cli.report import report_command
+from hpunet.data.synthetic.source import INFO
+from hpunet.weights.load import TrainedModel, publish
+
+pytest.importorskip("matplotlib")
+NAME = "tiny-lesions-1"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where weights of the test's name are found."""
+    monkeypatch.setenv("HPUNET_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "home/pretrained" / NAME
+
+
+def make_published(folder: Path, *, kind: str = "lidc") -> None:
+    info = replace(INFO["lesions"], kind=kind, num_graders=4)
+    settings = tiny_settings("model.channels=[4,8,8]", "model.latent_dims=[1,1]", "data.crop=[128,128]")
+    trained = TrainedModel("run", untrained_model(info), settings, info, 7, torch.device("cpu"))
+    publish(trained, out=folder, name=NAME, credit="Name the data.")
+
+
+def write_page(*words: str) -> Page:
+    app = Typer()
+    app.command()(report_command)
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, (result.output, result.exception)
+    return Page(Path(result.stdout.split()[-1]))
+
+
+def test_page_of_published_weights_shows_model_scores_credit_and_examples(folder: Path) -> None:
+    make_published(folder)
+    (folder / "evaluation/val-16").mkdir(parents=True)
+    summary = {"num_images": 21, "ged2": {"mean": 0.2034, "std": 0.0099}}
+    (folder / "evaluation/val-16/summary.json").write_text(json.dumps(summary))
+    page = write_page(NAME)
+    assert Path(f"{NAME}.html").is_file()
+    for words in ("Name the data.", "iteration 7", "latents", "lesion", "0.2034 ± 0.0099", "val-16", "LIDC-IDRI"):
+        assert words in page.text, words
+    assert len(page.images) == 2  # samples, scales
+    assert page.fetched == []
+
+
+def test_page_of_other_weights_says_why_it_has_no_examples(folder: Path) -> None:
+    make_published(folder, kind="folder")
+    page = write_page(str(folder), "--out", "page.html")
+    assert "No example images" in page.text
+    assert page.images == []
