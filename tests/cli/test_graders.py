@@ -3,7 +3,9 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 from retina import GRADERS, PATIENT, write_retina
 from typer.testing import CliRunner, Result
 
@@ -28,8 +30,9 @@ def hpunet_ok(*args: str) -> Result:
 def test_data_info_takes_patterns_after_one_flag_in_any_order(retina: Path) -> None:
     for args in (["retina", "--graders", *GRADERS], ["--graders", *GRADERS, "retina"]):
         result = hpunet_ok("data", "info", *args)
-        assert "2 grader(s)" in result.stdout
-        assert r"--patient 'Image_(\d+)'" in result.stderr.replace("\\\\", "\\")
+        assert "2 grader(s) (1stHO, 2ndHO)" in result.stdout
+        assert "0.941, 0.889" in result.stdout
+        assert r"--patient 'Image_(\d+)'" in result.stderr
     repeated = ["--graders", GRADERS[0], f"--graders={GRADERS[1]}"]
     assert "warning" not in hpunet_ok("data", "info", "retina", *repeated, "--patient", PATIENT).stderr
 
@@ -40,7 +43,9 @@ def test_a_pack_remembers_patterns(retina: Path) -> None:
     _, options = pack_origin(Path("packed"))
     assert options is not None
     assert (list(options["graders"]), options["patient"]) == (GRADERS, PATIENT)
-    assert "warning" not in hpunet_ok("data", "info", "packed").stderr
+    info = hpunet_ok("data", "info", "packed")
+    assert "warning" not in info.stderr
+    assert "1stHO, 2ndHO" in info.stdout
     assert "warning" in hpunet_ok("data", "info", "unsure").stderr
 
 
@@ -62,3 +67,11 @@ def test_init_writes_patterns_that_train_reads(retina: Path, monkeypatch: pytest
     for settings in trained:
         options = settings.data.options
         assert (options["graders"], options["patient"]) == (GRADERS, PATIENT)
+
+
+def test_data_info_warns_of_classes_that_nearly_never_occur(retina: Path) -> None:
+    for mask in retina.glob("*.png"):
+        Image.fromarray(np.asarray(Image.open(mask)) // 255).save(mask)
+    classes = 'classes=["background", "vessel", "lesion"]'
+    result = hpunet_ok("data", "info", "retina", "--graders", *GRADERS, "--set", classes)
+    assert "nearly never show lesion (in 0 of 6)" in result.stderr

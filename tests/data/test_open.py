@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from retina import GRADERS, write_retina
 
 from hpunet.data.open import (
     adapt_options,
@@ -266,3 +267,34 @@ def test_with_pack_options_are_those_of_the_pack_that_are_not_usual(nuclei: Path
 def test_num_random_ids_out_of_range_is_refused(kind: str, most: int, wrong: int, written: Path) -> None:
     with pytest.raises(ConfigError, match=rf"^num_random_ids: expected 2 to {most}, got {wrong};"):
         open_data(str(written / kind), split="train", options={**OPTIONS[kind], "num_random_ids": wrong})
+
+
+def test_contact_sheet_paints_no_more_pixels_than_it_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    painted: list[int] = []
+    monkeypatch.setattr("hpunet.data.summary.stretched", lambda image: painted.append(image.size) or image)
+    write_retina(tmp_path, num_patients=1, size=(960, 999))
+    contact_sheet(open_data(str(tmp_path), split="train", options={"graders": GRADERS}))
+    assert max(painted) <= 3 * 400**2
+
+
+def test_summary_compares_graders(tmp_path: Path) -> None:
+    write_retina(tmp_path, num_patients=2)
+    (tmp_path / "Image_01L_2ndHO.png").unlink()
+    options = {"graders": GRADERS, "classes": ["background", "vessel", "lesion"]}
+    for mask in tmp_path.glob("*.png"):
+        Image.fromarray(np.asarray(Image.open(mask)) // 255).save(mask)
+    (tmp_path / "data.csv").write_text("file,split\n" + "".join(f"{p.name},train\n" for p in tmp_path.glob("*.jpg")))
+    source = open_data(str(tmp_path), split="train", options=options)
+    found = summarise(source, (source[i] for i in range(len(source))))
+    assert found.agreement == {(0, 1): (pytest.approx(2 * 64 / (64 + 72)), pytest.approx(64 / 72), 3)}
+    assert found.images_with == {"vessel": 4, "lesion": 0}
+    assert found.rare_classes == {"lesion": 0}
+
+
+def test_summary_agreement_leaves_out_what_nobody_marked(tmp_path: Path) -> None:
+    write_retina(tmp_path, num_patients=1)
+    for mask in tmp_path.glob("*L_*.png"):
+        Image.fromarray(np.zeros((24, 32), np.uint8)).save(mask)
+    (tmp_path / "data.csv").write_text("file,split\nImage_01L,train\nImage_01R,train\n")
+    source = open_data(str(tmp_path), split="train", options={"graders": GRADERS})
+    assert summarise(source, (source[i] for i in range(2))).agreement[0, 1].num_images == 1

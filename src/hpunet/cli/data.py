@@ -1,16 +1,24 @@
 """`hpunet data …`: inspect data, pack them for training, import LIDC-IDRI, write synthetic data sets."""
 
+from collections.abc import Iterator
+from itertools import combinations
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from hpunet.cli.options import CommandWithGraders, DataArgument, Graders, NewFolder, Patient, data_options
 from hpunet.cli.progress import console, print_warning, tracked
 from hpunet.errors import ConfigError
 from hpunet.utils.files import explain_os_errors
 
+if TYPE_CHECKING:
+    from hpunet.data.summary import Summary
+    from hpunet.data.types import SetInfo
+
+MAX_PAIRS = 10  # of graders that are listed one by one
 app = typer.Typer(help="Inspect data, pack them for training, import and generate them.", no_args_is_help=True)
 
 _SET = "Data option, NAME=VALUE: size=128, slices.train=[0,16], …"
@@ -35,37 +43,29 @@ def info(
     chosen = data_options(options, graders=graders, patient=patient)
     sources = open_splits(where, options=chosen)
     description = next(iter(sources.values())).info
-    words = f"[bold]{where}[/bold]: {description.kind}, {description.in_channels} channel(s) of "
-    words += f"{description.image_bits} bits, {description.num_graders} grader(s), {description.num_classes} classes"
+    names = f" ({', '.join(description.grader_names)})" if description.grader_names else ""
+    words = f"{where}: {description.kind}, {description.in_channels} channel(s) of {description.image_bits} bits, "
+    words += f"{description.num_graders} grader(s){names}, {description.num_classes} classes"
     if description.has_instances:
         words += f" ({description.num_random_ids} of them random instance ids)"
-    console.print(words)
+    console.print(words, markup=False, highlight=False, soft_wrap=True)
     table = Table("", *sources)
     rows: dict[str, list[str]] = {}
-
-    def put(name: str, value: str) -> None:
-        rows.setdefault(name, []).append(value)
-
+    rare: list[str] = []
     for split, source in sources.items():
         samples = (source[index] for index in range(len(source)))
         found = summarise(source, tracked(samples, len(source), f"reading {split}"))
-        put("images", f"{found.num_images:,}")
-        put("patients", f"{found.num_patients:,}")
-        sizes = [f"{h}×{w}" + (f" ({n:,})" if len(found.sizes) > 1 else "") for (h, w), n in found.sizes.items()]
-        put("sizes", ", ".join(sizes[:3]) + (f" and {len(sizes) - 3} more" if len(sizes) > 3 else ""))
-        put("images per grader", " / ".join(f"{share:.1%}" for share in found.grader_present))
-        put("of these, not empty", " / ".join(f"{share:.1%}" for share in found.grader_marked))
-        if description.num_graders > 1:
-            put("marked by all graders", f"{found.num_marked_by_all:,}")
-        if description.has_instances:
-            mean, most = found.instances_per_image
-            put("instances per image", f"{mean:.1f}, at most {most}")
-        for name, share in found.class_shares.items():
-            put(f"pixels: {name}", f"{share:.2%}")
-        put("pixels: invalid", f"{found.invalid_share:.2%}")
+        for name, value in _facts(found, description):
+            rows.setdefault(name, []).append(value)
+        if split == "train":
+            rare = [f"{name} (in {count} of {found.num_images:,})" for name, count in found.rare_classes.items()]
     for name, values in rows.items():
-        table.add_row(name, *values)
+        table.add_row(Text(name), *values)
     console.print(table)
+    if rare:
+        print_warning(
+            f"training images nearly never show {', '.join(rare)}; a model cannot learn what it does not see"
+        )
     print_warning(patient_warning(list(sources.values()), options=with_pack_options(where, chosen)))
     name = Path(where).resolve().name.replace(":", "-")  # with its suffix: nuclei and nuclei.tar.gz differ
     sheets = []
@@ -74,6 +74,42 @@ def info(
         with explain_os_errors(out, action="written"):
             sheets.append(save_picture(page, out / f"{name}-{split}.png"))
     console.print(f"Contact sheets: {', '.join(map(str, sheets))}", soft_wrap=True, highlight=False, markup=False)
+
+
+def _facts(found: "Summary", info: "SetInfo") -> Iterator[tuple[str, str]]:
+    """The rows of a split: a name and a value each."""
+    yield "images", f"{found.num_images:,}"
+    yield "patients", f"{found.num_patients:,}"
+    sizes = [f"{h}×{w}" + (f" ({n:,})" if len(found.sizes) > 1 else "") for (h, w), n in found.sizes.items()]
+    yield "sizes", ", ".join(sizes[:3]) + (f" and {len(sizes) - 3} more" if len(sizes) > 3 else "")
+    yield "images per grader", " / ".join(f"{share:.1%}" for share in found.grader_present)
+    yield "of these, not empty", " / ".join(f"{share:.1%}" for share in found.grader_marked)
+    if info.num_graders > 1:
+        yield "marked by all graders", f"{found.num_marked_by_all:,}"
+    for name, value in _agreement(found, info):
+        yield f"{name}: Dice, IoU", value
+    if info.has_instances:
+        mean, most = found.instances_per_image
+        yield "instances per image", f"{mean:.1f}, at most {most}"
+    for name, count in found.images_with.items():
+        yield f"images with: {name}", f"{count / found.num_images:.1%}"
+    for name, share in found.class_shares.items():
+        yield f"pixels: {name}", f"{share:.2%}"
+    yield "pixels: invalid", f"{found.invalid_share:.2%}"
+
+
+def _agreement(found: "Summary", info: "SetInfo") -> Iterator[tuple[str, str]]:
+    """Every pair of a few graders, or the mean of many."""
+    pairs = list(combinations(range(info.num_graders), 2))
+    titles = info.grader_titles
+    for a, b in pairs if len(pairs) <= MAX_PAIRS else []:
+        scores = found.agreement.get((a, b))
+        yield f"{titles[a]} and {titles[b]}", f"{scores.dice:.3f}, {scores.iou:.3f}" if scores else "-"
+    if len(pairs) > 1:
+        several = found.agreement.values()
+        count = max(1, len(several))
+        dice, iou = (sum(getattr(one, name) for one in several) / count for name in ("dice", "iou"))
+        yield "mean of pairs", f"{dice:.3f}, {iou:.3f}" if several else "-"
 
 
 @app.command(cls=CommandWithGraders)

@@ -89,6 +89,11 @@ class SetInfo:
         """Whether labels hold instances."""
         return self.num_random_ids > 0
 
+    @property
+    def grader_titles(self) -> tuple[str, ...]:
+        """Names of the graders, or their numbers from 1 on."""
+        return self.grader_names or tuple(f"grader {i + 1}" for i in range(self.num_graders))
+
     def as_json(self) -> dict[str, Any]:
         """Plain data for packs and checkpoints."""
         return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}

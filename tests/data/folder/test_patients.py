@@ -38,7 +38,7 @@ EYES = [f"Image_{i:02d}{eye}" for i in range(1, 15) for eye in "LR"]
 def test_names_that_differ_by_side_or_number_are_warned_of(names: list[str], pattern: str) -> None:
     words = patient_warning([_Named(names)], options={})
     assert words is not None
-    assert f"--patient {pattern!r}" in words
+    assert f"--patient '{pattern}'" in words
     assert " and ".join(names[:2]) in words
     assert len(set(patients_by_pattern(names, pattern=pattern, where="x").values())) < len(names)  # type: ignore[arg-type]
 

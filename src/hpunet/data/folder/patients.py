@@ -1,6 +1,7 @@
 """Patients from the names of images, and a warning when several images may be of one patient."""
 
 import re
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -42,7 +43,7 @@ def patient_warning(sources: Sequence[Source], *, options: Mapping[str, Any]) ->
         if len(groups) > 1 and 2 * sum(map(len, several)) >= len(names):
             first, second, *_ = several[0]
             words = f"{first} and {second} may be one patient, but each counts as a patient of its own"
-            return f"{words}; give --patient {_proposal(groups)!r}, or data.csv with a column patient"
+            return f"{words}; give --patient {shlex.quote(_proposal(groups))}, or data.csv with a column patient"
     return None
 
 
