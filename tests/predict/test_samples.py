@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 
 import hpunet.weights.load
 from hpunet.cli.instances import instances_command
+from hpunet.cli.options import CommandWithWindow
 from hpunet.cli.sample import sample_command
 from hpunet.data.io.images import read_image
 from hpunet.data.synthetic.source import INFO, open_synthetic
@@ -53,8 +54,8 @@ def hpunet_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[
     """Runs a command in a folder of its own; returns the result, whose exception is what main() would print."""
     monkeypatch.chdir(tmp_path)
     app = Typer()
-    app.command(name="sample")(sample_command)
-    app.command(name="instances")(instances_command)
+    app.command(name="sample", cls=CommandWithWindow)(sample_command)
+    app.command(name="instances", cls=CommandWithWindow)(instances_command)
     models = {"lesions": make_trained(), "neurites": make_trained(INFO["neurites"])}
     models["streets"] = make_trained(INFO["streets"])
     monkeypatch.setattr(hpunet.weights.load, "load", lambda run, **_how: models[str(run)])
@@ -328,6 +329,7 @@ def test_impossible_choices_end_before_any_work(hpunet_command: Callable[..., An
         (str(image),): "images: 2 called 'a'",
         ("--window", "400", "-1000"): "--window: expected LOW below HIGH, got 400 -1000",
         ("--window", "nan", "1"): "--window: expected LOW below HIGH",
+        ("--window", "lung"): "auto (the range of each image or slice)",
     }.items():
         result = hpunet_command("sample", "lesions", image, "--out", "out", *words)
         assert isinstance(result.exception, HPUNetError)

@@ -16,7 +16,7 @@ from hpunet.cli.evaluate import evaluate_command
 from hpunet.cli.export import export_command
 from hpunet.cli.init import init_command
 from hpunet.cli.instances import instances_command
-from hpunet.cli.options import CommandWithGraders
+from hpunet.cli.options import CommandWithGraders, CommandWithWindow
 from hpunet.cli.progress import console, notes, print_error
 from hpunet.cli.report import report_command
 from hpunet.cli.sample import sample_command
@@ -55,8 +55,8 @@ app.command(name="init", cls=CommandWithGraders)(init_command)
 app.command(name="train", cls=CommandWithGraders)(train_command)
 app.command(name="evaluate")(evaluate_command)
 app.command(name="compare")(compare_command)
-app.command(name="sample")(sample_command)
-app.command(name="instances")(instances_command)
+app.command(name="sample", cls=CommandWithWindow)(sample_command)
+app.command(name="instances", cls=CommandWithWindow)(instances_command)
 app.command(name="report")(report_command)
 app.command(name="export")(export_command)
 app.command(name="convert-tf")(convert_tf_command)

@@ -1,6 +1,5 @@
 """Options that several commands share, and the checks of their values."""
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,6 +8,7 @@ import typer
 from typer.core import TyperCommand
 
 from hpunet.config.settings import parse_assignments
+from hpunet.data.io import windows
 from hpunet.errors import ConfigError
 
 _DATA = (
@@ -34,16 +34,30 @@ _ALPHA = (
 )
 
 
-def _check_window(window: tuple[float, float] | None) -> tuple[float, float] | None:
-    if window is not None and not -math.inf < window[0] < window[1] < math.inf:
-        raise ConfigError(f"--window: expected LOW below HIGH, got {window[0]:g} {window[1]:g}")
+def _parse_window(text: str | None) -> windows.Window | None:
+    """Two numbers or a word; see `data/io/windows.py`."""
+    window: windows.Window | None = text
+    parts = (text or "").split()
+    if len(parts) == 2 and all(map(_is_number, parts)):
+        window = float(parts[0]), float(parts[1])
+    windows.check_window(window, option="--window")
     return window
 
 
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
+
+
 _window = typer.Option(
-    help="Stored pixel values that map to 0 and 1, such as -1000 400; by default as in training.",
-    metavar="LOW HIGH",
-    callback=_check_window,
+    help="Stored values that map to 0 and 1, such as -1000 400; auto: the range of each image or slice; file: the "
+    f"window of a DICOM file; {', '.join(windows.NAMED)}: of CT, in HU. By default as in training.",
+    metavar="LOW HIGH|WORD",
+    parser=str,
+    callback=_parse_window,
 )
 Run = Annotated[Path, typer.Argument(help="Run folder, or name of published weights.")]
 Data = Annotated[str, typer.Option(help=_DATA)]
@@ -70,7 +84,7 @@ DataOptions = Annotated[
 Tile = Annotated[
     str, typer.Option(help="auto, whole, or the tile side in pixels. Changes the memory needed, not the result.")
 ]
-Window = Annotated[tuple[float, float] | None, _window]
+Window = Annotated[Any, _window]  # a `windows.Window` or None, which typer cannot spell
 Slices = Annotated[str | None, typer.Option(help="Slices of volumes to use, FIRST:END; END is excluded.")]
 Nifti = Annotated[bool, typer.Option("--nifti", help="Write NIfTI files for 2D images too.")]
 Kernels = Annotated[
@@ -86,6 +100,20 @@ Orientations = Annotated[int | None, typer.Option(help=_ORIENTATIONS)]
 
 Graders = Annotated[list[str] | None, typer.Option(help=_GRADERS, metavar="PATTERN ...")]
 Patient = Annotated[str | None, typer.Option(help=_PATIENT)]
+
+
+class CommandWithWindow(TyperCommand):
+    """A command whose --window takes two numbers or one word."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Join two numbers after the option, because click's options have a fixed number of values."""
+        joined: list[str] = []
+        for word in args:
+            if joined[-2:-1] == ["--window"] and _is_number(word) and _is_number(joined[-1]):
+                joined[-1] += f" {word}"
+            else:
+                joined.append(word)
+        return super().parse_args(ctx, joined)
 
 
 class CommandWithGraders(TyperCommand):

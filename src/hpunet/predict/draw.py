@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from jaxtyping import Float32, Integer
 
+from hpunet.data.io.windows import Window
 from hpunet.errors import ConfigError, DataError
 from hpunet.sampling.sample import stream
 from hpunet.sampling.tiling import Padding, choose_sampler
@@ -26,8 +27,8 @@ class SamplingOptions:
     seed: int = 0
     tile: str = "auto"
     """"whole", "auto", or the side of the tiles in pixels."""
-    window: tuple[float, float] | None = None
-    """Stored pixel values that map to 0 and 1; None for those of training."""
+    window: Window | None = None
+    """Stored pixel values that map to 0 and 1, or a word (`data/io/windows.py`); None for those of training."""
 
 
 @dataclass(frozen=True)

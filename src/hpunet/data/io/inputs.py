@@ -11,10 +11,11 @@ from jaxtyping import Float32, Shaped
 from hpunet.data.io.dicom import is_dicom
 from hpunet.data.io.geometry import Geometry
 from hpunet.data.io.images import read_image
-from hpunet.data.io.intensity import to_planes, unit_floats
+from hpunet.data.io.intensity import range_of, to_planes, unit_floats
 from hpunet.data.io.limits import MAX_PIXELS, named_errors
 from hpunet.data.io.series import dicom_files, read_scan
 from hpunet.data.io.volumes import NIFTI_ENDINGS, NIFTI_HEAD_BYTES, decode_nifti, nifti_header
+from hpunet.data.io.windows import CHOICES, Window, in_numbers
 from hpunet.data.types import SetInfo
 from hpunet.errors import DataError
 from hpunet.utils.files import check_file, read_file
@@ -55,7 +56,7 @@ def input_name(path: Path) -> str:
     return path.name[: len(path.name) - len(ending)]
 
 
-def read_input(path: Path, *, name: str, info: SetInfo, window: tuple[float, float] | None = None) -> Input:
+def read_input(path: Path, *, name: str, info: SetInfo, window: Window | None = None) -> Input:
     """A file for a model trained on data like `info`; `name` names the results. See `read_stored` and `to_input`."""
     return to_input(read_stored(path), name=name, where=str(path), info=info, window=window)
 
@@ -83,27 +84,39 @@ def read_stored(path: Path | Sequence[Path]) -> Stored:
     return Stored(read_image(path)[None])
 
 
-def to_input(
-    stored: Stored, *, name: str, where: str, info: SetInfo, window: tuple[float, float] | None = None
-) -> Input:
+def to_input(stored: Stored, *, name: str, where: str, info: SetInfo, window: Window | None = None) -> Input:
     """Stored values as a model trained on data like `info` takes them; `where` names them in errors.
 
-    They are scaled as in training (`folder/source.py`). Values of another precision than the training images need a
-    `window`: the stored values that become 0 and 1.
+    They are scaled as in training (`folder/source.py`), or by a `window` (`windows.py`), which values of another
+    precision than the training images need.
     """
-    window = window or info.intensity_window
+    values = stored.values
+    chosen = in_numbers(window, of_file=stored.window, bits=8 * values.dtype.itemsize, name=where)
+    chosen = chosen or info.intensity_window
     by_range = stored.header is not None and info.image_bits == 32
-    planes = to_planes(stored.values, by_range=by_range, window=window, name=where)
+    planes = to_planes(values, by_range=by_range, window=chosen, name=where)
     if planes.shape[1] != info.in_channels:
         mode = {1: "L", 3: "RGB"}.get(info.in_channels)
         how = f"; convert it, for instance by Pillow: Image.open(FILE).convert({mode!r}).save(OTHER)" if mode else ""
         raise DataError(f"{where}: {planes.shape[1]} channel(s), the model was trained on {info.in_channels}{how}")
-    if window is None and 8 * planes.itemsize != info.image_bits:
+    if chosen is None and 8 * planes.itemsize != info.image_bits:
         raise DataError(
-            f"{where}: {stored.values.dtype} pixels, the model was trained on images of {info.image_bits} bits; give "
-            "the stored values that are 0 and 1 in training with --window LOW HIGH"
+            f"{where}: {values.dtype} pixels, the model was trained on images of {info.image_bits} bits; say which "
+            f"stored values are 0 and 1 in training with --window: {CHOICES}"
         )
-    return Input(name, unit_floats(planes), stored.header, stored.geometry, stored.notes)
+    notes = (*stored.notes, *_range_notes(values, planes, window=chosen))
+    return Input(name, unit_floats(planes), stored.header, stored.geometry, notes)
+
+
+def _range_notes(values: np.ndarray, planes: np.ndarray, *, window: Window | None) -> list[str]:
+    """What becomes 0 and 1, if it is not the range of the type."""
+    if isinstance(window, tuple):
+        return [f"Stored values from {window[0]:g} to {window[1]:g} become 0 to 1; those outside are clipped."]
+    if planes.dtype != np.float32:
+        return []
+    low, high = range_of(values)
+    each = "each slice" if window == "auto" and len(values) > 1 else "the image" if len(values) == 1 else "the file"
+    return [f"The range of {each} becomes 0 to 1 (values from {low:g} to {high:g})."]
 
 
 def _read_dicom(paths: Sequence[Path], *, name: str) -> Stored:

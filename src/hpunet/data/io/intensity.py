@@ -7,12 +7,13 @@ from hpunet.errors import DataError
 
 
 def to_planes(
-    values: Shaped[np.ndarray, "z h w *c"], *, by_range: bool, window: tuple[float, float] | None, name: str
+    values: Shaped[np.ndarray, "z h w *c"], *, by_range: bool, window: tuple[float, float] | str | None, name: str
 ) -> Shaped[np.ndarray, "z c h w"]:
     """Images or slices as uint8, uint16, or float32 in [0, 1].
 
-    A `window` of stored values becomes [0, 1]. Without one, 8 and 16 bit values stay as stored, unless `by_range`;
-    then, and for all other types, the minimum and maximum of the file become 0 and 1 (a constant file: 0).
+    A `window` of stored values becomes [0, 1]; "auto" is the range of each slice. Without one, 8 and 16 bit values
+    stay as stored, unless `by_range`; then, and for all other types, the minimum and maximum of the file become 0 and
+    1 (a constant file: 0).
     """
     planes = np.moveaxis(_without_alpha(values, name=name), -1, 1)
     if window is None and not by_range and planes.dtype in (np.uint8, np.uint16):
@@ -21,13 +22,19 @@ def to_planes(
         raise DataError(f"{name}: expected numbers as pixels, got {planes.dtype}")
     if not np.isfinite(planes).all():
         raise DataError(f"{name}: {int((~np.isfinite(planes)).sum())} pixels are NaN or infinite")
-    low, high = window or (float(planes.min()), float(planes.max()))
-    if not np.isfinite(high - low):
-        raise DataError(f"{name}: pixels from {low:g} to {high:g} cannot be scaled")
     scaled = np.empty(planes.shape, dtype=np.float32)
+    fixed = window if isinstance(window, tuple) else None if window == "auto" else range_of(planes)
     for z, stored in enumerate(planes):  # slice by slice: float64 takes much memory
+        low, high = fixed or range_of(stored)
+        if not np.isfinite(high - low):
+            raise DataError(f"{name}: pixels from {low:g} to {high:g} cannot be scaled")
         scaled[z] = np.clip((stored.astype(np.float64) - low) / ((high - low) or 1.0), 0, 1)
     return scaled
+
+
+def range_of(values: Shaped[np.ndarray, "*shape"]) -> tuple[float, float]:
+    """Smallest and largest value."""
+    return float(values.min()), float(values.max())
 
 
 def unit_floats(planes: Shaped[np.ndarray, "*shape"]) -> Float32[np.ndarray, "*shape"]:
