@@ -88,6 +88,15 @@ def test_preset_for_instances_keeps_the_best_reconstruction(preset: str) -> None
     assert load_settings(preset).logging.best == ("iou_rec" if has_instances else "ged2")
 
 
+@pytest.mark.parametrize("preset", [*PAPER, *OURS])
+def test_preset_translates_where_its_crop_fills_the_image_and_changes_colours_of_streets(preset: str) -> None:
+    augmentation = load_settings(preset).augmentation
+    fills = kind_of(preset) in ("snemi3d", "cityscapes") and preset != "snemi3d-hpu-plus"  # which crops whole slices
+    assert (augmentation.translate > 0) == fills
+    for name in ("saturation", "contrast", "gain"):
+        assert (getattr(augmentation, name) != (1, 1)) == (kind_of(preset) == "cityscapes")
+
+
 @pytest.mark.parametrize(
     ("preset", "rates"),
     [

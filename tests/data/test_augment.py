@@ -14,10 +14,11 @@ from hpunet.data.batch import Batch
 from hpunet.errors import DataError
 
 MANY = 4000
-EVERYTHING = AugmentationSettings(translate=0.1, gamma=(0.7, 1.5))
+COLOURS = {"saturation": (0.7, 1.4), "contrast": (0.6, 1.5), "gain": (0.8, 1.25)}
+EVERYTHING = AugmentationSettings(translate=0.1, gamma=(0.7, 1.5), **COLOURS)
 HALF_AND_FULL = (
-    {"elastic": 0.04, "shear": 0.1, "gamma": (0.81, 1.44), "fade": (100, 300)},
-    {"elastic": 0.02, "shear": 0.05, "gamma": (0.9, 1.2)},
+    {"elastic": 0.04, "shear": 0.1, "gamma": (0.81, 1.44), "gain": (0.81, 1.44), "fade": (100, 300)},
+    {"elastic": 0.02, "shear": 0.05, "gamma": (0.9, 1.2), "gain": (0.9, 1.2)},
 )
 """The same halfway through the fading of the first: exponents are halved as logarithms."""
 
@@ -30,9 +31,11 @@ def make_batch(b=3, c=1, r=2, h=20, w=16, *, dtype=torch.float32, high=2**31 - 1
     return Batch(image=image, labels=labels, valid=valid, graders=torch.ones(b, r, dtype=torch.bool))
 
 
-def draw(settings: AugmentationSettings, *, source=(180, 180), crop=(128, 128), b=MANY, seed=5, step=17) -> Warp:
-    index = torch.arange(b)
-    return draw_warp(settings, seed=seed, step=step, index=index, source_size=source, crop_size=crop)
+def draw(
+    settings: AugmentationSettings, *, source=(180, 180), crop=(128, 128), b=MANY, seed=5, step=17, channels=3
+) -> Warp:
+    sizes = {"source_size": source, "crop_size": crop, "channels": channels}
+    return draw_warp(settings, seed=seed, step=step, index=torch.arange(b), **sizes)
 
 
 def only(**changes) -> AugmentationSettings:
@@ -57,7 +60,7 @@ def brute_force(batch: Batch, warp: Warp, crop: tuple[int, int]):
     b, c, source_h, source_w = batch.image.shape
     h, w = crop
     image, labels = np.zeros((b, c, h, w)), np.zeros((b, batch.labels.shape[1], h, w), dtype=np.int64)
-    valid, tie = np.zeros((b, h, w), dtype=bool), np.zeros((b, h, w), dtype=bool)
+    valid, tie, inside = (np.zeros((b, h, w), dtype=bool) for _ in range(3))
     for i in range(b):
         elastic = warp.displacement[i].numpy()
         elastic = CubicSpline(np.linspace(0, w - 1, 5), elastic, axis=2, bc_type="natural")(np.arange(w))
@@ -69,6 +72,7 @@ def brute_force(batch: Batch, warp: Warp, crop: tuple[int, int]):
                 tie[i, y, x] = max(abs(py - ny), abs(px - nx)) > 0.4999
                 if not (0 <= ny < source_h and 0 <= nx < source_w):
                     continue
+                inside[i, y, x] = True
                 if batch.valid[i, ny, nx]:
                     valid[i, y, x] = True
                     labels[i, :, y, x] = batch.labels[i, :, ny, nx]
@@ -78,6 +82,13 @@ def brute_force(batch: Batch, warp: Warp, crop: tuple[int, int]):
                     for tx, weight_x in ((x0, 1 - (px - x0)), (min(x0 + 1, source_w - 1), px - x0)):
                         image[i, :, y, x] += weight_y * weight_x * batch.image[i, :, ty, tx].numpy()
         image[i] **= warp.gamma[i].item()
+        for y in range(h):
+            for x in range(w):
+                pixel = image[i, :, y, x]
+                grey = pixel.mean()
+                pixel = 0.5 + warp.contrast[i].item() * (grey + warp.saturation[i].item() * (pixel - grey) - 0.5)
+                exists = not tie[i, y, x] and inside[i, y, x]
+                image[i, :, y, x] = np.clip(pixel * warp.gain[i].numpy(), 0, 1) * exists
     return image, labels, valid, tie
 
 
@@ -87,7 +98,7 @@ def brute_force(batch: Batch, warp: Warp, crop: tuple[int, int]):
 )
 def test_apply_warp_matches_brute_force(c, source, crop):
     batch = make_batch(4, c, 2, *source)
-    warp = draw(EVERYTHING, source=source, crop=crop, b=4)
+    warp = draw(EVERYTHING, source=source, crop=crop, b=4, channels=c)
     out = apply_warp(batch, warp, crop_size=crop)
     image, labels, valid, tie = brute_force(batch, warp, crop)
     assert tie.mean() < 0.01
@@ -112,6 +123,7 @@ def test_apply_warp_with_identity_parameters_gives_the_input_back():
     batch = make_batch(2, 1, 2, 180, 97)
     affine = torch.tensor([[1.0, 0, 0], [0, 1, 0]], dtype=torch.float64).repeat(2, 1, 1)
     warp = Warp(affine=affine, displacement=torch.zeros(2, 2, 5, 5, dtype=torch.float64), gamma=torch.ones(2))
+    warp = replace(warp, saturation=torch.ones(2), contrast=torch.ones(2), gain=torch.ones(2, 1))
     assert_same(apply_warp(batch, warp, crop_size=(180, 97)), batch)
 
 
@@ -209,7 +221,7 @@ def test_augment_depends_on_seed_step_and_index_alone():
 @pytest.mark.parametrize("change", [{"seed": 6}, {"step": 18}])
 def test_draw_warp_changes_with_its_key(change):
     first, second = draw(EVERYTHING, b=8), draw(EVERYTHING, b=8, **change)
-    for name in ("affine", "displacement", "gamma"):
+    for name in ("affine", "displacement", "gamma", *COLOURS):
         assert not torch.isclose(getattr(first, name), getattr(second, name)).any()
 
 
@@ -276,6 +288,36 @@ def test_draw_warp_gamma_is_log_uniform_and_off_by_default():
     assert draw(AugmentationSettings(), b=2).gamma is None
 
 
+@pytest.mark.parametrize("name", COLOURS)
+def test_draw_warp_colours_are_log_uniform_and_off_by_default(name):
+    low, high = COLOURS[name]
+    factors = getattr(draw(only(**{name: (low, high)})), name)
+    assert factors.shape == ((MANY, 3) if name == "gain" else (MANY,))
+    for factor in factors.double().view(MANY, -1).T:
+        assert_uniform(factor.log(), math.log(low) - 1e-6, math.log(high) + 1e-6)
+    assert getattr(draw(AugmentationSettings(), b=2), name) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "factor", "expected"),
+    [  # of a pixel of 0.2, 0.4, 0.9, whose mean is 0.5
+        ("saturation", 0.0, (0.5, 0.5, 0.5)),
+        ("saturation", 2.0, (0.0, 0.3, 1.0)),
+        ("contrast", 0.5, (0.35, 0.45, 0.7)),
+        ("gain", (2.0, 0.5, 1.0), (0.4, 0.2, 0.9)),
+        ("gain", (1.0, 1.0, 1.0), (0.2, 0.4, 0.9)),
+    ],
+)
+def test_apply_warp_changes_colours(name, factor, expected):
+    batch = make_batch(1, 3, 1, 2, 2)
+    pixel = torch.tensor([0.2, 0.4, 0.9]).view(1, 3, 1, 1)
+    batch = replace(batch, image=pixel.expand(1, 3, 2, 2).clone())
+    affine = torch.tensor([[[1.0, 0, 1], [0, 1, 0]]], dtype=torch.float64)  # the second row lies outside
+    out = apply_warp(batch, Warp(affine=affine, **{name: torch.tensor([factor])}), crop_size=(2, 2))
+    torch.testing.assert_close(out.image[0, :, 0], torch.tensor(expected).unsqueeze(1).expand(3, 2))
+    assert not out.image[0, :, 1].any()
+
+
 def test_draw_warp_parameters_are_uncorrelated():
     # The draws of an operation are the same whether or not others are switched on, so each can be read off alone.
     corner, shift = draw(only(random_crop=True)).affine[:, :, 2], draw(only(translate=0.1)).affine[:, :, 2]
@@ -285,6 +327,9 @@ def test_draw_warp_parameters_are_uncorrelated():
         draw(only(scale=(0.8, 1.25))).affine[:, 0, 0].log(),
         draw(only(shear=0.1)).affine[:, 1, 0],
         draw(only(gamma=(0.7, 1.5))).gamma.double().log(),
+        draw(only(saturation=(0.7, 1.4))).saturation.double().log(),
+        draw(only(contrast=(0.7, 1.4))).contrast.double().log(),
+        *draw(only(gain=(0.7, 1.4))).gain.double().log().T,
         *draw(only(elastic=0.1)).displacement[:, :, 2, 1:3].flatten(1).T,
         *(mirror[:, 0, 0], mirror[:, 1, 1], *corner.T, *shift.T),
     ]
@@ -301,20 +346,22 @@ def test_draw_warp_operation_switched_off_leaves_the_others_alone():
 def test_draw_warp_deformation_fades_while_turning_and_mirroring_stay(make_step):
     fading = EVERYTHING.model_copy(update={"fade": (100, 300)})
     off = {"elastic": 0.0, "shear": 0.0, "scale": (1.0, 1.0), "translate": 0.0, "gamma": (1.0, 1.0)}
+    off |= dict.fromkeys(COLOURS, (1.0, 1.0))
     rigid = EVERYTHING.model_copy(update=off)
     for step in (0, 99, 100):
         before, full = draw(fading, b=5, step=make_step(step)), draw(EVERYTHING, b=5, step=step)
-        for name in ("affine", "displacement", "gamma"):
+        for name in ("affine", "displacement", "gamma", *COLOURS):
             assert torch.equal(getattr(before, name), getattr(full, name)), (name, step)
     for step in (300, 10**6):
         after = draw(fading, b=5, step=make_step(step))
         torch.testing.assert_close(after.affine, draw(rigid, b=5, step=step).affine, rtol=0, atol=1e-12)
         assert not after.displacement.any()
-        assert (after.gamma == 1).all()
+        assert all((getattr(after, name) == 1).all() for name in ("gamma", *COLOURS))
     half, full = (draw(only(**changes), b=5, step=200) for changes in HALF_AND_FULL)
     torch.testing.assert_close(half.affine[:, :, :2], full.affine[:, :, :2])
     torch.testing.assert_close(half.displacement, full.displacement)
     torch.testing.assert_close(half.gamma, full.gamma)
+    torch.testing.assert_close(half.gain, full.gain)
 
 
 def test_draw_warp_keeps_the_crop_centre_under_rotation_scale_shear_and_mirroring():

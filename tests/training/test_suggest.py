@@ -138,6 +138,8 @@ def test_suggestions_for_the_papers_data_are_the_papers_networks() -> None:
         assert suggested.augmentation.mirror_up_down == papers.augmentation.mirror_up_down
         assert suggested.augmentation.rotation == papers.augmentation.rotation
         assert suggested.augmentation.gamma == papers.augmentation.gamma
+        for name in ("translate", "saturation", "contrast", "gain"):
+            assert getattr(suggested.augmentation, name) == getattr(papers.augmentation, name), name
         if preset != "cityscapes-hpu":
             assert suggested.optimiser.batch_size == papers.optimiser.batch_size
         if preset == "lidc-hpu":

@@ -65,13 +65,18 @@ class AugmentationSettings(_Section):
     translate: Annotated[float, Field(ge=0, le=1)] = 0.0
     """A further shift, uniform in ± this fraction of the crop, for images without margin."""
     gamma: Annotated[tuple[float, float], _FROM_LIST] = (1.0, 1.0)  # exponent of the image, log-uniform
+    saturation: Annotated[tuple[float, float], _FROM_LIST] = (1.0, 1.0)
+    """Factor on the difference of channels from their mean; with this, contrast or gain, values stay in 0 to 1."""
+    contrast: Annotated[tuple[float, float], _FROM_LIST] = (1.0, 1.0)  # factor around middle grey, log-uniform
+    gain: Annotated[tuple[float, float], _FROM_LIST] = (1.0, 1.0)  # factor of each channel, log-uniform
     fade: Annotated[tuple[int, int] | None, _FROM_LIST] = None
-    """Iterations (or shares of all) between which elastic, shear, scale, translate and gamma shrink to nothing, so
-    that training ends on undistorted images; rotation, mirroring and the random crop stay."""
+    """Iterations (or shares of all) between which elastic, shear, scale, translate, gamma, saturation, contrast and
+    gain shrink to nothing: training ends on undistorted images. Rotation, mirroring and the random crop stay."""
 
     @model_validator(mode="after")
     def _check(self) -> "AugmentationSettings":
-        for name, (low, high) in {"scale": self.scale, "gamma": self.gamma}.items():
+        for name in ("scale", "gamma", "saturation", "contrast", "gain"):
+            low, high = getattr(self, name)
             if not 0 < low <= high:
                 raise ValueError(f"{name}: expected two numbers, 0 < low <= high, got {low}, {high}")
         if self.fade is not None and not 0 <= self.fade[0] < self.fade[1]:
@@ -240,6 +245,9 @@ EXAMPLES = {
     "augmentation.scale": "two numbers, for instance augmentation.scale=[0.8,1.25]",
     "augmentation.fade": "two iterations or shares of all, for instance augmentation.fade=[0.5,0.75]",
     "augmentation.gamma": "two numbers, for instance augmentation.gamma=[0.7,1.5]",
+    "augmentation.saturation": "two numbers, for instance augmentation.saturation=[0.7,1.4]",
+    "augmentation.contrast": "two numbers, for instance augmentation.contrast=[0.7,1.4]",
+    "augmentation.gain": "two numbers, for instance augmentation.gain=[0.8,1.25]",
     "objective.kl_warm_up": "a list of iterations or shares of all, for instance objective.kl_warm_up=[0.1,0]",
     "model.channels": "a list of whole numbers, for instance model.channels=[24,48,96]",
     "model.latent_dims": "a list of whole numbers, for instance model.latent_dims=[1,1]",

@@ -9,7 +9,8 @@ with `corner` the position of the unwarped crop in the source and `centre` the m
 * Labels and validity come from the nearest source pixel, floor(p + 1/2). Where it does not exist or is invalid, the
   crop pixel is invalid and its labels are 0.
 * The image is interpolated bilinearly, with positions up to half a pixel beyond the outermost pixel centres clamped
-  to them; further out it is 0. Invalid source pixels keep their content.
+  to them; further out it is 0. Invalid source pixels keep their content. Then its colours change, pixel by pixel:
+  gamma, saturation, contrast, gain.
 """
 
 import math
@@ -40,12 +41,16 @@ class Warp:
     """One warp per image of a batch.
 
     `affine` maps (y, x, 1) of the crop to (y, x) of the source. Elastic deformation adds `displacement`, in source
-    pixels at the control points, with natural cubic splines in between. `gamma` is the exponent of the image.
+    pixels at the control points, with natural cubic splines in between. `gamma` is the exponent of the image; the
+    other factors act around the mean of a pixel's channels, around 1/2, and on each channel, and keep within 0 to 1.
     """
 
     affine: Float64[Tensor, "b 2 3"]
     displacement: Float64[Tensor, "b 2 5 5"] | None = None
     gamma: Float32[Tensor, " b"] | None = None
+    saturation: Float32[Tensor, " b"] | None = None
+    contrast: Float32[Tensor, " b"] | None = None
+    gain: Float32[Tensor, "b c"] | None = None
 
 
 def draw_warp(
@@ -56,10 +61,12 @@ def draw_warp(
     index: Int[Tensor, " b"],
     source_size: Size,
     crop_size: Size,
+    channels: int = 1,
 ) -> Warp:
     """The warps of the images `index` at training step `step`, from sources to crops of (height, width).
 
-    Each depends only on its (seed, step, index). A source smaller than the crop lands at any position inside it.
+    Each depends only on its (seed, step, index). `channels` are the image's, for `gain`. A source smaller than the
+    crop lands at any position inside it.
     """
     uniform = keyed_uniform(seed=seed, step=step, index=index, stream=Stream.WARP, count=10).double()
     angle, scale, shear, flip_y, flip_x, corner_y, corner_x, shift_y, shift_x, gamma = uniform.unbind(1)
@@ -94,7 +101,15 @@ def draw_warp(
         displacement = torch.stack([sigma * side * part for side, part in parts], dim=1)
     if settings.gamma != (1, 1):
         exponent = _log_uniform(settings.gamma, gamma, strength=strength).float()
-    return Warp(affine=torch.stack(rows, dim=1), displacement=displacement, gamma=exponent)
+    factors: dict[str, Tensor] = {}
+    bounds = {"saturation": settings.saturation, "contrast": settings.contrast, "gain": settings.gain}
+    if any(pair != (1, 1) for pair in bounds.values()):
+        colour = keyed_uniform(seed=seed, step=step, index=index, stream=Stream.COLOUR, count=2 + channels).double()
+        numbers = colour[:, 0], colour[:, 1], colour[:, 2:]
+        for (name, pair), uniform in zip(bounds.items(), numbers, strict=True):
+            if pair != (1, 1):
+                factors[name] = _log_uniform(pair, uniform, strength=strength).float()
+    return Warp(affine=torch.stack(rows, dim=1), displacement=displacement, gamma=exponent, **factors)
 
 
 @torch.no_grad()
@@ -115,10 +130,7 @@ def apply_warp(batch: Batch, warp: Warp, *, crop_size: Size) -> Batch:
     pixel = inside_y.mul_(source_w).add_(inside_x).long()
     valid = _gather(batch.valid.unsqueeze(1), pixel).squeeze(1).logical_and_(exists)
     labels = _gather(batch.labels, pixel).mul_(valid.unsqueeze(1))
-    image.mul_(exists.unsqueeze(1))
-    if warp.gamma is not None:
-        exponent = warp.gamma.view(-1, 1, 1, 1).to(image.dtype)
-        image = torch.where(exponent == 1, image, image.pow(exponent))  # a gamma of 1 changes no bit
+    image = _recolour(image, warp).mul_(exists.unsqueeze(1))
     return Batch(image=image.to(batch.image.dtype), labels=labels, valid=valid, graders=batch.graders)
 
 
@@ -127,11 +139,30 @@ def augment(
 ) -> Batch:
     """A random warp of each image of the batch; `index` are the numbers of the images in their set (`draw_warp`)."""
     (h, w), index = batch.image.shape[2:], index.to(batch.image.device)
-    warp = draw_warp(settings, seed=seed, step=step, index=index, source_size=(h, w), crop_size=crop_size)
-    return apply_warp(batch, warp, crop_size=crop_size)
+    how: dict[str, Any] = {"source_size": (h, w), "crop_size": crop_size, "channels": batch.image.shape[1]}
+    return apply_warp(batch, draw_warp(settings, seed=seed, step=step, index=index, **how), crop_size=crop_size)
 
 
-def _log_uniform(bounds: tuple[float, float], uniform: Tensor, *, strength: float | Tensor) -> Float64[Tensor, " b"]:
+def _recolour(image: Float[Tensor, "b c y x"], warp: Warp) -> Float[Tensor, "b c y x"]:
+    """The image with its colours changed; factors of 1 change no bit."""
+    gamma, saturation, contrast, gain = (
+        None if factor is None else factor.view(len(image), -1, 1, 1).to(image.dtype)
+        for factor in (warp.gamma, warp.saturation, warp.contrast, warp.gain)
+    )
+    if gamma is not None:
+        image = torch.where(gamma == 1, image, image.pow(gamma))
+    if saturation is not None:
+        image = image.mean(dim=1, keepdim=True).lerp(image, saturation)
+    if contrast is not None:
+        image = image.new_full((), 0.5).lerp(image, contrast)
+    if gain is not None:
+        image = image * gain
+    return image if saturation is contrast is gain is None else image.clamp(0, 1)
+
+
+def _log_uniform(
+    bounds: tuple[float, float], uniform: Float64[Tensor, " *shape"], *, strength: float | Tensor
+) -> Float64[Tensor, " *shape"]:
     """Log-uniform in `bounds`, contracted towards 1 by `strength`."""
     low, high = map(math.log, bounds)
     return (strength * low + strength * (high - low) * uniform).exp()

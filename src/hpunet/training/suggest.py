@@ -238,6 +238,9 @@ def _augmentation(look: DatasetProfile, *, crop: tuple[int, int]) -> list[Settin
         Setting("scale", [0.8, 1.25], "Range of magnification."),
         Setting("translate", 0.1 if no_margin else 0.0, "Shift by up to this share of the crop, for lack of margin."),
         Setting("gamma", [0.7, 1.5] if colour else [1.0, 1.0], "Exponent of brightness; varied for colour images."),
+        Setting("saturation", [0.7, 1.4] if colour else [1.0, 1.0], "How colourful; varied for colour images."),
+        Setting("contrast", [0.7, 1.4] if colour else [1.0, 1.0], "Around middle grey; varied for colour images."),
+        Setting("gain", [0.8, 1.25] if colour else [1.0, 1.0], "Of each channel; varied for colour images."),
     ]
 
 

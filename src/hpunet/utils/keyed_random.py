@@ -30,6 +30,7 @@ class Stream(IntEnum):
     POSTERIOR = 5
     GUMBEL = 6
     PRIOR = 7
+    COLOUR = 8
 
 
 def _signed(word: int) -> int:
