@@ -13,6 +13,7 @@ from hpunet.cli.convert_tf import convert_tf_command
 from hpunet.cli.data import app as data_app
 from hpunet.cli.demo import demo_command
 from hpunet.cli.evaluate import evaluate_command
+from hpunet.cli.examples import examples_command
 from hpunet.cli.export import export_command
 from hpunet.cli.init import init_command
 from hpunet.cli.instances import instances_command
@@ -55,6 +56,7 @@ app.command(name="init", cls=CommandWithGraders)(init_command)
 app.command(name="train", cls=CommandWithGraders)(train_command)
 app.command(name="evaluate")(evaluate_command)
 app.command(name="compare")(compare_command)
+app.command(name="examples")(examples_command)
 app.command(name="sample", cls=CommandWithWindow)(sample_command)
 app.command(name="instances", cls=CommandWithWindow)(instances_command)
 app.command(name="report")(report_command)

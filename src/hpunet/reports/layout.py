@@ -59,7 +59,7 @@ def new_figure(**options: Any) -> Any:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
-        raise ConfigError("the report needs matplotlib: pip install hpunet[report]") from None
+        raise ConfigError("the report needs matplotlib: pip install matplotlib") from None
     figure = Figure(**options)
     FigureCanvasAgg(figure)
     return figure

@@ -28,7 +28,8 @@ figcaption { max-width: 60rem; }
 p { max-width: 60rem; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; margin: 1rem 0; break-inside: avoid; }
-th, td { border-bottom: 1px solid #ccc; padding: .3rem .8rem; text-align: left; vertical-align: top; }
+th, td { border-bottom: 1px solid #ccc; padding: .3rem .8rem; text-align: left; vertical-align: top;
+         white-space: pre-line; }
 thead th { border-bottom: 2px solid #111; }
 @page { size: A4; margin: 12mm; }
 @media print { body { max-width: none; margin: 0; padding: 0; font-size: 10pt; }

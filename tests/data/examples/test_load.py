@@ -6,9 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typer import Typer
+from typer.testing import CliRunner
 
 import hpunet
+from hpunet.cli.examples import examples_command
+from hpunet.data.examples.load import copy_example, example_names
 from hpunet.data.open import open_data
+from hpunet.errors import DataError
 
 FOLDER = Path(hpunet.__file__).parent / "data" / "examples" / "lidc"
 
@@ -23,6 +28,39 @@ def test_example_has_an_image_and_four_gradings(name: str, marked: int) -> None:
     assert example.labels.any(axis=(1, 2)).sum() == marked
     assert example.path.is_file()
     assert "CC BY 3.0" in example.credit
+
+
+def test_examples_are_the_files_there_are() -> None:
+    assert example_names() == sorted(path.stem for path in FOLDER.glob("images/*.png"))
+
+
+def test_a_copied_example_with_labels_is_a_data_set(tmp_path: Path) -> None:
+    image, *graders = copy_example("lidc-2", tmp_path / "new", labels=True)
+    assert image == tmp_path / "new/images/lidc-2.png"
+    assert len(graders) == 4
+    sample = open_data(str(tmp_path / "new"), split="train")[0]
+    assert np.array_equal(sample.labels, hpunet.example("lidc-2").labels)
+
+
+def test_a_copied_example_replaces_no_other_file(tmp_path: Path) -> None:
+    (path,) = copy_example("lidc-2", tmp_path)
+    assert path.read_bytes() == hpunet.example("lidc-2").path.read_bytes()
+    assert copy_example("lidc-2", tmp_path) == [path]
+    path.write_bytes(b"mine")
+    with pytest.raises(DataError, match="exists already"):
+        copy_example("lidc-2", tmp_path)
+    assert path.read_bytes() == b"mine"
+
+
+def test_examples_command_lists_and_copies(tmp_path: Path) -> None:
+    app = Typer()
+    app.command()(examples_command)
+    listed = CliRunner().invoke(app, []).output
+    assert all(name in listed for name in (*example_names(), "CC BY 3.0"))
+    result = CliRunner().invoke(app, ["lidc", "lidc-3", "--out", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    assert "CC BY 3.0" in result.output
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["lidc-1.png", "lidc-3.png"]
 
 
 def test_example_refuses_an_unknown_name() -> None:

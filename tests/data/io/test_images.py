@@ -234,7 +234,7 @@ def test_read_image_refuses_holes_in_a_tiff(tmp_path: Path) -> None:
 
 
 def test_need_names_the_extra() -> None:
-    with pytest.raises(DataError, match=r"no_such_module.*pip install hpunet\[data\]"):
+    with pytest.raises(DataError, match=r"no_such_module.*pip install no_such_module"):
         need("no_such_module")
 
 

@@ -487,7 +487,7 @@ def test_import_lidc_is_bounded(tmp_path, monkeypatch):
 
 def test_import_lidc_names_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pydicom", None)
-    with pytest.raises(DataError, match=r"needs pydicom: pip install hpunet\[data\]"):
+    with pytest.raises(DataError, match=r"needs pydicom: pip install pydicom"):
         run(tmp_path, tmp_path / "out")
 
 

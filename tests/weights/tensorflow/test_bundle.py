@@ -30,7 +30,7 @@ def test_read_bundle_without_the_checksum_library_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "google_crc32c", None)
-    with pytest.raises(CheckpointError, match=r"hpunet\[tf\]"):
+    with pytest.raises(CheckpointError, match=r"pip install google-crc32c"):
         read_all(write_golden_checkpoint(tmp_path / "authors"))
 
 

@@ -33,7 +33,7 @@ def need(module: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError:
-        raise DataError(f"reading this needs {module}: pip install hpunet[data]") from None
+        raise DataError(f"reading this needs {module}: pip install {module.partition('.')[0]}") from None
 
 
 def parse_decimal(text: str, *, limit: float, where: str) -> float:

@@ -101,7 +101,7 @@ def masked_crc32c(content: bytes) -> int:
     try:
         from google_crc32c import value
     except ImportError:
-        words = "reading TensorFlow's files needs google-crc32c: pip install hpunet[tf]"
+        words = "reading TensorFlow's files needs google-crc32c: pip install google-crc32c"
         raise CheckpointError(f"{words}. {NPZ_HINT}") from None
     plain = int(value(content))
     return ((plain >> 15 | plain << 17) + 0xA282EAD8) & 0xFFFFFFFF
