@@ -179,6 +179,11 @@ def test_preset_trains_on_data_of_its_kind(preset: str, data_of_each_kind: dict[
     assert len(steps[-1].keys() & {f"kl_{i}" for i in range(9)}) == len(settings.model.latent_dims)
 
 
+@pytest.mark.parametrize("preset", preset_names())
+def test_presets_score_whole_images_but_for_the_papers_centre_of_lidc(preset: str) -> None:
+    assert load_settings(preset).data.evaluate == ("crop" if preset.startswith("lidc") else "whole")
+
+
 def test_demo_preset_trains_on_what_it_demonstrates(tmp_path: Path) -> None:
     settings = load_settings("demo", [*TINY, "data.options.num_images=2", "model.channels=[4,4,4,4,4]"])
     final = train(settings, data="synthetic:lesions", run=tmp_path, device=torch.device("cpu"), say=lambda _: None)

@@ -45,7 +45,7 @@ def test_assignments_do_not_overwrite_a_value_by_a_group() -> None:
         ("model.channels=8", "model.channels: expected a list of whole numbers, for instance model.channels=[24"),
         ("data.extrapolate=1", "data.extrapolate: expected true or false (got 1)"),
         ("data.options=3", "data.options: expected options by name, for instance data.options.size=128 (got 3)"),
-        ("data=3", "data: is a group of settings (crop, options, extrapolate, num_workers), got 3"),
+        ("data=3", "data: is a group of settings (crop, options, extrapolate, evaluate, num_workers), got 3"),
         ("objective.top_k=most", "objective.top_k: expected a number or 'all' (got 'most')"),
         ("objective.top_k=1.5", "objective.top_k: expected 1.0 at most or 'all' (got 1.5)"),
         ("logging.best=loss", "logging.best: expected 'ged2', 'hm_iou' or 'iou_rec' (got 'loss')"),

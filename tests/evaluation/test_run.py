@@ -545,12 +545,16 @@ def test_summary_says_which_part_of_the_images_was_scored(tmp_path: Path) -> Non
     assert scored_part({key: value for key, value in centre.items() if key != "crop"}) == ""
 
 
-def test_evaluation_says_that_images_are_smaller_than_what_it_scores(tmp_path: Path) -> None:
+def test_evaluation_says_what_it_scored_of_images_of_other_sizes(tmp_path: Path) -> None:
     said: list[str] = []
     run_it(tmp_path / "small", lesions(3, size=16), say=said.append)
-    assert said == ["3 images smaller than 32×32 (smallest 16×16): scored without padding"]
-    run_it(tmp_path / "whole", lesions(3), say=said.append)
-    assert len(said) == 1
+    assert said.pop() == "scored the centre 32×32 of images of 16×16 pixels; pixels around smaller ones do not count"
+    run_it(tmp_path / "large", lesions(3, size=64), say=said.append)
+    assert said.pop() == "scored the centre 32×32 of images of 64×64 pixels"
+    run_it(tmp_path / "equal", lesions(3), say=said.append)
+    assert said == []
+    run_it(tmp_path / "whole", lesions(3), scorer_of(small_model(), crop=None), say=said.append)
+    assert said == ["scored whole images of 32×32 pixels"]
 
 
 def test_evaluation_says_what_was_there_and_replaces_it_only_when_told(tmp_path: Path) -> None:

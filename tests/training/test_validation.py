@@ -20,7 +20,7 @@ from hpunet.evaluation.scores import image_scores, instances_of
 from hpunet.metrics import rand_error
 from hpunet.reports.saved_run import read_run
 from hpunet.training.loop import train
-from hpunet.training.validation import swapped
+from hpunet.training.validation import Validation, swapped
 from hpunet.weights.load import load
 
 
@@ -166,3 +166,18 @@ def test_instances_of_samples_are_those_that_they_agree_on() -> None:
     apart = instances_of(same_id, info=info, alpha=16, seed=0, connected=True)
     assert [len(np.unique(apart[cars == number])) for number in (1, 2, 3)] == [1, 1, 1]
     assert apart[4, 2] == apart[4, 21] != apart[14, 20]  # the two that touch stay one
+
+
+@pytest.mark.parametrize(("side", "changes", "number"), [(64, [], 4), (64, ["data.evaluate=crop"], 6), (32, [], 5)])
+def test_of_large_whole_images_fewer_are_validated(
+    tmp_path: Path, side: int, changes: list[str], number: int
+) -> None:
+    """Twenty crops of 16×16 have as many pixels as one image of 64×64, or as five of 32×32."""
+    write_pack(open_splits("synthetic:lesions", options={"num_images": 60, "size": side}), tmp_path / "pack")
+    pack = open_pack(tmp_path / "pack", split="val")
+    assert len(pack) == 6
+    settings = tiny_settings("logging.validate_images=20", *changes)
+    validation = Validation(None, pack=pack, settings=settings, device=torch.device("cpu"), run=tmp_path)
+    assert len(validation.indices) == number
+    assert validation.scorer.crop == ((16, 16) if changes else None)
+    assert (f"{number} whole images instead of 6" in validation.note) == (number < 6)

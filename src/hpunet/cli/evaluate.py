@@ -23,7 +23,8 @@ _OUT = (
 _LIMIT = "Maximum number of images; always the same selection."
 _JSON = "Write the (pooled) summary to this file."
 _SEEDS = "Number of seeds, starting at --seed; scores per image are means over them."
-_BATCH = "Images per batch; by default a fast size for the device."
+_BATCH = "Images per batch; by default a fast size for the device. Large whole images go one by one."
+_WHOLE = "Score whole images, or their centre, as large as the crop of training; by default as in the run's settings."
 _REPLACE = "Overwrite results made with other options."
 
 
@@ -44,6 +45,7 @@ def evaluate_command(
     batch: Annotated[int | None, typer.Option(help=_BATCH, min=1)] = None,
     alpha: cli.Alpha = None,
     connected: cli.Connected = False,
+    whole: Annotated[bool | None, typer.Option("--whole/--crop", help=_WHOLE)] = None,
     kernels: cli.Kernels = "auto",
     options: cli.DataOptions = None,
     replace: Annotated[bool, typer.Option("--replace", help=_REPLACE)] = False,
@@ -78,7 +80,7 @@ def evaluate_command(
             "device": device,
         }
         how |= {"temperature": cli.parse_temperature(temperature)}
-        how |= {"limit": limit, "batch_size": batch, "replace": replace}
+        how |= {"limit": limit, "batch_size": batch, "replace": replace, "whole": whole}
         scoring = {"num_samples": samples, "seed": seed, "num_seeds": seeds, "alpha": alpha, "connected": connected}
         summaries = []
         for run, name in zip(runs, cli.run_names(runs), strict=True):
@@ -118,6 +120,7 @@ def _evaluate_run(
     temperature: Sequence[float],
     kernels: str,
     device: Any,
+    whole: bool | None,
     scoring: Mapping[str, Any],
     **how: Any,
 ) -> dict[str, Any]:
@@ -136,7 +139,9 @@ def _evaluate_run(
     options = adapt_options(data, kind=info.kind, options=settings.options, changes=changes)
     source = open_split(data, split=split, options=options)
     sampler = fast_sampler(model, kernels=kernels, device=device)
-    trained_on: dict[str, Any] = {"info": info, "crop": settings.crop, "extrapolate": settings.extrapolate}
+    whole = settings.evaluate == "whole" if whole is None else whole
+    crop = None if whole else settings.crop
+    trained_on: dict[str, Any] = {"info": info, "crop": crop, "extrapolate": settings.extrapolate}
     scorer = Scorer(model=model, sampler=sampler, device=device, **trained_on, **scoring)
     listed = {"name": name, "folder": str(run), "step": trained.step, "rows": str(folder / "rows.csv")}
     about = {"runs": [listed], "data": data}

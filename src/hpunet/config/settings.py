@@ -48,6 +48,7 @@ class DataSettings(_Section):
     crop: Annotated[tuple[Positive, Positive], _FROM_LIST]  # height and width that the network sees
     options: dict[str, Any] = {}  # of the kind of data, as for `hpunet data`
     extrapolate: bool = False  # hide a part of every image; the prior sees the rest and its labels
+    evaluate: Literal["whole", "crop"] = "whole"  # what is scored: whole images, or the centre, as large as the crop
     num_workers: Annotated[int, Field(ge=0)] = 0  # processes that read ahead when the data do not fit on the GPU
 
 

@@ -90,8 +90,10 @@ def _refuse_different_images(first: Evaluated, other: Evaluated) -> None:
         details = [f"{key} {_shown(one[key])} and {_shown(two[key])}" for key in different]
         details += ["other data"] if one["data"] != two["data"] else []
         advice = "evaluate both with the same " + ", ".join(f"--{key}" for key in different)
-        if fixed := [key for key in _RUN_SETTINGS if key in different]:
-            advice = f"the runs' settings decide {' and '.join(fixed)}, so these runs cannot be compared"
+        if "crop" in different:
+            advice = "evaluate both with --whole, or with --crop if both were trained on crops of one size"
+        if "extrapolate" in different:
+            advice = "the runs' settings decide extrapolate, so these runs cannot be compared"
         raise ConfigError(f"{both} were evaluated differently: {', '.join(details)}; {advice}")
     found = []
     for mine, others in ((first, other), (other, first)):

@@ -1,68 +1,88 @@
 """Maps of a few images for figures: graders, samples, reconstructions, and deviations by latent scale."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from hpunet.data.types import Source
 from hpunet.evaluation.images import read_item
 from hpunet.evaluation.scorer import Scorer
 from hpunet.evaluation.scores import instances_of
+from hpunet.metrics import rand_error
+from hpunet.sampling.orientations import encode_orientations
 from hpunet.sampling.sample import LatentSource, reconstruct, sample
 
 NUM_SHOWN_SAMPLES = 8
+MAX_SIDE = 512  # of whole images in figures, in pixels
 
 
 def example_arrays(scorer: Scorer, source: Source, indices: Sequence[int]) -> dict[str, np.ndarray]:
     """The arrays of `reports/examples.py` for the images that can be read, drawn with the first seed.
 
-    At most 8 samples per image are kept; deviations are over all.
+    At most 8 samples per image are kept; deviations are over all. Of large whole images every n-th pixel is kept, and
+    images of several sizes are padded with invalid pixels to the largest.
     """
     # One at a time: the logits of all would not fit.
     singles = [arrays for index in indices if (arrays := _arrays_of(scorer, source, index)) is not None]
+    if len({arrays["valid"].shape for arrays in singles}) > 1:
+        largest = np.max([arrays["valid"].shape[1:] for arrays in singles], axis=0).tolist()
+        singles = [{name: _padded(name, maps, to=largest) for name, maps in arrays.items()} for arrays in singles]
     return {name: np.concatenate([arrays[name] for arrays in singles]) for name in (singles[0] if singles else ())}
 
 
 def _arrays_of(scorer: Scorer, source: Source, index: int) -> dict[str, np.ndarray] | None:
-    item, key, model = read_item(source, index, scorer.info), source.identities[index].key, scorer.network
+    item, key = read_item(source, index, scorer.info), source.identities[index].key
     if item.sample is None:
         return None
     batch, truth = scorer.prepare([item.sample], [key])
-    image, cond = scorer.prior_inputs(batch, [index])
+    inputs = scorer.inputs(batch, [index])
+    model, padding, info = inputs.network, inputs.padding, scorer.info
+    step = 1 if scorer.crop is not None else -(-max(batch.valid.shape[1:]) // MAX_SIDE)
+    thinned = np.s_[..., ::step, ::step]
+
+    def kept(maps: Tensor) -> np.ndarray:
+        return maps[padding.inside][thinned].cpu().numpy().astype(np.uint8)
+
     arrays: dict[str, np.ndarray] = {
-        "image": batch.image.float().numpy(),
-        "labels": _maps(batch.labels),
+        "image": batch.image.float().numpy()[thinned],
+        "labels": batch.labels.numpy().astype(np.uint8)[thinned],
         "graders": batch.graders.numpy(),
-        "valid": batch.valid.numpy(),
+        "valid": batch.valid.numpy()[thinned],
         "keys": np.array([key]),
     }
-    if cond is not None:
-        arrays["visible"] = cond[:, 0].cpu().numpy() > 0
+    if inputs.cond is not None:
+        arrays["visible"] = kept(inputs.cond[:, 0] > 0) > 0
     rest: list[LatentSource] = ["mean"] * (len(model.latent_dims) - 1)
     every: list[LatentSource] = ["sample"] * len(model.latent_dims)
     ways: dict[str, Sequence[LatentSource]] = {"full": every, "global": ["sample", *rest], "local": [*rest, "sample"]}
+    with torch.no_grad():
+        features = encode_orientations(model, image=inputs.image, cond=inputs.cond)
     for name, latents in ways.items():
-        generator = scorer.generators([key], seed=scorer.seed)
-        drawn = sample(
-            model, image=image, cond=cond, num_samples=scorer.num_samples, latents=latents, generator=generator
-        )
-        maps = _maps(drawn.labels)
-        arrays[f"samples_{name}"] = maps[:, :NUM_SHOWN_SAMPLES]
+        how: dict[str, Any] = {"generator": scorer.generators([key], seed=scorer.seed), "latents": latents}
+        maps, probability = [], []
+        for part in scorer.in_parts(inputs, features=features, return_logits=True, **how):
+            maps.append(part.labels[padding.inside].cpu().numpy().astype(np.uint8))
+            marked = part.probs[:, :, list(info.stochastic_classes)].sum(dim=2)
+            probability.append(marked[padding.inside][thinned].float())
+        drawn = np.concatenate(maps, axis=1)
+        arrays[f"samples_{name}"] = drawn[:, :NUM_SHOWN_SAMPLES][thinned]
+        arrays[f"std_{name}"] = torch.cat(probability, dim=1).std(dim=1, correction=0).cpu().numpy()
         if name == "full" and truth is not None:
-            found = instances_of(
-                maps[0], info=scorer.info, alpha=scorer.threshold, connected=scorer.connected, seed=scorer.seed
-            )
-            arrays |= {"instances": found[None], "true_instances": truth}
-        probability = drawn.probs[:, :, list(scorer.info.stochastic_classes)].sum(dim=2)
-        arrays[f"std_{name}"] = probability.float().std(dim=1, correction=0).cpu().numpy()
-    mean = sample(model, image=image, cond=cond, num_samples=1, latents="mean", return_logits=False)
-    arrays["prior_mean"] = _maps(mean.labels[:, 0])
-    labels = batch.labels.to(scorer.device).long()
-    rebuilt = reconstruct(model, image=image, labels=labels, cond=cond, return_logits=False)
-    arrays["reconstructions"] = _maps(rebuilt.labels)
+            clustering: dict[str, Any] = {"alpha": scorer.threshold, "connected": scorer.connected}
+            found = instances_of(drawn[0], info=info, **clustering, seed=scorer.seed)[None]
+            error = rand_error(prediction=found, truth=truth, valid=batch.valid.numpy())
+            arrays |= {"instances": found[thinned], "true_instances": truth[thinned], "hardness": np.asarray(error)}
+    how = {"image": inputs.image, "features": features, "return_logits": False}
+    arrays["prior_mean"] = kept(sample(model, num_samples=1, latents="mean", **how).labels[:, 0])
+    arrays["reconstructions"] = kept(reconstruct(model, labels=inputs.labels, **how).labels)
     return arrays
 
 
-def _maps(labels: Tensor) -> np.ndarray:
-    return labels.cpu().numpy().astype(np.uint8)
+def _padded(name: str, maps: np.ndarray, *, to: Sequence[int]) -> np.ndarray:
+    """Maps with zeros below and to the right; other arrays as they are."""
+    if name in ("graders", "keys", "hardness"):
+        return maps
+    return np.pad(maps, [(0, 0)] * (maps.ndim - 2) + [(0, to[0] - maps.shape[-2]), (0, to[1] - maps.shape[-1])])

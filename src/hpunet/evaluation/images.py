@@ -1,5 +1,6 @@
-"""Images as evaluation sees them: read and checked, cropped at the centre, with fixed ids and fixed hidden parts."""
+"""Images as evaluation sees them: read and checked, whole or cropped, with fixed ids and fixed hidden parts."""
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from hpunet.errors import DataError, HPUNetError
 from hpunet.utils.keyed_random import Stream, keyed_uniform
 
 NUM_TABLE_IDS = 4096
+MAX_PIXELS = 2**20  # of whole images in one forward pass
 
 
 class Item(NamedTuple):
@@ -50,6 +52,21 @@ def fast_batch_size(device: torch.device) -> int:
 def as_batch(sample: Sample) -> Batch:
     """A batch of one image."""
     return Batch(**{name: torch.from_numpy(getattr(sample, name))[None] for name in Batch.__dataclass_fields__})
+
+
+def drawn_together(items: Sequence[Item], *, crop: tuple[int, int] | None) -> list[list[Item]]:
+    """Items in groups for one forward pass each: crops all together, whole images by size and as many as fit."""
+    if crop is not None:
+        return [list(items)]
+    groups: list[list[Item]] = []
+    newest: dict[tuple[int, ...], list[Item]] = {}
+    for item in items:
+        size = (0,) if item.sample is None else item.sample.valid.shape
+        if size not in newest or (len(newest[size]) + 1) * math.prod(size) > MAX_PIXELS:
+            groups.append([])
+            newest[size] = groups[-1]
+        newest[size].append(item)
+    return groups
 
 
 def centre_crop(batch: Batch, *, crop: tuple[int, int]) -> Batch:

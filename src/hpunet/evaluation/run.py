@@ -16,7 +16,7 @@ from hpunet.evaluation.examples import example_arrays
 from hpunet.evaluation.images import Item, fast_batch_size, read_item
 from hpunet.evaluation.rows import EXAMPLES_FILE, SUMMARY_FILE, Row, RowStore, first_keys, mean_rows
 from hpunet.evaluation.scorer import Drawn, Scorer
-from hpunet.evaluation.summary import plural, summarise
+from hpunet.evaluation.summary import sizes_scored, summarise
 from hpunet.utils.distributed import rank, world_size
 from hpunet.utils.files import atomic_write, dump_json
 from hpunet.utils.pictures import spread
@@ -72,14 +72,13 @@ def evaluate(
         mine = [batch for batch in left if batch][rank() :: world_size()]
         done, total = 0, sum(map(len, mine))
         watch(done, total)
-        small: list[tuple[int, ...]] = []
-        for rows in scored(scorer, source, _noting(small, read_ahead(source, mine, scorer.info), crop=scorer.crop)):
+        sizes: set[tuple[int, ...]] = set()
+        for rows in scored(scorer, source, _noting(sizes, read_ahead(source, mine, scorer.info))):
             store.append(rows)
             done += len(rows)
             watch(done, total)
-        if small:
-            crop, least = ("×".join(map(str, size)) for size in (scorer.crop, min(small)))
-            say(f"{plural(len(small), 'image')} smaller than {crop} (smallest {least}): scored without padding")
+        if sizes - {scorer.crop}:
+            say(sizes_scored(sizes, crop=scorer.crop))
         wanted = {source.identities[i].key for i in chosen}
         rows = [row for row in store.finish() if row.key in wanted]
     summary = {
@@ -89,7 +88,7 @@ def evaluate(
         "seed": scorer.seed,
         "num_seeds": scorer.num_seeds,
         "data_fingerprint": identity["data"],
-        "crop": list(scorer.crop),
+        "crop": identity["crop"],
         **summarise(rows, scope=scorer.scope),
         "duration_s": round(time.perf_counter() - start, 3),
     }
@@ -143,13 +142,10 @@ def read_ahead(source: Source, batches: Sequence[Sequence[int]], info: SetInfo) 
             yield items
 
 
-def _noting(
-    small: list[tuple[int, ...]], batches: Iterable[list[Item]], *, crop: tuple[int, int]
-) -> Iterator[list[Item]]:
-    """Pass batches through and collect the sizes of images that are smaller than the crop."""
+def _noting(sizes: set[tuple[int, ...]], batches: Iterable[list[Item]]) -> Iterator[list[Item]]:
+    """Pass batches through and collect the sizes of their images."""
     for items in batches:
-        sizes = [item.sample.valid.shape for item in items if item.sample is not None]
-        small += [size for size in sizes if size[0] < crop[0] or size[1] < crop[1]]
+        sizes |= {item.sample.valid.shape for item in items if item.sample is not None}
         yield items
 
 

@@ -17,8 +17,16 @@ from torch import Tensor, nn
 
 from hpunet.data.batch import Batch
 from hpunet.data.types import Sample, SetInfo, Source, refuse_other_data
-from hpunet.errors import ConfigError
-from hpunet.evaluation.images import Item, as_batch, centre_crop, prior_inputs, true_instances, with_evaluation_ids
+from hpunet.errors import ConfigError, DataError
+from hpunet.evaluation.images import (
+    Item,
+    as_batch,
+    centre_crop,
+    drawn_together,
+    prior_inputs,
+    true_instances,
+    with_evaluation_ids,
+)
 from hpunet.evaluation.rows import Row
 from hpunet.evaluation.scores import hidden_scores, image_scores, instances_of, metric_arguments
 from hpunet.evaluation.summary import Scope
@@ -32,11 +40,15 @@ from hpunet.metrics import (
     uncertainty_error_ncc,
 )
 from hpunet.models.base import SegmentationModel
+from hpunet.models.hpunet import HPUNet
+from hpunet.models.punet import ProbUNet
 from hpunet.sampling.instances import clustering_threshold, instance_scores
 from hpunet.sampling.orientations import encode_orientations
-from hpunet.sampling.sample import reconstruct, sample
+from hpunet.sampling.sample import Samples, reconstruct, sample
+from hpunet.sampling.tiling import Padding, choose_sampler
 
 LOGITS_AT_ONCE = 2**25  # logits per image held at once if their softmax is needed
+LABELS_AT_ONCE = 2**26  # labels per image held at once, before they shrink to bytes
 
 
 class Maps(NamedTuple):
@@ -52,6 +64,16 @@ class Maps(NamedTuple):
     visible: Bool[Tensor, "b h w"] | None = None  # what the prior saw, if a part was hidden
 
 
+class Inputs(NamedTuple):
+    """What the network sees: images, and what goes with them, padded to a size that it can halve."""
+
+    network: SegmentationModel  # that computes: the sampler, the model, or, for large images, the model tile by tile
+    image: Float[Tensor, "b c h2 w2"]
+    cond: Float[Tensor, "b e h2 w2"] | None
+    labels: Int[Tensor, "b r h2 w2"]
+    padding: Padding
+
+
 class Drawn(NamedTuple):
     """Images of a set, and the maps of those that could be read."""
 
@@ -65,7 +87,7 @@ class Scorer:
 
     model: SegmentationModel
     info: SetInfo  # of the model's training data: classes, and which of them metrics consider
-    crop: tuple[int, int]
+    crop: tuple[int, int] | None  # None: whole images
     num_samples: int = 16
     seed: int = 0
     num_seeds: int = 1  # seeds from `seed` on; scores are means over them
@@ -108,16 +130,11 @@ class Scorer:
             **({} if self.num_seeds == 1 else {"seeds": self.num_seeds}),
             "alpha": self.threshold if self.info.has_instances else None,
             **({"connected": True} if self.connected else {}),
-            "crop": list(self.crop),
+            "crop": None if self.crop is None else list(self.crop),
             "extrapolate": self.extrapolate,
             **({} if self.model.orientations == 1 else {"orientations": self.model.orientations}),
             **({} if self.sampler is None else {"kernels": "fused"}),
         }
-
-    @property
-    def network(self) -> SegmentationModel:
-        """What computes: the sampler or the model."""
-        return self.sampler or self.model
 
     @property
     def threshold(self) -> int:
@@ -129,7 +146,11 @@ class Scorer:
         refuse_other_data(source, info=self.info)
 
     def draw(self, source: Source, items: Sequence[Item]) -> Iterator[Drawn]:
-        """Draw samples and reconstructions, one seed after the other."""
+        """Draw samples and reconstructions, one seed after the other for images of one size."""
+        for group in drawn_together(items, crop=self.crop):
+            yield from self._drawn(source, group)
+
+    def _drawn(self, source: Source, items: Sequence[Item]) -> Iterator[Drawn]:
         read = [(item.number, item.sample) for item in items if item.sample is not None]
         if not read:
             yield from [Drawn(items, None)] * self.num_seeds
@@ -137,16 +158,21 @@ class Scorer:
         indices, samples = [index for index, _ in read], [found for _, found in read]
         keys = [source.identities[i].key for i in indices]
         batch, truth = self.prepare(samples, keys)
-        image, cond = self.prior_inputs(batch, indices)
-        with torch.no_grad():  # not around a `yield`, where it would affect the caller
-            features = encode_orientations(self.network, image=image, cond=cond)
-        labels = batch.labels.to(self.device).long()
-        rebuilt = reconstruct(self.network, image=image, labels=labels, return_logits=False, features=features)
-        maps, visible = rebuilt.labels.cpu(), None if cond is None else cond[:, 0].cpu() > 0
-        for seed in range(self.seed, self.seed + self.num_seeds):
-            generators = self.generators(keys, seed=seed)
-            drawn, confidence = self._sampled(image, features=features, generators=generators)
-            yield Drawn(items, Maps(indices, keys, batch, truth, drawn, confidence, maps, visible))
+        try:
+            inputs = self.inputs(batch, indices)
+            with torch.no_grad():  # not around a `yield`, where it would affect the caller
+                features = encode_orientations(inputs.network, image=inputs.image, cond=inputs.cond)
+            how: dict[str, Any] = {"image": inputs.image, "labels": inputs.labels, "features": features}
+            rebuilt = reconstruct(inputs.network, **how, return_logits=False).labels[inputs.padding.inside].cpu()
+            visible = None if inputs.cond is None else inputs.cond[:, 0][inputs.padding.inside].cpu() > 0
+            for seed in range(self.seed, self.seed + self.num_seeds):
+                generators = self.generators(keys, seed=seed)
+                drawn, confidence = self._sampled(inputs, features=features, generators=generators)
+                yield Drawn(items, Maps(indices, keys, batch, truth, drawn, confidence, rebuilt, visible))
+        except torch.OutOfMemoryError:
+            size = "x".join(map(str, batch.valid.shape[1:]))
+            words = f"{keys[0]}: {size} pixels do not fit the device's memory; score the centre with --crop"
+            raise DataError(words) from None
 
     def distribution_scores(self, maps: Maps) -> dict[str, Float64[Tensor, " b"]]:
         """GED², HM-IoU and their relatives, and reconstruction IoU per image."""
@@ -207,33 +233,51 @@ class Scorer:
     def prepare(
         self, samples: Sequence[Sample], keys: Sequence[str]
     ) -> tuple[Batch, Int32[np.ndarray, "b h w"] | None]:
-        """Images as evaluation sees them, each cropped at its centre; and true instances, 0 for none."""
-        batch = Batch.cat([centre_crop(as_batch(found), crop=self.crop) for found in samples])
+        """Images as evaluation sees them, whole or their centre; and true instances, 0 for none."""
+        singles = [as_batch(found) for found in samples]
+        if self.crop is not None:
+            singles = [centre_crop(single, crop=self.crop) for single in singles]
+        batch = Batch.cat(singles)
         truth = true_instances(batch, self.info) if self.finds_instances else None
         return with_evaluation_ids(batch, keys=keys, info=self.info, seed=self.seed), truth
 
     def _sampled(
-        self, image: Float[Tensor, "b c h w"], *, features: Sequence[Tensor], generators: Sequence[torch.Generator]
+        self, inputs: Inputs, *, features: Sequence[Tensor], generators: Sequence[torch.Generator]
     ) -> tuple[UInt8[np.ndarray, "b s h w"], Float[np.ndarray, "b h w"] | None]:
         """Samples, and the mean softmax of the stochastic classes if average precision needs it."""
-        wants_scores = self.scope.has_average_precision
-        at_once = self.num_samples
-        if wants_scores:
-            at_once = max(1, LOGITS_AT_ONCE // (self.info.num_classes * self.crop[0] * self.crop[1]))
-        drawn, total = [], torch.zeros(len(image), *self.crop, device=self.device)
-        for start in range(0, self.num_samples, at_once):  # the generators continue
-            how: dict[str, Any] = {"generator": generators, "return_logits": wants_scores, "features": features}
-            part = sample(self.network, image=image, num_samples=min(at_once, self.num_samples - start), **how)
-            drawn.append(part.labels.to(torch.uint8).cpu())
+        wants_scores, inside = self.scope.has_average_precision, inputs.padding.inside
+        drawn, total = [], None
+        how: dict[str, Any] = {"generator": generators, "return_logits": wants_scores, "features": features}
+        for part in self.in_parts(inputs, **how):
+            drawn.append(part.labels[inside].to(torch.uint8).cpu())
             if wants_scores:
-                total += part.probs[:, :, list(self.info.stochastic_classes)].sum(dim=(1, 2))
-        confidence = (total / self.num_samples).cpu().numpy() if wants_scores else None
+                sums = part.probs[inside][:, :, list(self.info.stochastic_classes)].sum(dim=(1, 2))
+                total = sums if total is None else total + sums
+        confidence = None if total is None else (total / self.num_samples).cpu().numpy()
         return torch.cat(drawn, dim=1).numpy(), confidence
 
-    def prior_inputs(self, batch: Batch, indices: Sequence[int]) -> tuple[Tensor, Tensor | None]:
-        """Image and conditioning for the prior, on the device."""
+    def in_parts(
+        self, inputs: Inputs, *, generator: Sequence[torch.Generator], return_logits: bool, **how: Any
+    ) -> Iterator[Samples]:
+        """The samples of the images, as many at a time as memory should hold; further arguments as for `sample`."""
+        pixels = inputs.image.shape[2] * inputs.image.shape[3]
+        at_once = LOGITS_AT_ONCE // (self.info.num_classes * pixels) if return_logits else LABELS_AT_ONCE // pixels
+        how |= {"image": inputs.image, "cond": inputs.cond, "generator": generator, "return_logits": return_logits}
+        for start in range(0, self.num_samples, max(1, at_once)):  # the generators continue
+            number = min(max(1, at_once), self.num_samples - start)
+            yield sample(inputs.network, num_samples=number, **how)
+
+    def inputs(self, batch: Batch, indices: Sequence[int]) -> Inputs:
+        """What the network sees of these images, on the device."""
+        batch = batch.to(self.device)
         how: dict[str, Any] = {"extrapolate": self.extrapolate, "num_classes": self.info.num_classes}
-        return prior_inputs(batch.to(self.device), places=indices, **how)
+        image, cond = prior_inputs(batch, places=indices, **how)
+        padding = Padding.of(*image.shape[2:], multiple=self.model.size_multiple)
+        image, labels = padding.add(image), padding.add(batch.labels).long()
+        network = self.sampler or self.model
+        if isinstance(network, (HPUNet, ProbUNet)) and cond is None:
+            network = choose_sampler(network, size=(image.shape[2], image.shape[3]))
+        return Inputs(network, image, None if cond is None else padding.add(cond), labels, padding)
 
     def generators(self, keys: Sequence[str], *, seed: int) -> list[torch.Generator]:
         """One generator per image, keyed by seed and image."""

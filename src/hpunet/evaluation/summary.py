@@ -1,6 +1,6 @@
 """From rows to numbers: mean ± std by bootstrap over images and patients, pooled over trained models (Table 1)."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,8 +52,24 @@ def counts(found: Mapping[str, Any]) -> str:
 
 def scored_part(found: Mapping[str, Any]) -> str:
     """The scored part of the images, in words; empty if pooled runs differ."""
-    crop = found.get("crop")
-    return f"the centre {crop[0]}×{crop[1]} of each" if crop else ""
+    if "crop" not in found:
+        return ""
+    return "whole images" if found["crop"] is None else f"the centre {_by(found['crop'])} of each"
+
+
+def sizes_scored(sizes: Collection[Sequence[int]], *, crop: Sequence[int] | None) -> str:
+    """What was scored of images of these sizes, in words."""
+    least, most = min(sizes), max(sizes)
+    range_ = _by(least) if least == most else f"{_by(least)} to {_by(most)}"
+    if crop is None:
+        return f"scored whole images of {range_} pixels"
+    is_padded = any(h < crop[0] or w < crop[1] for h, w in sizes)
+    padding = "; pixels around smaller ones do not count" if is_padded else ""
+    return f"scored the centre {_by(crop)} of images of {range_} pixels{padding}"
+
+
+def _by(size: Sequence[int]) -> str:
+    return "×".join(map(str, size))
 
 
 def undefined_note(found: Mapping[str, Any], name: str) -> str:
@@ -193,7 +209,7 @@ def pooled(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             reasons = {name: reason for value in reversed(values) for name, reason in value.items()}
             merged[key] = {name: reason for name, reason in reasons.items() if name in in_all}
         elif key == "crop":
-            merged[key] = values[0] if all(value == values[0] for value in values) else None
+            merged |= {key: values[0]} if all(value == values[0] for value in values) else {}
         elif key == "num_images":
             merged[key] = min(values)
         elif key == "num_failed":

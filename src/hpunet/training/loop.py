@@ -97,6 +97,8 @@ def train(
     if words := patient_warning([training.pack, held_out], options=options):
         say(f"warning: {words}")
     validation = Validation(training.model, pack=held_out, settings=settings, device=device, run=run)
+    if validation.note:
+        say(validation.note)
     open_logs: list[Logger] = []
     if rank() == 0:
         kernels = "torch" if training.why_not_fused else "fused"

@@ -114,13 +114,14 @@ def _deciding(settings: Settings, *, step: int) -> dict[str, Any]:
     """The settings that decide the weights after `step` iterations, by name ("optimiser.batch_size").
 
     Not what starts later (learning rates, fading, energy distance), the number of iterations, kernels (which only
-    round differently) and orientations (which are for sampling).
+    round differently), orientations (which are for sampling) and what evaluation scores.
     """
     flat: dict[str, Any] = {"seed": settings.seed}
     for group, section in settings.model_dump(mode="json").items():
         if isinstance(section, dict) and group != "logging":
             flat |= {f"{group}.{key}": value for key, value in section.items()}
-    del flat["optimiser.kernels"], flat["optimiser.iterations"], flat["model.orientations"]
+    for key in ("optimiser.kernels", "optimiser.iterations", "model.orientations", "data.evaluate"):
+        del flat[key]
     past = [boundary for boundary in learning_rate_boundaries(settings.optimiser) if boundary < step]
     flat["optimiser.boundaries"] = past
     flat["optimiser.learning_rates"] = settings.optimiser.learning_rates[: len(past) + 1]

@@ -19,13 +19,13 @@ from hpunet.data.packs import Pack
 from hpunet.evaluation.examples import example_arrays
 from hpunet.evaluation.images import fast_batch_size, read_item
 from hpunet.evaluation.scorer import Scorer
-from hpunet.metrics import rand_error
 from hpunet.training.loggers import Logger
 from hpunet.utils.distributed import all_reduce, rank, world_size
 from hpunet.utils.label_painter import contrast_palette, overlay
 from hpunet.utils.pictures import grey_or_colour, save_picture, sheet, spread, stretched
 
 NUM_SHOWN = 6
+MIN_IMAGES = 4  # validated at least, however large
 METRICS = ("ged2", "hm_iou", "iou_rec")
 
 
@@ -34,12 +34,27 @@ class Validation:
 
     def __init__(self, model: Any, *, pack: Pack, settings: Settings, device: torch.device, run: Path) -> None:
         self.model, self.pack, self.settings, self.run = model, pack, settings, run
-        count = min(settings.logging.validate_images, len(pack))
+        crop = settings.data.crop if settings.data.evaluate == "crop" else None
+        wanted = min(settings.logging.validate_images, len(pack))
+        self.num_shown, self.note = NUM_SHOWN, ""
+        count = wanted
+        if crop is None:
+            # Whole images may be many times as large as the crop: as many pixels as without them.
+            share = settings.data.crop[0] * settings.data.crop[1] / np.mean([h * w for h, w in pack.sizes])
+            affordable = int(settings.logging.validate_images * share)
+            count = min(wanted, max(MIN_IMAGES, affordable))
+            self.num_shown = max(1, min(NUM_SHOWN, int(NUM_SHOWN * share)))
+            if count < wanted:
+                height, width = settings.data.crop
+                self.note = (
+                    f"validation scores {count} whole images instead of {wanted}: as many pixels as in "
+                    f"{settings.logging.validate_images} crops of {height}×{width}, but at least {MIN_IMAGES} images"
+                )
         self.indices = np.linspace(0, len(pack) - 1, count).round().astype(int).tolist()
         self.scorer = Scorer(
             model=model,
             info=pack.info,
-            crop=settings.data.crop,
+            crop=crop,
             num_samples=settings.logging.validate_samples,
             extrapolate=settings.data.extrapolate,
             device=device,
@@ -64,7 +79,7 @@ class Validation:
 
     def _score(self) -> dict[str, float]:
         device = self.scorer.device
-        totals = torch.zeros(len(METRICS) + 1, dtype=torch.float64, device=device)
+        totals = torch.zeros(2, len(METRICS), dtype=torch.float64, device=device)  # sums, and what was summed
         size = fast_batch_size(device)
         for start in range(0, len(self.indices), size)[rank() :: world_size()]:
             chosen = self.indices[start : start + size]
@@ -72,23 +87,21 @@ class Validation:
             for drawn in self.scorer.draw(self.pack, items):
                 assert drawn.maps is not None
                 scores = self.scorer.distribution_scores(drawn.maps)
-                totals[:-1] += torch.stack([scores[name].sum() for name in METRICS]).to(device)
-            totals[-1] += len(chosen)
+                values = torch.stack([scores[name] for name in METRICS])
+                totals += torch.stack([values.nansum(dim=1), values.isfinite().sum(dim=1)]).to(device)
         totals = all_reduce(totals)
-        return {name: float(totals[i] / totals[-1]) for i, name in enumerate(METRICS)}
+        return {name: float(totals[0, i] / totals[1, i]) for i, name in enumerate(METRICS)}
 
     def _show(self, step: int, loggers: Sequence[Logger]) -> None:
         """A sheet of samples, and the arrays behind it and the figures (see `reports/examples.py`)."""
         info = self.pack.info
-        chosen = [self.indices[i] for i in spread(NUM_SHOWN, of=len(self.indices))]
+        chosen = [self.indices[i] for i in spread(self.num_shown, of=len(self.indices))]
         arrays = example_arrays(self.scorer, self.pack, chosen)
         arrays["stochastic_classes"] = np.array(info.stochastic_classes)
         names = [*info.fixed_classes, *(f"id {i + 1}" for i in range(info.num_random_ids))]
         arrays["class_names"] = np.array(names)
         if "instances" in arrays:
-            truth, valid = arrays["true_instances"], arrays["valid"]
-            error = rand_error(prediction=arrays["instances"], truth=truth, valid=valid)
-            arrays |= {"hardness": np.asarray(error), "hardness_metric": np.array("rand_error")}
+            arrays["hardness_metric"] = np.array("rand_error")
         folder = self.run / "pictures"
         folder.mkdir(parents=True, exist_ok=True)
         np.savez_compressed(folder / f"step-{step:08d}.npz", **arrays)  # type: ignore[arg-type]
