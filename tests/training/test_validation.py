@@ -173,11 +173,13 @@ def test_of_large_whole_images_fewer_are_validated(
     tmp_path: Path, side: int, changes: list[str], number: int
 ) -> None:
     """Twenty crops of 16×16 have as many pixels as one image of 64×64, or as five of 32×32."""
-    write_pack(open_splits("synthetic:lesions", options={"num_images": 60, "size": side}), tmp_path / "pack")
+    write_pack(open_splits("synthetic:lesions", options={"num_images": 6, "size": side}), tmp_path / "pack")
     pack = open_pack(tmp_path / "pack", split="val")
     assert len(pack) == 6
     settings = tiny_settings("logging.validate_images=20", *changes)
-    validation = Validation(None, pack=pack, settings=settings, device=torch.device("cpu"), run=tmp_path)
+    validation = Validation(
+        untrained_model(pack.info), pack=pack, settings=settings, device=torch.device("cpu"), run=tmp_path
+    )
     assert len(validation.indices) == number
     assert validation.scorer.crop == ((16, 16) if changes else None)
     assert (f"{number} whole images instead of 6" in validation.note) == (number < 6)
