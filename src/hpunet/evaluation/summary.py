@@ -57,7 +57,7 @@ def scored_part(found: Mapping[str, Any]) -> str:
     return "whole images" if found["crop"] is None else f"the centre {_by(found['crop'])} of each"
 
 
-def sizes_scored(sizes: Collection[Sequence[int]], *, crop: Sequence[int] | None) -> str:
+def sizes_scored(sizes: Collection[tuple[int, ...]], *, crop: Sequence[int] | None) -> str:
     """What was scored of images of these sizes, in words."""
     least, most = min(sizes), max(sizes)
     range_ = _by(least) if least == most else f"{_by(least)} to {_by(most)}"
