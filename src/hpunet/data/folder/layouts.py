@@ -4,19 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from hpunet.data.folder.names import GRADERS, IMAGES, TABLE, TOPS, by_stem, ending
+from hpunet.data.folder.names import GRADERS, IMAGES, TABLE, TOPS, Item, by_stem, ending
 from hpunet.data.folder.patterns import grader_names, match_patterns, propose_patterns
+from hpunet.data.folder.raters import DERIVATIVES, find_bids, find_cases, is_subject, split_raters
 from hpunet.data.io.archives import FileTree, is_archive
 from hpunet.errors import DataError
-
-
-class Item(NamedTuple):
-    """The files of one image or volume: its key, the image, the label map of each grader or None, the patient."""
-
-    stem: str
-    image: str
-    masks: tuple[str | None, ...]
-    patient: str
 
 
 class Layout(NamedTuple):
@@ -30,18 +22,21 @@ class Layout(NamedTuple):
 
 def is_folder_of_images(path: Path) -> bool:
     """Whether `path` may be a folder or an archive of images of one's own."""
-    if is_archive(path) or (path / IMAGES).is_dir():
-        return True
-    return path.is_dir() and any(ending(entry.name) and entry.is_file() for entry in path.iterdir())
+    return is_archive(path) or (path.is_dir() and any(top != TABLE for top in _tops(path, ()) or ()))
 
 
 def find_items(path: Path, *, graders: Sequence[str] = ()) -> Layout:
-    """The images of a folder, with the masks that `graders` name, one pattern each, or else by folders."""
+    """The images of a folder, with the masks that `graders` name, one pattern each, or else by the layout."""
     tree = FileTree(path, tops=_tops(path, graders))
     if graders:
         found = match_patterns(tree, graders)
         items = [Item(stem, image, masks, patient=stem) for stem, (image, masks) in found.items()]
-        return Layout(tree, items, grader_names(graders), has_instances=False)
+        return _layout(tree, items, grader_names(graders))
+    if not any(name.split("/")[0] in TOPS[:-1] for name in tree.names):
+        for find in (find_bids, find_cases):
+            items, names = find(tree)
+            if items:
+                return _layout(tree, items, names)
     proposal = propose_patterns(tree.names)
     try:
         folders = _mask_folders(tree)
@@ -49,7 +44,13 @@ def find_items(path: Path, *, graders: Sequence[str] = ()) -> Layout:
     except DataError as error:
         raise DataError(f"{error}; {proposal}" if proposal else str(error)) from None
     names = tuple(folder.removeprefix(f"{GRADERS}/") for folder in folders) if len(folders) > 1 else ()
-    return Layout(tree, items, names, has_instances=folders == ["instances"])
+    return _layout(tree, items, names, has_instances=folders == ["instances"])
+
+
+def _layout(tree: FileTree, items: list[Item], graders: tuple[str, ...], *, has_instances: bool = False) -> Layout:
+    if len(items[0].masks) == 1:
+        items = split_raters(tree, items)
+    return Layout(tree, items, graders if len(graders) == len(items[0].masks) else (), has_instances)
 
 
 def _tops(path: Path, graders: Sequence[str]) -> Sequence[str] | None:
@@ -62,6 +63,10 @@ def _tops(path: Path, graders: Sequence[str]) -> Sequence[str] | None:
     named = {pattern.split("/")[0] for pattern in graders if "/" in pattern}
     if any("{" in name for name in named):
         named.update(folders)
+    if not {*TOPS, *named}.intersection(folders):
+        named.update(folder for folder in folders if folder == DERIVATIVES or is_subject(folder))
+        cases = {file.parent.name for kind in ("image", "annotation*") for file in path.glob(f"*/{kind}.nii*")}
+        named.update(cases)
     return [*files, *(folder for folder in folders if folder in {*TOPS, *named})]
 
 
@@ -71,7 +76,10 @@ def _mask_folders(tree: FileTree) -> list[str]:
     found = [graders] if graders else []
     found += [[top] for top in ("masks", "instances") if any(name.startswith(f"{top}/") for name in tree.names)]
     if len(found) != 1:
-        raise DataError(f"{tree.path}: expected files in one of graders/<name>/, masks/ or instances/, found {found}")
+        wanted = "files in one of graders/<name>/, masks/ or instances/"
+        raise DataError(
+            f"{tree.path}: expected {wanted}, or --graders that name masks; found {found or 'no such folder'}"
+        )
     if GRADERS in graders:
         raise DataError(f"{tree.path}: expected graders/<name>/ folders, found files in graders/ itself")
     return found[0]

@@ -1,4 +1,6 @@
-"""File names in a folder of images: its parts, the endings that are read, and stems."""
+"""File names in a folder of images: its parts, the endings that are read, stems, and the files of an image."""
+
+from typing import NamedTuple
 
 from hpunet.data.io.archives import FileTree
 from hpunet.data.io.volumes import NIFTI_ENDINGS
@@ -8,6 +10,17 @@ TABLE = "data.csv"
 IMAGES, GRADERS = "images", "graders"
 TOPS = (IMAGES, GRADERS, "masks", "instances", TABLE)
 ENDINGS = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".gif", *NIFTI_ENDINGS)
+
+
+class Item(NamedTuple):
+    """The files of one image or volume: its key, the image, the label map of each grader or None, the patient."""
+
+    stem: str
+    image: str
+    masks: tuple[str | None, ...]
+    patient: str
+    are_stacked: bool = False
+    """Whether all graders are in one file of four dimensions."""
 
 
 def ending(name: str) -> str:

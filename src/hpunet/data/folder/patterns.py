@@ -14,7 +14,7 @@ _SEPARATORS = "_-. "
 
 
 def match_patterns(tree: FileTree, patterns: Sequence[str]) -> dict[str, tuple[str, tuple[str | None, ...]]]:
-    """By stem, the image and its mask of each pattern. Images lie in images/, or else in the folder itself.
+    """By stem, the image and its mask of each pattern. Images lie in images/, or else among others in the folder.
 
     A file that fits a pattern is a mask, never an image.
     """
@@ -26,9 +26,10 @@ def match_patterns(tree: FileTree, patterns: Sequence[str]) -> dict[str, tuple[s
     images: dict[str, str] = {}
     for name in tree.names:
         if _is_in(name, folder) and name not in are_masks and name != TABLE:
-            if not ending(name):
+            if ending(name):
+                add_by_stem(images, name, tree=tree)
+            elif folder:
                 raise DataError(f"{tree.where(name)}: expected only files of {' '.join(ENDINGS)}")
-            add_by_stem(images, name, tree=tree)
     for pattern, found in zip(patterns, masks, strict=True):
         if not found:
             raise DataError(f"{tree.path}: no file fits --graders {pattern!r}; found {_some(tree.names)}")

@@ -6,7 +6,8 @@
     instances/<name>.png         instance maps: 0 is background, every other value one instance
     data.csv                     optional: columns file, patient, split (`table.py`)
 
-Files are matched by name without ending, or by the patterns `graders` (`patterns.py`). A grader without a
+Files are matched by name without ending, or by the patterns `graders` (`patterns.py`). Volumes of several raters may
+also be CURVAS-like, BIDS or of four dimensions (`raters.py`). A grader without a
 file for an image is missing for that image; any other file without a counterpart is an error. A NIfTI volume gives
 one sample per slice along its last axis, and is one patient unless the table or `patient` says otherwise.
 
@@ -21,8 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from hpunet.data.folder.layouts import Item, find_items
-from hpunet.data.folder.names import TABLE, ending, stem_of
+from hpunet.data.folder.layouts import find_items
+from hpunet.data.folder.names import TABLE, Item, ending, stem_of
 from hpunet.data.folder.patients import patients_by_pattern
 from hpunet.data.folder.table import MAX_TABLE_BYTES, Entry, assign_splits, read_table
 from hpunet.data.io.archives import FileTree
@@ -142,15 +143,34 @@ class FolderSource:
                 f"{self._first}, has {self.info.in_channels} of {self.info.image_bits}; save all in one format"
             )
         size = ImageSize(images.shape[0], images.shape[2], images.shape[3], item.image)
+        if item.are_stacked:
+            return images, self._load_masks(item, size, affine)
         return images, [name if name is None else self._load_mask(name, size, affine) for name in item.masks]
 
-    def _load_mask(self, name: str, size: ImageSize, affine: np.ndarray | None) -> np.ndarray:
+    def _load_masks(self, item: Item, size: ImageSize, affine: np.ndarray | None) -> list[np.ndarray | None]:
+        """The label maps of all raters from their one file."""
+        name, number = item.masks[0], len(item.masks)
+        if name is None:
+            return [None] * number
         where = self._tree.where(name)
+        stack, mask_affine = decode_nifti(self._tree.read(name), name=where, size=size, num_raters=number)
+        self._check_affine(name, mask_affine, affine)
+        return [self._as_labels(name, stack[..., r]) for r in range(number)]
+
+    def _load_mask(self, name: str, size: ImageSize, affine: np.ndarray | None) -> np.ndarray:
         mask, mask_affine = _read(self._tree, name, size=size)
         if mask.shape != size[:3]:
-            raise DataError(f"{where}: shape {mask.shape}, its image {size.name} has {size[:3]}")
+            raise DataError(f"{self._tree.where(name)}: shape {mask.shape}, its image {size.name} has {size[:3]}")
+        self._check_affine(name, mask_affine, affine)
+        return self._as_labels(name, mask)
+
+    def _check_affine(self, name: str, mask_affine: np.ndarray | None, affine: np.ndarray | None) -> None:
         if affine is not None and mask_affine is not None and not np.allclose(mask_affine, affine, atol=1e-3):
+            where = self._tree.where(name)
             raise DataError(f"{where}: has another position or orientation than its image (their affines differ)")
+
+    def _as_labels(self, name: str, mask: np.ndarray) -> np.ndarray:
+        where = self._tree.where(name)
         return mask if self.info.has_instances else class_map(mask, num_classes=self.info.num_classes, name=where)
 
 

@@ -19,7 +19,7 @@ from hpunet.errors import DataError
 from hpunet.utils.files import MAX_FILE_BYTES, check_file, explain_os_errors, read_file
 
 MAX_ARCHIVE_BYTES = 2**32  # unpacked: it is held in memory
-MAX_DEPTH = 4  # deepest folder below the root that is searched
+MAX_DEPTH = 6  # deepest folder below the root that is searched: derivatives/NAME/sub-1/ses-1/anat and one more
 _ARCHIVE_ENDINGS = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")
 
 

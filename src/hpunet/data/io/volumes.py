@@ -111,10 +111,12 @@ def _check_stored(dataset: Any, *, name: str) -> None:
         raise DataError(f"{name}: dataset {dataset.name} is incomplete, some of its voxels are missing")
 
 
-def nifti_header(head: bytes, *, packed: int, name: str, size: ImageSize | None = None) -> Any:
+def nifti_header(
+    head: bytes, *, packed: int, name: str, size: ImageSize | None = None, num_raters: int | None = 1
+) -> Any:
     """The checked nibabel header, from the first `NIFTI_HEAD_BYTES` of a file of `packed` bytes.
 
-    `size` is the required size of its volume.
+    `size` is the required size of its volume, `num_raters` that of its fourth dimension (None: any).
     """
     nibabel = need("nibabel")
     with named_errors("NIfTI", name=name):
@@ -129,7 +131,7 @@ def nifti_header(head: bytes, *, packed: int, name: str, size: ImageSize | None 
         # Without extensions, which can be longer than `head`.
         header = header_class.from_fileobj(io.BytesIO(head[: header_class.sizeof_hdr]), check=False)
         header.check_fix(logger=_SILENT)  # by itself nibabel prints its fixes
-        shape, end = _nifti_shape(header, name=name), _nifti_end(header)
+        shape, end = _nifti_shape(header, name=name, num_raters=num_raters), _nifti_end(header)
     if end > MAX_VOLUME_BYTES or shape[2] > MAX_SLICES:
         raise DataError(f"{name}: shape {shape} is more than {MAX_VOLUME_BYTES} bytes or {MAX_SLICES} slices")
     if size is None:
@@ -139,14 +141,15 @@ def nifti_header(head: bytes, *, packed: int, name: str, size: ImageSize | None 
     return header
 
 
-def _nifti_shape(header: Any, *, name: str) -> tuple[int, int, int]:
+def _nifti_shape(header: Any, *, name: str, num_raters: int | None = 1) -> tuple[int, int, int]:
     shape = tuple(int(side) for side in header.get_data_shape())
     if header.get_data_dtype().kind not in "iuf":
         raise DataError(f"{name}: expected numbers as voxels, got {header.get_data_dtype()}")
     if len(shape) == 2:
         shape = (*shape, 1)
-    if len(shape) < 3 or math.prod(shape[3:]) != 1 or min(shape) < 1:
-        raise DataError(f"{name}: expected a volume of three dimensions, got shape {shape}")
+    if len(shape) < 3 or num_raters not in (None, math.prod(shape[3:])) or min(shape) < 1:
+        wanted = "three dimensions" if num_raters in (None, 1) else f"{num_raters} raters in the fourth dimension"
+        raise DataError(f"{name}: expected a volume of {wanted}, got shape {shape}")
     return shape[0], shape[1], shape[2]
 
 
@@ -161,16 +164,26 @@ def nifti_depth(head: bytes, *, packed: int, name: str) -> int:
     return _nifti_shape(nifti_header(head, packed=packed, name=name), name=name)[2]
 
 
-class Volume(NamedTuple):
-    """A NIfTI volume: its slices along the last axis as stored, and the affine to scanner coordinates."""
+def nifti_raters(head: bytes, *, packed: int, name: str) -> int:
+    """Volumes along the fourth axis, the label maps of one rater each; arguments as in `nifti_header`."""
+    header = nifti_header(head, packed=packed, name=name, num_raters=None)
+    return math.prod(int(side) for side in header.get_data_shape()[3:])
 
-    slices: Shaped[np.ndarray, "z h w"]
+
+class Volume(NamedTuple):
+    """A NIfTI volume: its slices along the third axis as stored, and the affine to scanner coordinates."""
+
+    slices: Shaped[np.ndarray, "z h w *r"]
     affine: Float64[np.ndarray, "4 4"]
 
 
-def decode_nifti(content: bytes, *, name: str, size: ImageSize | None = None) -> Volume:
-    """A .nii or .nii.gz volume, scaled as its header says, of the required `size`; slice z is stored[:, :, z]."""
-    header = nifti_header(content[:NIFTI_HEAD_BYTES], packed=len(content), name=name, size=size)
+def decode_nifti(content: bytes, *, name: str, size: ImageSize | None = None, num_raters: int = 1) -> Volume:
+    """A .nii or .nii.gz volume, scaled as its header says, of the required `size`; slice z is stored[:, :, z].
+
+    With several raters in the fourth dimension, slices are (z, h, w, r).
+    """
+    head, packed = content[:NIFTI_HEAD_BYTES], len(content)
+    header = nifti_header(head, packed=packed, name=name, size=size, num_raters=num_raters)
     end = _nifti_end(header)
     with named_errors("NIfTI", name=name):
         if content[:2] == _GZIP_MAGIC:  # may be of several gzip members
@@ -181,7 +194,8 @@ def decode_nifti(content: bytes, *, name: str, size: ImageSize | None = None) ->
             raise DataError(f"{name}: truncated, {len(content)} bytes of {end}")
         with np.errstate(all="ignore"):  # a scaling may lead to infinity; callers check the voxels
             array = np.asarray(header.data_from_fileobj(io.BytesIO(content)))
-        array = array.reshape(_nifti_shape(header, name=name))
+        shape = _nifti_shape(header, name=name, num_raters=num_raters)
+        array = array.reshape(shape if num_raters == 1 else (*shape, num_raters))
         affine = np.asarray(header.get_best_affine(), dtype=np.float64)
     array = array.astype(array.dtype.newbyteorder("="), copy=False)
     return Volume(np.moveaxis(array, 2, 0), affine)
