@@ -261,7 +261,7 @@ def test_pixels_are_scaled_as_in_training(hpunet_command: Callable[..., Any]) ->
 
 def test_a_bad_image_is_named_and_the_rest_goes_on(hpunet_command: Callable[..., Any]) -> None:
     Path("broken.png").write_bytes(Path(save_image("whole.png")).read_bytes()[:-30])
-    Image.fromarray(np.zeros((8, 8, 3), dtype=np.uint8)).save("colour.png")
+    Image.new("RGB", (8, 8), "red").save("colour.png")
     save_image("deep.png", depth=16)
     np.save("objects.npy", np.array([None]), allow_pickle=True)
     Path("short.npy").write_bytes(

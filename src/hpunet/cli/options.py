@@ -64,7 +64,7 @@ Data = Annotated[str, typer.Option(help=_DATA)]
 DataArgument = Annotated[str, typer.Argument(help=_DATA)]
 Images = Annotated[
     list[Path],
-    typer.Argument(help="Images: PNG, JPEG, TIFF, .npy, DICOM, or NIfTI volumes; a folder is a DICOM series."),
+    typer.Argument(help="Images: PNG, JPEG, TIFF, GIF, .npy, DICOM, or NIfTI volumes; a folder is a DICOM series."),
 ]
 Out = Annotated[Path, typer.Option(help="Output folder; each image gets a subfolder with its name.")]
 NewFolder = Annotated[Path, typer.Argument(help="Output folder; must not exist yet.")]

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import h5py
+import imagecodecs
 import nibabel
 import numpy as np
 import pytest
@@ -76,6 +77,106 @@ def test_read_image_palette_gives_colours_or_indices(tmp_path: Path) -> None:
     assert read_image(tmp_path / "t.png")[0, :, 3].tolist() == [255, 0, 255]
 
 
+def in_palette(indices: np.ndarray, *colours: tuple[int, int, int]) -> Image.Image:
+    image = Image.new("P", indices.shape[::-1])
+    image.putpalette(np.ravel(colours).tolist())
+    image.putdata(indices.ravel().tolist())
+    return image
+
+
+@pytest.mark.parametrize("ending", ["png", "gif"])
+def test_palettes_give_colours_grey_or_classes(tmp_path: Path, ending: str) -> None:
+    indices, path = np.array([[0, 1, 2], [2, 1, 0]], dtype=np.uint8), tmp_path / f"p.{ending}"
+    in_palette(indices, (10, 20, 30), (40, 50, 60), (70, 80, 90)).save(path)
+    assert read_image(path)[0].tolist() == [[10, 20, 30], [40, 50, 60], [70, 80, 90]]
+    np.testing.assert_array_equal(read_image(path, labels=True), indices)
+    in_palette(indices, (9, 9, 9), (50, 50, 50), (200, 200, 200)).save(path)
+    assert read_image(path)[0].tolist() == [9, 50, 200]
+    np.testing.assert_array_equal(read_image(path, labels=True), indices)
+    # Either of two colours may come first, so what is white is marked.
+    for colours, marked in (((0, 255), indices == 1), ((255, 0), indices != 1)):
+        in_palette(indices % 2, *((value,) * 3 for value in colours)).save(path)
+        np.testing.assert_array_equal(read_image(path, labels=True), marked * 255)
+        np.testing.assert_array_equal(read_image(path), marked * 255)
+
+
+def test_gif_keeps_grey_and_is_whole_and_one(tmp_path: Path) -> None:
+    image = np.arange(256, dtype=np.uint8).reshape(8, 32)
+    path = saved(image, tmp_path / "a.gif")
+    np.testing.assert_array_equal(read_image(path), image)
+    np.testing.assert_array_equal(read_image(path, labels=True), image)
+    content = path.read_bytes()
+    for length in range(0, len(content), 7):
+        with pytest.raises(DataError, match=r"a\.gif: .*(GIF|damaged)"):
+            decode_image(content[:length], name="a.gif")
+    second = Image.fromarray(255 - image)
+    Image.fromarray(image).save(path, save_all=True, append_images=[second])
+    with pytest.raises(DataError, match="holds 2 images, expected one"):
+        read_image(path)
+    place = content.index(b"\x2c\0\0\0\0", 13)
+    smaller = content[: place + 5] + b"\x10" + content[place + 6 :]
+    with pytest.raises(DataError, match="expected a whole one"):
+        decode_image(smaller, name="a.gif")
+
+
+def test_rotated_jpeg_is_turned_where_a_note_says_so(tmp_path: Path) -> None:
+    orient, notes = Image.Exif(), list[str]()
+    orient[0x0112] = 6
+    image = np.kron(RAMP * 10, np.ones((16, 16), np.uint8)).astype(np.uint8)
+    turned = read_image(saved(image, tmp_path / "a.jpg", exif=orient, quality=95), notes=notes)
+    np.testing.assert_allclose(turned, np.rot90(image, -1), atol=6)
+    assert "EXIF" in notes[0]
+    assert read_image(saved(image, tmp_path / "b.jpg"), notes=notes).shape == image.shape
+    assert len(notes) == 1
+
+
+def padded_tiff(image: np.ndarray, *, rows: int, pack: Callable[[bytes], bytes], compression: int) -> bytes:
+    """An RGB TIFF whose strips all hold the same number of rows and a few bytes more, as some writers have them."""
+    h, w, _ = image.shape
+    parts = [image[y : y + rows].tobytes() for y in range(0, h, rows)]
+    parts = [pack(part + bytes(rows * w * 3 + 5 - len(part))) for part in parts]
+    places = np.cumsum([8, *map(len, parts)])
+    end = int(places[-1])
+    arrays = struct.pack(f"<3H{2 * len(parts)}I", 8, 8, 8, *places[:-1], *map(len, parts))
+    values = {256: w, 257: h, 258: end, 259: compression, 262: 2, 273: end + 6, 277: 3, 278: rows}
+    values |= {279: end + 6 + 4 * len(parts), 284: 1}
+    if len(parts) == 1:  # a single number stands in its tag
+        values |= {273: 8, 279: len(parts[0])}
+    counts = {258: 3, 273: len(parts), 279: len(parts)}
+    tags = [(tag, 3 if tag in (258, 259) else 4, counts.get(tag, 1), value) for tag, value in values.items()]
+    directory = b"".join(struct.pack("<HHII", *tag) for tag in tags)
+    head = b"II*\0" + struct.pack("<I", end + len(arrays))
+    return head + b"".join(parts) + arrays + struct.pack("<H", len(tags)) + directory + bytes(4)
+
+
+@pytest.mark.parametrize("rows", [8, 24])
+@pytest.mark.parametrize(("pack", "compression"), [(bytes, 1), (imagecodecs.lzw_encode, 5)])
+def test_tiff_of_padded_strips(rows: int, pack: Callable[[bytes], bytes], compression: int) -> None:
+    """LZW strips of such files were refused, although Pillow and tifffile read them."""
+    image = np.random.default_rng(0).integers(0, 256, (20, 13, 3), dtype=np.uint8)
+    content = padded_tiff(image, rows=rows, pack=pack, compression=compression)
+    np.testing.assert_array_equal(tifffile.imread(io.BytesIO(content)), image)
+    np.testing.assert_array_equal(decode_image(content, name="a.tif"), image)
+
+
+def test_tiff_whose_last_strip_claims_more_than_the_file_has() -> None:
+    image = np.random.default_rng(0).integers(0, 256, (20, 13, 3), dtype=np.uint8)
+    content = padded_tiff(image, rows=20, pack=bytes, compression=1)
+    with tifffile.TiffFile(io.BytesIO(content)) as tiff:
+        place = tiff.pages[0].tags[279].offset + 8
+    more = content[:place] + struct.pack("<I", 10**6) + content[place + 4 :]
+    np.testing.assert_array_equal(decode_image(more, name="a.tif"), image)
+
+
+def test_tiff_where_0_is_white_is_turned(tmp_path: Path) -> None:
+    notes: list[str] = []
+    tifffile.imwrite(tmp_path / "w.tif", RAMP, photometric="miniswhite")
+    np.testing.assert_array_equal(read_image(tmp_path / "w.tif", notes=notes), 255 - RAMP)
+    assert "MINISWHITE" in notes[0]
+    tifffile.imwrite(tmp_path / "m.tif", RAMP % 2 == 0, photometric="miniswhite")
+    np.testing.assert_array_equal(read_image(tmp_path / "m.tif", labels=True), RAMP % 2)
+
+
 def grey_png(bits: int, rows: list[bytes], width: int, *, colour_type: int = 0) -> bytes:
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
@@ -138,7 +239,7 @@ def test_read_image_refusals_name_the_file(tmp_path: Path, monkeypatch: pytest.M
         read_image(tmp_path / "t.jpg")
     tifffile.imwrite(tmp_path / "w.tif", RAMP, photometric="miniswhite")
     with pytest.raises(DataError, match=r"w\.tif.*MINISWHITE"):
-        read_image(tmp_path / "w.tif")
+        read_image(tmp_path / "w.tif", labels=True)
     tifffile.imwrite(tmp_path / "s.tif", np.zeros((3, 4, 5), np.uint8), photometric="minisblack")
     with pytest.raises(DataError, match=r"s\.tif.*one grey or colour image"):
         read_image(tmp_path / "s.tif")

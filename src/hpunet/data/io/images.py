@@ -1,11 +1,12 @@
-"""PNG, JPEG and TIFF images. Reading that would lose precision, rotate the image or guess colours is an error."""
+"""PNG, JPEG, TIFF and GIF images. Reading that would lose precision or guess colours is an error."""
 
 import io
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageOps
 
+from hpunet.data.io.gif import read_gif_header
 from hpunet.data.io.limits import MAX_PIXELS, ImageSize, check_image_size, named_errors
 from hpunet.data.io.png import check_png_pixels, num_pixel_bytes, read_png_header
 from hpunet.data.io.tiff import check_tiff_series, open_tiff
@@ -19,7 +20,8 @@ _WITH_TRANSPARENCY = {"P": "RGBA", "L": "LA", "RGB": "RGBA"}
 def decode_png(content: bytes, *, name: str, labels: bool = False, size: ImageSize | None = None) -> np.ndarray:
     """A PNG as (h, w) or (h, w, channels), uint8 or uint16 or, for 32 bit modes, int32.
 
-    With `labels` values are as stored: indices of a palette, grey of less than 8 bits not stretched to 0...255.
+    With `labels` values are as stored: indices of a palette (0 and 255 where it shows black and white only), and grey
+    of less than 8 bits not stretched to 0...255.
     """
     header = read_png_header(content, name=name)
     num_bytes, packed = num_pixel_bytes(header), len(content)
@@ -28,7 +30,7 @@ def decode_png(content: bytes, *, name: str, labels: bool = False, size: ImageSi
     with named_errors("PNG", name=name), Image.open(io.BytesIO(content), formats=["PNG"]) as image:
         if getattr(image, "n_frames", 1) != 1:
             raise DataError(f"{name}: an animation, expected one image")
-        array = np.asarray(image if labels else _colours(image))
+        array = _indices(image) if labels else np.asarray(in_colours(image))
     if header.bits == 16 and array.dtype == np.uint8:
         raise DataError(f"{name}: Pillow reads colour of 16 bits as 8 bits only; save it as TIFF or with 8 bits")
     if array.dtype == np.bool_:
@@ -38,29 +40,71 @@ def decode_png(content: bytes, *, name: str, labels: bool = False, size: ImageSi
     return array
 
 
-def _colours(image: Image.Image) -> Image.Image:
-    """The image with its palette applied, and with an alpha channel if a colour is transparent."""
+def in_colours(image: Image.Image) -> Image.Image:
+    """The image with its palette applied, grey if all its colours are, and with alpha if a colour is transparent."""
+    is_grey = False
+    if image.mode == "P":
+        palette = np.reshape(image.getpalette("RGB") or [], (-1, 3))
+        is_grey = bool((palette == palette[:, :1]).all())
     if "transparency" in image.info and image.mode in _WITH_TRANSPARENCY:
-        return image.convert(_WITH_TRANSPARENCY[image.mode])
-    return image.convert("RGB") if image.mode == "P" else image
+        image = image.convert(_WITH_TRANSPARENCY[image.mode])
+        return image.convert("LA") if is_grey else image
+    return image.convert("L" if is_grey else "RGB") if image.mode == "P" else image
 
 
-def decode_jpeg(content: bytes, *, name: str) -> np.ndarray:
-    """A JPEG as (h, w) or (h, w, 3), uint8. One with an EXIF rotation is an error."""
+def _indices(image: Image.Image) -> np.ndarray:
+    """Stored values; black and white as 0 and 255, because either of them may come first in a palette."""
+    stored = np.asarray(image)
+    if image.mode != "P":
+        return stored
+    palette = np.reshape(image.getpalette("RGB") or [], (-1, 3))
+    found = np.unique(stored)
+    if found[-1] >= len(palette) or not np.isin(palette[found].sum(axis=1), (0, 3 * 255)).all():
+        return stored
+    shown: np.ndarray = palette[:, 0].astype(np.uint8)[stored]
+    return shown
+
+
+def decode_gif(content: bytes, *, name: str, labels: bool = False, size: ImageSize | None = None) -> np.ndarray:
+    """A GIF of one image as (h, w) or (h, w, channels), uint8; `labels` as in `decode_png`."""
+    width, height = read_gif_header(content, name=name)
+    check_image_size(height, width, num_bytes=height * width, packed=len(content), size=size, name=name)
+    with named_errors("GIF", name=name), Image.open(io.BytesIO(content), formats=["GIF"]) as image:
+        return _indices(image) if labels else np.asarray(in_colours(image))
+
+
+def decode_jpeg(content: bytes, *, name: str, notes: list[str] | None = None) -> np.ndarray:
+    """A JPEG as (h, w) or (h, w, 3), uint8.
+
+    One with an EXIF rotation is turned upright if there are `notes` to say so, and an error in training data, whose
+    label maps may have been drawn on either.
+    """
     with named_errors("JPEG", name=name), Image.open(io.BytesIO(content), formats=["JPEG"]) as image:
         num_bytes = image.height * image.width * len(image.getbands())
         check_image_size(image.height, image.width, num_bytes=num_bytes, packed=len(content), size=None, name=name)
         if image.mode not in ("L", "RGB"):
-            raise DataError(f"{name}: expected a grey or RGB JPEG, got {image.mode}")
-        if image.getexif().get(_EXIF_ORIENTATION, 1) != 1:
+            how = "convert it, for instance by Pillow: Image.open(FILE).convert('RGB').save(OTHER)"
+            raise DataError(f"{name}: expected a grey or RGB JPEG, got {image.mode}; {how}")
+        if image.getexif().get(_EXIF_ORIENTATION, 1) == 1:
+            return np.asarray(image)
+        if notes is None:
             raise DataError(f"{name}: is stored rotated (EXIF orientation); save it upright, as its masks are")
-        return np.asarray(image)
+        notes.append("The image is turned upright, as its EXIF orientation says.")
+        return np.asarray(ImageOps.exif_transpose(image))
 
 
-def decode_tiff(content: bytes, *, name: str, labels: bool = False, size: ImageSize | None = None) -> np.ndarray:
+def decode_tiff(
+    content: bytes,
+    *,
+    name: str,
+    labels: bool = False,
+    size: ImageSize | None = None,
+    notes: list[str] | None = None,
+) -> np.ndarray:
     """A TIFF of a single image as (h, w) or (h, w, channels), in its stored type.
 
-    With `labels` palette images give indices; otherwise they are errors, as are images where 0 is white.
+    With `labels` palette images give indices; otherwise they are errors. Images where 0 is white are turned, as are
+    label maps of one bit.
     """
     with named_errors("TIFF", name=name), open_tiff(io.BytesIO(content), name=name) as tiff:
         if len(tiff.series) != 1:
@@ -73,32 +117,59 @@ def decode_tiff(content: bytes, *, name: str, labels: bool = False, size: ImageS
         if series.size > 4 * MAX_PIXELS:
             raise DataError(f"{name}: shape {series.shape} is more than {MAX_PIXELS} pixels of four channels")
         check_tiff_series(series, name=name, size=size)
-        if not labels and (found := series.keyframe.photometric.name) not in ("MINISBLACK", "RGB"):
-            raise DataError(f"{name}: expected colours MINISBLACK or RGB, got {found}")
+        colours = series.keyframe.photometric.name
+        if not labels and colours not in ("MINISBLACK", "MINISWHITE", "RGB"):
+            raise DataError(f"{name}: expected colours MINISBLACK, MINISWHITE or RGB, got {colours}")
         array = np.asarray(series.asarray())
+    if colours == "MINISWHITE":
+        array = _turned(array, labels=labels, name=name)
+        if notes is not None:
+            notes.append("Dark and bright are exchanged: in the file 0 is white (MINISWHITE).")
     array = np.moveaxis(array, 0, -1) if series.axes == "SYX" else array
     if array.dtype == np.bool_:
         return array.astype(np.uint8) * (1 if labels else 255)
     return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
-def decode_image(content: bytes, *, name: str, labels: bool = False, size: ImageSize | None = None) -> np.ndarray:
-    """A PNG, JPEG or TIFF, by the ending of `name`, as (h, w) or (h, w, channels).
+def _turned(array: np.ndarray, *, labels: bool, name: str) -> np.ndarray:
+    """Large values bright."""
+    if array.dtype == np.bool_:
+        return ~array
+    if labels or array.dtype.kind != "u":
+        raise DataError(
+            f"{name}: in it 0 is white (MINISWHITE), which needs pixels without sign, or labels of one bit"
+        )
+    turned: np.ndarray = np.iinfo(array.dtype).max - array
+    return turned
 
-    `labels` reads a label map: values as stored, of the `size` of its image, and no JPEG, which changes values.
+
+def decode_image(
+    content: bytes,
+    *,
+    name: str,
+    labels: bool = False,
+    size: ImageSize | None = None,
+    notes: list[str] | None = None,
+) -> np.ndarray:
+    """A PNG, JPEG, TIFF or GIF, by the ending of `name`, as (h, w) or (h, w, channels).
+
+    `labels` reads a label map: values as stored, of the `size` of its image, and no JPEG, which changes values. What
+    was done to an image is appended to `notes`.
     """
     suffix = Path(name).suffix.lower()
     if suffix == ".png":
         return decode_png(content, name=name, labels=labels, size=size)
     if suffix in (".tif", ".tiff"):
-        return decode_tiff(content, name=name, labels=labels, size=size)
+        return decode_tiff(content, name=name, labels=labels, size=size, notes=notes)
+    if suffix == ".gif":
+        return decode_gif(content, name=name, labels=labels, size=size)
     if suffix in (".jpg", ".jpeg"):
         if labels:
             raise DataError(f"{name}: JPEG changes label values; save label maps as PNG or TIFF")
-        return decode_jpeg(content, name=name)
-    raise DataError(f"{name}: expected an image as .png, .jpg or .tif")
+        return decode_jpeg(content, name=name, notes=notes)
+    raise DataError(f"{name}: expected an image as .png, .jpg, .tif or .gif")
 
 
-def read_image(path: Path, *, labels: bool = False) -> np.ndarray:
+def read_image(path: Path, *, labels: bool = False, notes: list[str] | None = None) -> np.ndarray:
     """The image in a file; see `decode_image`."""
-    return decode_image(read_file(path, error=DataError), name=str(path), labels=labels)
+    return decode_image(read_file(path, error=DataError), name=str(path), labels=labels, notes=notes)

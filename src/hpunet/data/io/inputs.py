@@ -20,7 +20,7 @@ from hpunet.data.types import SetInfo
 from hpunet.errors import DataError
 from hpunet.utils.files import check_file, read_file
 
-ENDINGS = (*NIFTI_ENDINGS, ".png", ".jpg", ".jpeg", ".tif", ".tiff", ".npy", ".dcm")
+ENDINGS = (*NIFTI_ENDINGS, ".png", ".jpg", ".jpeg", ".tif", ".tiff", ".gif", ".npy", ".dcm")
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def read_input(path: Path, *, name: str, info: SetInfo, window: Window | None = 
 
 
 def read_stored(path: Path | Sequence[Path]) -> Stored:
-    """A PNG, JPEG, TIFF, .npy array (h, w) or (h, w, c), NIfTI volume, or DICOM file.
+    """A PNG, JPEG, TIFF, GIF, .npy array (h, w) or (h, w, c), NIfTI volume, or DICOM file.
 
     A DICOM series is a folder, or a sequence of its files.
     """
@@ -81,7 +81,8 @@ def read_stored(path: Path | Sequence[Path]) -> Stored:
         return Stored(decode_nifti(content, name=str(path)).slices, Geometry.from_nifti(header), header)
     if path.suffix.lower() == ".npy":
         return Stored(_read_npy(path)[None])
-    return Stored(read_image(path)[None])
+    notes: list[str] = []
+    return Stored(read_image(path, notes=notes)[None], notes=tuple(notes))
 
 
 def to_input(stored: Stored, *, name: str, where: str, info: SetInfo, window: Window | None = None) -> Input:
@@ -95,17 +96,32 @@ def to_input(stored: Stored, *, name: str, where: str, info: SetInfo, window: Wi
     chosen = chosen or info.intensity_window
     by_range = stored.header is not None and info.image_bits == 32
     planes = to_planes(values, by_range=by_range, window=chosen, name=where)
-    if planes.shape[1] != info.in_channels:
-        mode = {1: "L", 3: "RGB"}.get(info.in_channels)
-        how = f"; convert it, for instance by Pillow: Image.open(FILE).convert({mode!r}).save(OTHER)" if mode else ""
-        raise DataError(f"{where}: {planes.shape[1]} channel(s), the model was trained on {info.in_channels}{how}")
     if chosen is None and 8 * planes.itemsize != info.image_bits:
+        low, high = range_of(values)
         raise DataError(
-            f"{where}: {values.dtype} pixels, the model was trained on images of {info.image_bits} bits; say which "
-            f"stored values are 0 and 1 in training with --window: {CHOICES}"
+            f"{where}: {values.dtype} pixels from {low:g} to {high:g}, the model was trained on images of "
+            f"{info.image_bits} bits; say which stored values are 0 and 1 in training with --window: {CHOICES}"
         )
     notes = (*stored.notes, *_range_notes(values, planes, window=chosen))
-    return Input(name, unit_floats(planes), stored.header, stored.geometry, notes)
+    if values.ndim == 4 and values.shape[3] in (2, 4):
+        notes = (*notes, "The alpha channel, opaque everywhere, is dropped.")
+    planes, changes = _in_channels(planes, info.in_channels, name=where)
+    return Input(name, unit_floats(planes), stored.header, stored.geometry, (*notes, *changes))
+
+
+def _in_channels(planes: np.ndarray, num_channels: int, *, name: str) -> tuple[np.ndarray, list[str]]:
+    """As many channels as the model has, where grey is not guessed."""
+    found = planes.shape[1]
+    if found == num_channels:
+        return planes, []
+    if (found, num_channels) == (1, 3):
+        return np.repeat(planes, 3, axis=1), ["The grey image is used as red, green and blue."]
+    if (found, num_channels) == (3, 1) and (planes == planes[:, :1]).all():
+        return planes[:, :1], ["Red, green and blue are the same and are used as grey."]
+    how = (
+        "; convert it, for instance by Pillow: Image.open(FILE).convert('L').save(OTHER)" if num_channels == 1 else ""
+    )
+    raise DataError(f"{name}: {found} channel(s), the model was trained on {num_channels}{how}")
 
 
 def _range_notes(values: np.ndarray, planes: np.ndarray, *, window: Window | None) -> list[str]:

@@ -15,6 +15,8 @@ def to_planes(
     stay as stored, unless `by_range`; then, and for all other types, the minimum and maximum of the file become 0 and
     1 (a constant file: 0).
     """
+    if values.dtype == np.bool_:
+        values = values.astype(np.uint8) * np.uint8(255)
     planes = np.moveaxis(_without_alpha(values, name=name), -1, 1)
     if window is None and not by_range and planes.dtype in (np.uint8, np.uint16):
         return planes
@@ -53,6 +55,7 @@ def _without_alpha(picture: np.ndarray, *, name: str) -> np.ndarray:
         raise DataError(f"{name}: expected grey or RGB, got {channels} channels")
     if channels in (1, 3):
         return picture
-    if picture.dtype.kind != "u" or (picture[..., -1] != np.iinfo(picture.dtype).max).any():
+    opaque = np.iinfo(picture.dtype).max if picture.dtype.kind == "u" else 1
+    if (picture[..., -1] != opaque).any():
         raise DataError(f"{name}: is partly transparent; save it as grey or RGB without an alpha channel")
     return picture[..., :-1]

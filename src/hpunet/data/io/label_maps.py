@@ -17,6 +17,8 @@ def check_num_random_ids(num_random_ids: int, *, num_fixed_classes: int) -> None
 
 def as_integers(values: Shaped[np.ndarray, "*shape"], *, name: str) -> Integer[np.ndarray, "*shape"]:
     """Label values as integers from 0; floats, which NIfTI files hold, must all be whole."""
+    if values.dtype == np.bool_:
+        return values.astype(np.uint8)
     if values.dtype.kind == "f":
         if not (np.isfinite(values) & (values == np.rint(values)) & (np.abs(values) < 2**31)).all():
             raise DataError(f"{name}: expected labels, got fractions or non-finite values")
