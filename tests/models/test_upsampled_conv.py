@@ -60,6 +60,16 @@ def test_hpunet_upsamples_large_channels_last_maps_only_in_the_skip(monkeypatch:
     torch.testing.assert_close(*outputs)
 
 
+def test_gradients_lie_in_memory_as_the_parameters_do() -> None:
+    """Else DistributedDataParallel warns of their strides."""
+    stage = residual_stage(9, 4, 1).to(memory_format=torch.channels_last)
+    x, features = seeded(2, 5, 32, 32).float(), seeded(2, 4, 64, 64).float()
+    run_upsampled(stage, x, features).sum().backward()
+    for name, parameter in stage.named_parameters():
+        assert parameter.grad is not None
+        assert parameter.grad.stride() == parameter.stride(), name
+
+
 COMPILED = """
 import torch
 from hpunet.models.blocks import residual_stage

@@ -36,10 +36,14 @@ def _run_block(block: ResidualBlock, x: Tensor, features: Tensor) -> Tensor:
     first, skip, n = block.convs[0], block.skip, x.shape[1]
     assert isinstance(first, nn.Conv2d)
     assert skip is not None
-    residual = F.conv2d(F.relu(features), first.weight[:, n:], first.bias, padding=1)
-    residual = block.after_first_conv(residual.add_(conv_upsampled(F.relu(x), first.weight[:, :n])))
-    residual.add_(F.conv2d(features, skip.weight[:, n:], skip.bias))
-    return residual.add_(upsample_nearest(F.conv2d(x, skip.weight[:, :n])))
+    # With slices instead of `split`, gradients would be laid out differently from the weights.
+    (first_of_x, first_weight), (skip_of_x, skip_weight) = (
+        conv.weight.split((n, conv.in_channels - n), dim=1) for conv in (first, skip)
+    )
+    residual = F.conv2d(F.relu(features), first_weight, first.bias, padding=1)
+    residual = block.after_first_conv(residual.add_(conv_upsampled(F.relu(x), first_of_x)))
+    residual.add_(F.conv2d(features, skip_weight, skip.bias))
+    return residual.add_(upsample_nearest(F.conv2d(x, skip_of_x)))
 
 
 def conv_upsampled(x: Float[Tensor, "b f h w"], weight: Float[Tensor, "o f 3 3"]) -> Float[Tensor, "b o h2 w2"]:
