@@ -1,5 +1,6 @@
 """`hpunet sample` and `hpunet instances` on files, with untrained networks: what is written, and what is refused."""
 
+import gzip
 import json
 import shutil
 from collections.abc import Callable, Sequence
@@ -12,6 +13,7 @@ import nibabel
 import numpy as np
 import pytest
 import torch
+from lidc_study import Series
 from PIL import Image
 from scipy.spatial.transform import Rotation
 from tiny_run import tiny_settings
@@ -356,6 +358,37 @@ def test_images_of_one_name_go_by_their_paths(hpunet_command: Callable[..., Any]
         result = hpunet_command(*words, save_image(other), "--out", "not")
         assert expected in str(result.exception)
         assert not Path("not").exists()
+
+
+def test_results_of_dicom_name_no_patient(hpunet_command: Callable[..., Any], tmp_path: Path) -> None:
+    secrets = ("MUELLER", "PID4711", "1.3.6.1.4.1.99")
+
+    def name_patient(number: int, data: Any) -> None:
+        data.PatientName, data.StudyInstanceUID = "MUELLER^EVA", "1.3.6.1.4.1.99.2"
+
+    series = Series("PID4711", "1.3.6.1.4.1.99.1", num_slices=2, shape=(16, 16))
+    folder = series.write(tmp_path / "in", name_patient).rename(tmp_path / "1.3.6.1.4.1.99.1")
+    broken = tmp_path / "broken.dcm"
+    broken.write_bytes((folder / "1-000.dcm").read_bytes()[:-9])
+    words = ("--window", "-1000", "400", "--samples", 2, "--out", "out")
+    result = hpunet_command("sample", "lesions", folder, broken, *words)
+    assert "broken.dcm" in result.stderr
+    written = [path for path in Path("out").rglob("*") if path.is_file()]
+    assert {path.suffix for path in written} == {".png", ".json", ".gz"}
+    shown = [result.stdout, *map(str, written), result.stderr.replace(str(broken), "")]
+    for path in written:
+        content = path.read_bytes()
+        shown.append((gzip.decompress(content) if path.suffix == ".gz" else content).decode("latin-1"))
+    assert not [text[:200] for text in shown if any(secret in text for secret in secrets)]
+
+
+def test_texts_of_nifti_headers_are_left_out(hpunet_command: Callable[..., Any]) -> None:
+    volume = nibabel.Nifti1Image(np.zeros((8, 8, 1), dtype=np.uint8), np.eye(4))
+    for name in ("descrip", "db_name", "aux_file", "intent_name"):
+        volume.header[name] = b"MUELLER^EVA"
+    nibabel.save(volume, "v.nii.gz")
+    assert hpunet_command("sample", "lesions", "v.nii.gz", "--out", "out", "--samples", 1).exit_code == 0
+    assert b"MUELLER" not in gzip.decompress(Path("out/v/mean.nii.gz").read_bytes())
 
 
 def test_sheet_enlarges_what_samples_mark_in_a_small_part() -> None:

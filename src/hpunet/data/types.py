@@ -175,20 +175,21 @@ def check_split(split: str) -> None:
         raise ConfigError(f"split: expected one of {', '.join(SPLITS)}, got {split!r}")
 
 
-def check_disjoint(patients: Mapping[str, Iterable[str]], *, where: str) -> None:
-    """Raise a `DataError` if a patient is in two splits; `patients` are by split."""
-    split_of: dict[str, str] = {}
-    for split, members in patients.items():
-        for patient in sorted(set(members)):
-            if split_of.setdefault(patient, split) != split:
-                both = f"both {split_of[patient]} and {split}"
-                raise DataError(f"{where}: patient {patient} is in {both}; split by patient")
+def check_disjoint(images: Mapping[str, Iterable[Identity]], *, where: str) -> None:
+    """Raise a `DataError` if a patient has images in two splits. It names the images, not the patient."""
+    first: dict[str, tuple[str, str]] = {}
+    for split, members in images.items():
+        for patient, key in sorted(set(members)):
+            other, other_key = first.setdefault(patient, (split, key))
+            if other != split:
+                both = f"{other_key} in {other} and {key} in {split}"
+                raise DataError(f"{where}: {both} are of one patient; split by patient")
 
 
 def refuse_shared_patients(sources: Sequence[Source]) -> None:
     """Raise a `DataError` if a patient has samples in two of the sources."""
-    patients = {source.split: {identity.patient for identity in source.identities} for source in sources}
-    check_disjoint(patients, where=sources[0].info.kind if sources else "")
+    images = {source.split: source.identities for source in sources}
+    check_disjoint(images, where=sources[0].info.kind if sources else "")
 
 
 def refuse_other_data(source: Source, *, info: SetInfo, same_ids: bool = True) -> None:

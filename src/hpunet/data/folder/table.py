@@ -5,7 +5,7 @@ import io
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from hpunet.data.types import SPLITS, check_disjoint, split_by_patient
+from hpunet.data.types import SPLITS, Identity, check_disjoint, split_by_patient
 from hpunet.errors import ConfigError, DataError
 
 MAX_TABLE_BYTES = 2**23
@@ -54,8 +54,8 @@ def assign_splits(entries: Mapping[str, Entry], *, val_every: int | None, seed: 
     if any(entry.split for entry in entries.values()):
         if val_every is not None:
             raise ConfigError(f"val_every: {name} names splits already")
-        patients_of = {s: [entry.patient for entry in entries.values() if entry.split == s] for s in SPLITS}
-        check_disjoint(patients_of, where=name)
+        images = {s: [Identity(e.patient, file) for file, e in entries.items() if e.split == s] for s in SPLITS}
+        check_disjoint(images, where=name)
         return {file: str(entry.split) for file, entry in entries.items()}
     if val_every is not None:
         chosen = {"val": patients[::val_every]}

@@ -1,5 +1,7 @@
 """Images to segment, without labels: an image or the slices of a volume, scaled like the training images."""
 
+import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +22,7 @@ from hpunet.data.types import SetInfo
 from hpunet.errors import DataError
 from hpunet.utils.files import check_file, read_file
 
+_UID = re.compile(r"\d+(\.\d+){4}")
 ENDINGS = (*NIFTI_ENDINGS, ".png", ".jpg", ".jpeg", ".tif", ".tiff", ".gif", ".npy", ".dcm")
 
 
@@ -50,10 +53,14 @@ class Input:
 
 
 def input_name(path: Path) -> str:
-    """The name of a file without its ending, of which '.nii.gz' is one, or of a folder."""
+    """The name of a file without its ending, of which '.nii.gz' is one, or of a folder.
+
+    A DICOM UID, which leads to a patient, becomes "image-" and a hash of it.
+    """
     known = () if path.is_dir() else ENDINGS
     ending = next((ending for ending in known if path.name.lower().endswith(ending)), "")
-    return path.name[: len(path.name) - len(ending)]
+    name = path.name[: len(path.name) - len(ending)]
+    return f"image-{hashlib.sha256(name.encode()).hexdigest()[:8]}" if _UID.search(name) else name
 
 
 def read_input(path: Path, *, name: str, info: SetInfo, window: Window | None = None) -> Input:

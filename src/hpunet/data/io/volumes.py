@@ -205,7 +205,7 @@ def encode_nifti(slices: Shaped[np.ndarray, "z h w"], *, header: Any | None) -> 
     """A .nii.gz volume of these slices without scaling; the same bytes every time.
 
     With the `header` of another volume of this size, affines, voxel sizes, units and their codes are copied.
-    Extensions, which may hold patient data, are not.
+    Extensions and texts, which may hold patient data, are not.
     """
     nibabel = need("nibabel")
     voxels = np.moveaxis(slices, 0, 2)
@@ -215,6 +215,8 @@ def encode_nifti(slices: Shaped[np.ndarray, "z h w"], *, header: Any | None) -> 
         header = header.copy()
         header.set_data_dtype(slices.dtype)
         header["cal_min"] = header["cal_max"] = 0  # the grey range of the other volume
+        for name in {"descrip", "aux_file", "db_name", "data_type", "intent_name"} & set(header.keys()):
+            header[name] = b""
         image_class = nibabel.Nifti2Image if isinstance(header, nibabel.Nifti2Header) else nibabel.Nifti1Image
         image = image_class(voxels.reshape(header.get_data_shape()), header.get_best_affine(), header)
     image.header.set_slope_inter(1, 0)

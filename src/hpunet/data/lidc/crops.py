@@ -107,11 +107,10 @@ def open_lidc_crops(path: Path, *, split: str, size: int | None = None) -> LidcC
     else:
         raise NoSuchSplitError(f"{path}: holds neither the folder {split}/ nor the archive {split}.tar.gz")
     source = LidcCrops(tree=tree, split=split, size=size)
-    own = {identity.patient for identity in source.identities}
     for other in SPLITS:
         if other != split and (path / other / "images").is_dir():
-            found = (entry.name for entry in (path / other / "images").iterdir())
-            check_disjoint({split: own, other: found}, where=str(path))
+            found = (Identity(entry.name, entry.name) for entry in (path / other / "images").iterdir())
+            check_disjoint({split: source.identities, other: found}, where=str(path))
     return source
 
 

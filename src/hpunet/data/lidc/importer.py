@@ -4,6 +4,7 @@ A patient is one unit of work: crops are moved into place when complete, then a 
 re-run skips patients whose record names no failures.
 """
 
+import hashlib
 import json
 import os
 import re
@@ -151,7 +152,7 @@ def _read(_: Path, path: Path) -> tuple[SliceHeader | Annotations | None, str]:
     try:
         content = read_header(path) if path.suffix.lower() == ".dcm" else read_annotations(path)
         if isinstance(content, SliceHeader) and not _PATIENT_NAME.fullmatch(content.patient):
-            raise DataError(f"{path}: PatientID {content.patient[:64]!r} cannot be the name of a folder")
+            raise DataError(f"{path}: its PatientID cannot be the name of a folder")
         if isinstance(content, Annotations) and len(content.readings) > NUM_GRADERS:
             raise DataError(f"{path}: {len(content.readings)} reading sessions, expected up to {NUM_GRADERS}")
     except DataError as error:
@@ -198,8 +199,7 @@ def _of_one_patient(headers: list[SliceHeader], *, summary: ImportSummary) -> tu
     patient = min(counts, key=lambda name: (-counts[name], name))
     for header in headers:
         if header.patient != patient:
-            reason = f"of patient {header.patient}, but most of series {header.series_uid} is of {patient}"
-            summary.failures.append(f"{header.path}: {reason}")
+            summary.failures.append(f"{header.path}: of another patient than most of its series")
     return patient, [header for header in headers if header.patient == patient]
 
 
@@ -249,7 +249,8 @@ def _import_scan(scan: _Scan, *, staging: Path, record: _Record) -> None:
 
 
 def _inputs(scans: list[_Scan]) -> list[list[Any]]:
-    return [[scan.series_uid, len(scan.headers)] for scan in scans]
+    """What tells whether the files are the same; records hold no UIDs."""
+    return [[hashlib.sha256(scan.series_uid.encode()).hexdigest(), len(scan.headers)] for scan in scans]
 
 
 def _begin_or_resume(out: Path, *, plan: Mapping[str, Any]) -> None:
