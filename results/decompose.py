@@ -18,13 +18,13 @@ import numpy as np
 import torch
 from rich.progress import track
 
-import hpunet
 from hpunet.config.settings import AugmentationSettings
 from hpunet.data.augment import augment
 from hpunet.data.packs import open_pack
 from hpunet.metrics.distributions import PairIoUs, pair_ious
 from hpunet.sampling.sample import sample
 from hpunet.training.build import build_example_builder
+from hpunet.weights.load import load_trained
 
 NUM_SAMPLES, BATCH = 16, 8
 SPECK = 5
@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("--warp", choices=("none", "rigid", "training"), default="none")
     parser.add_argument("--temperature", type=lambda text: [float(part) for part in text.split(",")], default=1.0)
     args = parser.parse_args()
-    trained = hpunet.load(args.run)
+    trained = load_trained(args.run)
     pack = open_pack(args.data, split=args.split)
     recipe = build_example_builder(trained.settings, info=trained.info)
     warps = {"rigid": AugmentationSettings(elastic=0, shear=0, scale=(1, 1)), "training": recipe.augmentation}

@@ -15,10 +15,11 @@ if TYPE_CHECKING:
     from hpunet.objectives.elbo import ELBO
     from hpunet.objectives.geco import GECO
     from hpunet.objectives.loss import parameter_groups
+    from hpunet.predict.prediction import Prediction
+    from hpunet.predict.predictor import Predictor, load
     from hpunet.sampling.hypotheses import distinct_hypotheses
     from hpunet.sampling.sample import reconstruct, sample
     from hpunet.training.loop import train
-    from hpunet.weights.load import load
 
 __version__ = "0.1.0"
 
@@ -35,11 +36,13 @@ _MODULES = {
     "ELBO": "hpunet.objectives.elbo",
     "GECO": "hpunet.objectives.geco",
     "parameter_groups": "hpunet.objectives.loss",
+    "Prediction": "hpunet.predict.prediction",
+    "Predictor": "hpunet.predict.predictor",
+    "load": "hpunet.predict.predictor",
     "distinct_hypotheses": "hpunet.sampling.hypotheses",
     "reconstruct": "hpunet.sampling.sample",
     "sample": "hpunet.sampling.sample",
     "train": "hpunet.training.loop",
-    "load": "hpunet.weights.load",
 }
 
 __all__ = [
@@ -51,6 +54,8 @@ __all__ = [
     "DivergenceError",
     "HPUNet",
     "HPUNetError",
+    "Prediction",
+    "Predictor",
     "ProbUNet",
     "distinct_hypotheses",
     "example",

@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import nibabel
@@ -16,39 +15,26 @@ import torch
 from lidc_study import Series
 from PIL import Image
 from scipy.spatial.transform import Rotation
-from tiny_run import tiny_settings
 from typer import Typer
 from typer.testing import CliRunner
+from untrained import make_trained
 
-import hpunet.weights.load
+import hpunet
+import hpunet.predict.predictor
 from hpunet.cli.instances import instances_command
 from hpunet.cli.options import CommandWithWindow
 from hpunet.cli.sample import sample_command
 from hpunet.data.io.images import read_image
 from hpunet.data.synthetic.source import INFO, open_synthetic
-from hpunet.data.types import SetInfo
 from hpunet.errors import DataError, HPUNetError
-from hpunet.models.hpunet import HPUNet
 from hpunet.predict.contact_sheet import marked_part, sample_sheet
-from hpunet.predict.draw import SamplingOptions, parse_scales, sample_image
+from hpunet.predict.draw import ImageSamples, SamplingOptions, parse_scales, sample_image
 from hpunet.predict.instances import instances_picture
 from hpunet.predict.output_folder import result_folder
 from hpunet.sampling.hypotheses import distinct_hypotheses
 from hpunet.sampling.tiling import Tiled, choose_sampler
 from hpunet.utils.label_painter import PALETTE
 from hpunet.weights.load import TrainedModel
-
-
-def make_trained(info: SetInfo = INFO["lesions"], **changes: Any) -> TrainedModel:
-    """A network that has learnt nothing, but whose samples differ."""
-    torch.manual_seed(0)
-    arguments: dict[str, Any] = {"channels": (4, 6, 6), "latent_dims": (1, 1), "blocks_per_scale": 1} | changes
-    model = HPUNet(in_channels=info.in_channels, num_classes=info.num_classes, **arguments).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(1.5)
-        model.logits.weight.mul_(10)
-    return TrainedModel("run", model, tiny_settings(), info, 7, torch.device("cpu"))
 
 
 @pytest.fixture
@@ -60,7 +46,7 @@ def hpunet_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[
     app.command(name="instances", cls=CommandWithWindow)(instances_command)
     models = {"lesions": make_trained(), "neurites": make_trained(INFO["neurites"])}
     models["streets"] = make_trained(INFO["streets"])
-    monkeypatch.setattr(hpunet.weights.load, "load", lambda run, **_how: models[str(run)])
+    monkeypatch.setattr(hpunet.predict.predictor, "load_trained", lambda run, **_: models[str(run)])
     return lambda *words: CliRunner().invoke(app, [str(word) for word in words])
 
 
@@ -484,7 +470,8 @@ def perfect(trained: TrainedModel, truth: dict[bytes, np.ndarray]) -> Callable[.
         rng = np.random.default_rng(options.seed)
         ids = rng.choice(info.stochastic_classes, size=(options.num_samples, labels.max() + 1))
         ids[:, : info.num_fixed_classes] = np.arange(info.num_fixed_classes)
-        return SimpleNamespace(labels=ids[:, labels].astype(np.uint8))
+        blank = np.zeros(labels.shape, dtype=np.float32)
+        return ImageSamples(ids[:, labels].astype(np.uint8), blank, blank, [], None)
 
     return draw_truth
 
@@ -497,7 +484,7 @@ def test_instances_of_a_perfect_sampler_are_the_true_ones(
 ) -> None:
     source = open_synthetic(kind, split="val", num_images=2, size=128)
     truth = {source[i].image.tobytes(): source[i].labels[0] for i in range(2)}
-    monkeypatch.setattr("hpunet.predict.instances.sample_image", perfect(make_trained(INFO[kind]), truth))
+    monkeypatch.setattr("hpunet.predict.predictor.sample_image", perfect(make_trained(INFO[kind]), truth))
     words = ("--set", "num_images=2", "--set", "size=128", *how)
     result = hpunet_command("instances", kind, "--data", f"synthetic:{kind}", *words, "--out", "out")
     assert result.exit_code == 0, result.output

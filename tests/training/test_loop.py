@@ -11,7 +11,6 @@ import pytest
 import torch
 from tiny_run import PUNET, WITHOUT_GECO, tiny_settings, untrained_model, write_tiny_pack
 
-import hpunet
 from hpunet.cli.progress import TrainingProgress
 from hpunet.config.settings import Settings
 from hpunet.data.open import pack_data
@@ -27,7 +26,7 @@ from hpunet.utils import files as storage
 from hpunet.utils.files import parse_json
 from hpunet.utils.signals import Interrupted, stop_on_signals
 from hpunet.weights.checkpoints import latest_checkpoint, load_checkpoint, save_checkpoint
-from hpunet.weights.load import publish
+from hpunet.weights.load import load_trained, publish
 
 CPU = torch.device("cpu")
 
@@ -213,7 +212,7 @@ def test_train_from_a_run_begins_with_its_weights_and_says_so(pack: Path, tmp_pa
     said: list[str] = []
     quietly(hardly, pack=pack, run=tmp_path / "second", start=tmp_path / "first", say=said.append)
     assert "starting from the weights of first, iteration 12" in said
-    given = hpunet.load(tmp_path / "first").model.state_dict()  # the averaged ones
+    given = load_trained(tmp_path / "first").model.state_dict()  # the averaged ones
     begun = load_checkpoint(tmp_path / "second" / "checkpoints" / "step-00000001")
     for group in ("model", "averaged"):
         for name, tensor in begun.tensors[group].items():
@@ -235,7 +234,7 @@ def test_train_from_a_run_with_other_classes_keeps_what_does_not_depend_on_them(
     quietly(hardly, pack="synthetic:neurites", run=tmp_path / "neurites", **how)
     (line,) = (line for line in said if line.startswith("starting from"))
     anew = set(line.partition("differ: ")[2].split(", "))
-    given, begun = (hpunet.load(tmp_path / name).model.state_dict() for name in ("lesions", "neurites"))
+    given, begun = (load_trained(tmp_path / name).model.state_dict() for name in ("lesions", "neurites"))
     same = {name for name in given if given[name].shape == begun[name].shape}
     assert anew == given.keys() - same
     assert {name.split(".")[0] for name in anew} == {"logits", "posterior"}
@@ -249,7 +248,7 @@ def test_train_from_another_network_says_how_to_have_it_before_anything_is_packe
     words = r"wide: has a different network.* --set 'model.channels=\[4, 8\]' --set model.blocks_per_scale=2"
     with pytest.raises(ConfigError, match=words):
         quietly(tiny_settings(), pack=tmp_path / "nowhere", run=tmp_path / "run", start=tmp_path / "wide")
-    publish(hpunet.load(tmp_path / "wide"), out=tmp_path / "some", name="some", posterior=False)
+    publish(load_trained(tmp_path / "wide"), out=tmp_path / "some", name="some", posterior=False)
     with pytest.raises(CheckpointError, match="are for sampling only"):
         quietly(wide, pack=pack, run=tmp_path / "run", start=tmp_path / "some")
 

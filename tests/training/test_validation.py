@@ -21,7 +21,7 @@ from hpunet.metrics import rand_error
 from hpunet.reports.saved_run import read_run
 from hpunet.training.loop import train
 from hpunet.training.validation import Validation, swapped
-from hpunet.weights.load import load
+from hpunet.weights.load import load_trained
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_validation_scores_like_hpunet_evaluate(tmp_path: Path) -> None:
     settings = tiny_settings("optimiser.iterations=2", "logging.validate_images=100")
     pack = write_tiny_pack(tmp_path / "pack")
     newest = train(settings, data=str(pack), run=tmp_path / "run", device=torch.device("cpu"), say=lambda _line: None)
-    trained, val = load(tmp_path / "run"), open_pack(pack, split="val")
+    trained, val = load_trained(tmp_path / "run"), open_pack(pack, split="val")
     scorer = Scorer(model=trained.model, info=val.info, crop=(16, 16), num_samples=2)
     evaluate(scorer, source=val, folder=tmp_path / "evaluation")
     rows = read_rows(tmp_path / "evaluation" / ROWS_FILE)

@@ -8,6 +8,7 @@ import hpunet
 from hpunet.errors import CheckpointError, ConfigError, HPUNetError
 from hpunet.training.loop import train
 from hpunet.weights.checkpoints import load_checkpoint, save_checkpoint
+from hpunet.weights.load import load_trained
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +20,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_load_gives_the_averaged_weights_and_what_the_data_were(run: Path) -> None:
-    found = hpunet.load(run, device="cpu")
+    found = load_trained(run, device="cpu")
     saved = load_checkpoint(run / "checkpoints" / "step-00000012")
     assert (found.name, found.step, found.info.kind) == ("run", 12, "synthetic-lesions")
     assert (found.info.num_classes, found.info.stochastic_classes) == (2, (1,))
@@ -31,35 +32,35 @@ def test_load_gives_the_averaged_weights_and_what_the_data_were(run: Path) -> No
 
 
 def test_load_gives_the_raw_weights_when_asked(run: Path) -> None:
-    found = hpunet.load(run, weights="raw", device="cpu").model.state_dict()
+    found = load_trained(run, weights="raw", device="cpu").model.state_dict()
     saved = load_checkpoint(run / "checkpoints" / "step-00000012").tensors
     assert all(torch.equal(value, saved["model"][name]) for name, value in found.items())
     assert any(not torch.equal(value, saved["averaged"][name]) for name, value in found.items())
     with pytest.raises(ConfigError, match="one set"):
-        hpunet.load("lidc-hpu-2026", weights="raw")
+        load_trained("lidc-hpu-2026", weights="raw")
     with pytest.raises(ConfigError, match="expected ema or raw"):
-        hpunet.load(run, weights="best")
+        load_trained(run, weights="best")
 
 
 def test_load_takes_a_checkpoint_by_name(run: Path) -> None:
-    assert hpunet.load(run, checkpoint="step-00000005", device="cpu").step == 5
-    assert hpunet.load(run, checkpoint="best", device="cpu").step in (6, 12)
+    assert load_trained(run, checkpoint="step-00000005", device="cpu").step == 5
+    assert load_trained(run, checkpoint="best", device="cpu").step in (6, 12)
 
 
 def test_load_says_what_is_wrong(run: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no such folder"):
-        hpunet.load(tmp_path / "nowhere")
+        load_trained(tmp_path / "nowhere")
     (tmp_path / "crop.png").touch()
     with pytest.raises(CheckpointError, match=r"crop.png: is a file; expected .*run folder"):
-        hpunet.load(tmp_path / "crop.png")
+        load_trained(tmp_path / "crop.png")
     for checkpoint in ("latest", "best"):
         with pytest.raises(CheckpointError, match=r"not a run's folder \(no settings.json\)"):
-            hpunet.load(tmp_path, checkpoint=checkpoint)
+            load_trained(tmp_path, checkpoint=checkpoint)
     (tmp_path / "settings.json").write_text("{}")
     with pytest.raises(CheckpointError, match="has no checkpoint yet"):
-        hpunet.load(tmp_path)
+        load_trained(tmp_path)
     with pytest.raises(CheckpointError, match=r"worst: no such checkpoint.*; there are latest, best, step-"):
-        hpunet.load(run, checkpoint="worst")
+        load_trained(run, checkpoint="worst")
     whole = load_checkpoint(run / "checkpoints" / "step-00000012")
     for state, words in (
         ({}, "info, settings missing"),
@@ -68,8 +69,8 @@ def test_load_says_what_is_wrong(run: Path, tmp_path: Path) -> None:
     ):
         save_checkpoint(tmp_path / "checkpoints", step=1, tensors=whole.tensors, state=state)
         with pytest.raises(HPUNetError, match=words):
-            hpunet.load(tmp_path)
+            load_trained(tmp_path)
     fewer = {"model": {}, "averaged": {}}
     save_checkpoint(tmp_path / "checkpoints", step=1, tensors=fewer, state=whole.state)
     with pytest.raises(CheckpointError, match="belongs to another model: missing"):
-        hpunet.load(tmp_path)
+        load_trained(tmp_path)

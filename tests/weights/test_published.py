@@ -21,7 +21,7 @@ from hpunet.errors import CheckpointError, ConfigError, HPUNetError
 from hpunet.training.loop import train
 from hpunet.utils.files import dump_hashed_json, parse_json
 from hpunet.weights import published
-from hpunet.weights.load import publish
+from hpunet.weights.load import load_trained, publish
 from hpunet.weights.published import DESCRIPTION, POSTERIOR, SAMPLING, cache_folder, published_names, read_published
 from hpunet.weights.safetensors_io import decode
 
@@ -53,7 +53,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def folder(place: Path, home: Path) -> Path:
     """The published weights of the first run, in the cache."""
     target = home / "pretrained" / NAME
-    publish(hpunet.load(place / "hpu", device="cpu"), out=target, name=NAME, credit=CREDIT)
+    publish(load_trained(place / "hpu", device="cpu"), out=target, name=NAME, credit=CREDIT)
     return target
 
 
@@ -67,9 +67,9 @@ def redescribe(folder: Path, **changes: Any) -> None:
 
 @pytest.mark.parametrize("kind", ["hpu", "punet"])
 def test_a_published_model_is_the_run_rounded_to_half(place: Path, home: Path, kind: str) -> None:
-    run = hpunet.load(place / kind, device="cpu")
+    run = load_trained(place / kind, device="cpu")
     files = publish(run, out=home / "pretrained" / NAME, name=NAME, credit=CREDIT)
-    found = hpunet.load(NAME, device="cpu")
+    found = load_trained(NAME, device="cpu")
     assert (found.name, found.step, found.credit, found.has_posterior) == (NAME, 2, CREDIT, True)
     assert (found.settings, found.info) == (run.settings, run.info)
     expected = run.model.state_dict()
@@ -90,18 +90,18 @@ def test_a_published_model_is_the_run_rounded_to_half(place: Path, home: Path, k
 @pytest.mark.parametrize("kind", ["hpu", "punet"])
 def test_without_its_posterior_it_samples_and_says_what_is_missing(place: Path, home: Path, kind: str) -> None:
     folder = home / "pretrained" / NAME
-    publish(hpunet.load(place / kind, device="cpu"), out=folder, name=NAME)
+    publish(load_trained(place / kind, device="cpu"), out=folder, name=NAME)
     image, labels = torch.rand(1, 1, 16, 16), torch.zeros(1, 16, 16, dtype=torch.long)
 
     def drawn() -> torch.Tensor:
-        model = hpunet.load(NAME, device="cpu").model
+        model = load_trained(NAME, device="cpu").model
         generator = torch.Generator().manual_seed(0)
         return hpunet.sample(model, image=image, num_samples=2, generator=generator).labels
 
     whole = drawn()
     (folder / POSTERIOR).unlink()
     assert torch.equal(drawn(), whole)
-    found = hpunet.load(NAME, device="cpu")
+    found = load_trained(NAME, device="cpu")
     assert not found.has_posterior
     words = f"for sampling only.*needs {POSTERIOR}"
     with pytest.raises(CheckpointError, match=words):
@@ -113,7 +113,7 @@ def test_without_its_posterior_it_samples_and_says_what_is_missing(place: Path, 
     with pytest.raises(ConfigError, match="has no posterior to export"):
         publish(found, out=home / "again", name=NAME)
     assert publish(found, out=home / "again", name=NAME, posterior=False).keys() == {SAMPLING}
-    assert not hpunet.load(home / "again", device="cpu").has_posterior
+    assert not load_trained(home / "again", device="cpu").has_posterior
 
 
 def test_names_are_looked_for_in_the_package_then_in_the_cache(
@@ -124,16 +124,16 @@ def test_names_are_looked_for_in_the_package_then_in_the_cache(
     assert published_names() == [NAME]
     shutil.copytree(folder, package / "pretrained" / NAME)
     redescribe(package / "pretrained" / NAME, step=77)
-    assert hpunet.load(NAME, device="cpu").step == 77
+    assert load_trained(NAME, device="cpu").step == 77
     assert published_names() == [NAME]
     for word in ("unknown-one", "Not A Name", "../pretrained", f"../{NAME}", "x"):
         with pytest.raises(CheckpointError, match="no such folder"):
-            hpunet.load(word)
+            load_trained(word)
     looked = f"known: {NAME}; looked in {package / 'pretrained'} and {folder.parent}"
     with pytest.raises(CheckpointError, match=f"^unknown-one: no such folder .*no published weights.*{looked}"):
-        hpunet.load("unknown-one")
+        load_trained("unknown-one")
     with pytest.raises(CheckpointError, match=f"^{NAME.upper()}: no such folder .*known: {NAME};"):
-        hpunet.load(NAME.upper())
+        load_trained(NAME.upper())
 
 
 def test_the_package_itself_is_a_place() -> None:
@@ -165,24 +165,24 @@ def test_cache_folder_is_in_hpunet_home_or_the_users_cache(monkeypatch: pytest.M
 
 
 def test_a_folder_wins_over_a_name(folder: Path, place: Path, tmp_path: Path) -> None:
-    assert hpunet.load(NAME, device="cpu").credit == CREDIT
+    assert load_trained(NAME, device="cpu").credit == CREDIT
     shutil.copytree(place / "punet", tmp_path / "work" / NAME)
-    assert hpunet.load(NAME, device="cpu").settings.model.kind == "punet"
+    assert load_trained(NAME, device="cpu").settings.model.kind == "punet"
     shutil.rmtree(tmp_path / "work" / NAME)
     (tmp_path / "work" / NAME).mkdir()
     with pytest.raises(CheckpointError, match=r"not a run's folder.*It hides the published weights of this name in"):
-        hpunet.load(NAME)
+        load_trained(NAME)
 
 
 def test_published_weights_can_be_used_by_their_folder(folder: Path, tmp_path: Path) -> None:
     other = shutil.copytree(folder, tmp_path / "Any Folder")
-    assert hpunet.load(other, device="cpu").name == NAME
-    assert hpunet.load(other, device="cpu", name="mine").name == "mine"
+    assert load_trained(other, device="cpu").name == NAME
+    assert load_trained(other, device="cpu", name="mine").name == "mine"
     with pytest.raises(ConfigError, match="published weights have no 'best'"):
-        hpunet.load(NAME, checkpoint="best")
+        load_trained(NAME, checkpoint="best")
     shutil.copytree(folder, folder.with_name("other-name"))
     with pytest.raises(CheckpointError, match=f"says that its name is '{NAME}', not 'other-name'"):
-        hpunet.load("other-name")
+        load_trained("other-name")
 
 
 def test_damage_anywhere_is_refused_by_the_files_name(folder: Path) -> None:
@@ -200,10 +200,10 @@ def test_damage_anywhere_is_refused_by_the_files_name(folder: Path) -> None:
         path.write_bytes(content)
     (folder / SAMPLING).unlink()
     with pytest.raises(CheckpointError, match=f"{SAMPLING}: cannot be read: it does not exist"):
-        hpunet.load(NAME)
+        load_trained(NAME)
     (folder / SAMPLING).mkdir()
     with pytest.raises(CheckpointError, match=f"{SAMPLING}: not a plain file"):
-        hpunet.load(NAME)
+        load_trained(NAME)
 
 
 @pytest.mark.parametrize(
@@ -228,18 +228,18 @@ def test_damage_anywhere_is_refused_by_the_files_name(folder: Path) -> None:
 def test_descriptions_that_say_something_else_are_refused(folder: Path, changes: dict[str, Any], words: str) -> None:
     redescribe(folder, **changes)
     with pytest.raises(HPUNetError, match=words):
-        hpunet.load(NAME)
+        load_trained(NAME)
 
 
 def test_weights_of_another_model_are_refused(folder: Path) -> None:
     settings = parse_json((folder / DESCRIPTION).read_bytes(), name="")["settings"]
     redescribe(folder, settings={**settings, "model": {**settings["model"], "channels": [4, 8]}})
     with pytest.raises(CheckpointError, match="belongs to another model: of another shape"):
-        hpunet.load(NAME)
+        load_trained(NAME)
 
 
 def test_what_cannot_be_published_leaves_nothing_behind(place: Path, home: Path) -> None:
-    trained = hpunet.load(place / "hpu", device="cpu")
+    trained = load_trained(place / "hpu", device="cpu")
     for name in ("", "x", "Lidc", "a b", "../x", "a/b", ".hidden", "x" * 65):
         with pytest.raises(ConfigError, match=r"name: expected 2 to 64 of a-z"):
             publish(trained, out=home / "out", name=name)
@@ -306,7 +306,7 @@ def test_sample_takes_a_temperature_for_each_scale(place: Path, home: Path) -> N
 @pytest.mark.parametrize("kind", ["hpu", "punet"])
 def test_export_with_a_temperature_samples_as_the_run_does_with_it(place: Path, home: Path, kind: str) -> None:
     export_command(run=place / kind, out=home / "cool", name="cool", temperature="0.5", credit="Somebody.")
-    cool, run = hpunet.load(home / "cool", device="cpu"), hpunet.load(place / kind, device="cpu")
+    cool, run = load_trained(home / "cool", device="cpu"), load_trained(place / kind, device="cpu")
     assert cool.credit.startswith("Somebody.\nThe prior's standard deviations are 0.5 times")
     image, labels = torch.rand(2, 1, 16, 16), torch.randint(2, (2, 16, 16))
 
@@ -324,7 +324,7 @@ def test_export_with_a_temperature_samples_as_the_run_does_with_it(place: Path, 
 
 def test_export_with_orientations_makes_them_the_default(place: Path, home: Path, tmp_path: Path) -> None:
     export_command(run=place / "hpu", out=home / "orient", name="orient", orientations=8)
-    orient, run = hpunet.load(home / "orient", device="cpu"), hpunet.load(place / "hpu", device="cpu")
+    orient, run = load_trained(home / "orient", device="cpu"), load_trained(place / "hpu", device="cpu")
     assert (orient.model.orientations, run.model.orientations) == (8, 1)
     evaluate_command(runs=[home / "orient"], data=str(place / "pack"), samples=2, out=tmp_path / "a")
     evaluate_command(runs=[place / "hpu"], data=str(place / "pack"), samples=2, out=tmp_path / "b", orientations=8)

@@ -129,9 +129,9 @@ def _evaluate_run(
     from hpunet.evaluation.scorer import Scorer
     from hpunet.kernels.dispatch import fast_sampler
     from hpunet.utils.distributed import rank
-    from hpunet.weights.load import load, require_posterior, set_orientations, set_temperature
+    from hpunet.weights.load import load_trained, require_posterior, set_orientations, set_temperature
 
-    trained = load(run, checkpoint=checkpoint, weights=weights, device=device, name=name)
+    trained = load_trained(run, checkpoint=checkpoint, weights=weights, device=device, name=name)
     trained = set_orientations(trained, orientations)
     require_posterior(trained, where=run)
     set_temperature(trained, temperature)

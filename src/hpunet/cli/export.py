@@ -30,10 +30,10 @@ def export_command(
     becomes the default of the weights.
     """
     text, factors = _credit(credit), parse_temperature(temperature)
-    from hpunet.weights.load import load, publish, set_orientations, set_temperature
+    from hpunet.weights.load import load_trained, publish, set_orientations, set_temperature
     from hpunet.weights.published import cache_folder
 
-    trained = set_orientations(load(run, checkpoint=checkpoint, weights=weights, device="cpu"), orientations)
+    trained = set_orientations(load_trained(run, checkpoint=checkpoint, weights=weights, device="cpu"), orientations)
     set_temperature(trained, factors)
     changed = f"The prior's standard deviations are {temperature} times (coarsest scale first) what training gave."
     credits = [text] if text else []

@@ -3,21 +3,22 @@
 import csv
 import io
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from hpunet.cli import options as cli
-from hpunet.cli.progress import console, loading, process_each, skip_existing
+from hpunet.cli.progress import Notes, console, loading, process_each, skip_existing
 from hpunet.config.settings import parse_assignments
 from hpunet.errors import ConfigError
 from hpunet.utils.files import atomic_write
 
 if TYPE_CHECKING:
     from hpunet.data.types import Source
-    from hpunet.weights.load import TrainedModel
+    from hpunet.predict.prediction import Prediction
+    from hpunet.predict.predictor import Predictor
 
 
 _DATA = "Data set with instances, instead of images; also gives Rand errors."
@@ -52,32 +53,35 @@ def instances_command(
         raise ConfigError("instances: expected either images or --data")
     check_image_files(images, data_option=True)
     with loading(quiet=quiet):
-        from hpunet.data.io.inputs import Input, read_input
+        from hpunet.data.io.inputs import Input
         from hpunet.evaluation.images import as_batch, true_instances
         from hpunet.predict.draw import SamplingOptions
-        from hpunet.predict.instances import default_num_samples, rand_error_of, require_instances, segment_file
+        from hpunet.predict.instances import default_num_samples, rand_error_of, require_instances, save_instances
+        from hpunet.predict.output_folder import folder_below
+        from hpunet.predict.predictor import load
         from hpunet.sampling.instances import clustering_threshold
-        from hpunet.sampling.tiling import choose_sampler
-        from hpunet.training.build import autocast_for
-        from hpunet.weights.load import load
 
-        trained = load(run, checkpoint=checkpoint, weights=weights)
-        autocast_for("fp32", trained.device)  # no TF32: tiles give what the whole image gives
-    require_instances(trained)
+        predictor = load(run, checkpoint=checkpoint, weights=weights)
+    require_instances(predictor)
     named = name_images(images)
-    choose_sampler(trained.model, size=(1, 1), tile=tile)
-    chosen, num_samples = parse_slices(slices), samples or default_num_samples(trained.info)
+    chosen, num_samples = parse_slices(slices), samples or default_num_samples(predictor.info)
     threshold = clustering_threshold(alpha, num_samples=num_samples)
     sampling = SamplingOptions(num_samples=num_samples, seed=seed, tile=tile, window=window)
-    settings: dict[str, Any] = {"out": out, "options": sampling, "nifti": nifti, "replace": replace}
-    settings |= {"alpha": threshold, "connected": connected}
+    predictor.check(sampling)
+    settings: dict[str, Any] = {"nifti": nifti, "replace": replace, "alpha": threshold, "connected": connected}
+    say = Notes(quiet=quiet)
+
+    def predicted(source: Input, numbers: Sequence[int], advance: Callable[[int], None]) -> Iterator["Prediction"]:
+        for part in predictor.each_slice(source, options=sampling, numbers=numbers, advance=advance):
+            say(*part.notes)
+            yield part
 
     def segment_one(item: tuple[str, Path], begin: Callable[[int], None], advance: Callable[[int], None]) -> None:
         name, path = item
-        source = read_input(path, name=name, info=trained.info, window=window)
+        source = predictor.read(path, name=name, window=window)
         numbers = select_slices(source, chosen, where=str(path))
         begin(len(numbers) * sampling.num_samples)
-        found = segment_file(trained, source=source, slices=numbers, advance=advance, **settings)
+        found = save_instances(predicted(source, numbers, advance), out / name, **settings)
         for where, instances in found.items():
             if not quiet:
                 number = len(set(instances.ravel().tolist()) - {0})
@@ -87,7 +91,7 @@ def instances_command(
         left, num_skipped = skip_existing(named, [name for name, _ in named], out=out, replace=replace)
         process_each(left, segment_one, command="instances", quiet=quiet, num_skipped=num_skipped)
         return
-    source = _open(data, split=split, options=options or [], trained=trained)
+    source = _open(data, split=split, options=options or [], predictor=predictor)
     errors: dict[str, float] = {}
 
     def segment_and_score(index: int, begin: Callable[[int], None], advance: Callable[[int], None]) -> None:
@@ -95,7 +99,8 @@ def instances_command(
         begin(sampling.num_samples)
         image = Input(sample.identity.key, sample.image[None], header=None)
         (truth,) = true_instances(as_batch(sample), source.info)
-        found = segment_file(trained, source=image, slices=[0], truth=truth, advance=advance, **settings)
+        target = folder_below(out, image.name)
+        found = save_instances(predicted(image, [0], advance), target, truth=truth, **settings)
         errors[image.name] = rand_error_of(found[image.name], truth=truth, valid=sample.valid)
         if not quiet:
             error = errors[image.name]
@@ -127,18 +132,18 @@ def _summarise(errors: Mapping[str, float], *, out: Path, quiet: bool) -> None:
         console.print(f"Mean Rand error of {images}: {mean}", highlight=False)
 
 
-def _open(where: str, *, split: str, options: list[str], trained: "TrainedModel") -> "Source":
+def _open(where: str, *, split: str, options: list[str], predictor: "Predictor") -> "Source":
     """The data, with the options of training if they are of the same kind; refused if they do not fit the model."""
     from hpunet.data.open import adapt_options, open_split
     from hpunet.data.options import to_toml
     from hpunet.data.types import refuse_other_data
 
     changes = parse_assignments(options)
-    chosen = adapt_options(where, kind=trained.info.kind, options=trained.settings.data.options, changes=changes)
+    chosen = adapt_options(where, kind=predictor.info.kind, options=predictor.settings.data.options, changes=changes)
     source = open_split(where, split=split, options=chosen)
-    refuse_other_data(source, info=trained.info, same_ids=False)
+    refuse_other_data(source, info=predictor.info, same_ids=False)
     for name, what in (("image_bits", "bits per pixel"), ("intensity_window", "as intensity window")):
-        mine, theirs = getattr(source.info, name), getattr(trained.info, name)
+        mine, theirs = getattr(source.info, name), getattr(predictor.info, name)
         if mine != theirs:
             raise ConfigError(f"{where}: {to_toml(mine)} {what}, the model was trained with {to_toml(theirs)}")
     return source

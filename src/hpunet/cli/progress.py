@@ -36,6 +36,20 @@ def print_warning(words: str | None) -> None:
         notes.print(f"[bold yellow]warning:[/bold yellow] {escape(words)}", highlight=False, soft_wrap=True)
 
 
+class Notes:
+    """Prints each sentence once, however many images it is said of."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self._quiet, self._said = quiet, set[str]()
+
+    def __call__(self, *sentences: str) -> None:
+        """Print the new ones of these."""
+        for sentence in sentences:
+            if not self._quiet and sentence not in self._said:
+                notes.print(sentence, highlight=False, markup=False, soft_wrap=True)
+            self._said.add(sentence)
+
+
 def loading(*, quiet: bool) -> Status:
     """Shown while torch and the model are loaded."""
     return Console(stderr=True, quiet=quiet).status("loading the model")

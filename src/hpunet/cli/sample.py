@@ -1,7 +1,6 @@
 """`hpunet sample`: samples and distinct hypotheses of image files."""
 
-import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,9 +9,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from hpunet.cli import options as cli
-from hpunet.cli.progress import console, loading, notes, process_each, skip_existing
+from hpunet.cli.progress import Notes, console, loading, process_each, skip_existing
 
 if TYPE_CHECKING:
+    from hpunet.predict.prediction import Prediction
     from hpunet.sampling.hypotheses import Hypothesis
 
 _SCALES = (
@@ -52,54 +52,43 @@ def sample_command(
     check_image_files(images)
     factors = cli.parse_temperature(temperature)
     with loading(quiet=quiet):
-        from hpunet.data.io.inputs import read_input
-        from hpunet.kernels.dispatch import fast_sampler
-        from hpunet.predict.draw import SamplingOptions, parse_scales
-        from hpunet.predict.samples import sample_file
-        from hpunet.sampling.sample import temperature_per_scale
-        from hpunet.sampling.tiling import choose_sampler
-        from hpunet.training.build import autocast_for
+        from hpunet.predict.draw import SamplingOptions
+        from hpunet.predict.predictor import load
+        from hpunet.predict.samples import save_slices
         from hpunet.utils.label_painter import parse_colour
-        from hpunet.weights.load import load, set_orientations
 
-        trained = set_orientations(load(run, checkpoint=checkpoint, weights=weights), orientations)
-        autocast_for("fp32", trained.device)  # no TF32: tiles give what the whole image gives
-        sampler = fast_sampler(trained.model, kernels=kernels, device=trained.device)
-        trained = dataclasses.replace(trained, sampler=sampler)
+        predictor = load(run, checkpoint=checkpoint, weights=weights, kernels=kernels, orientations=orientations)
     named = name_images(images)
     chosen = parse_slices(slices)
-    # Check the options once, not for every image.
+    sampling: dict[str, Any] = {"num_samples": samples, "scales": scales, "seed": seed, "tile": tile}
+    sampling |= {"temperature": factors[0] if len(factors) == 1 else factors, "window": window, "same_iou": same_iou}
+    options = SamplingOptions(**sampling)
+    predictor.check(options)
     if colour is not None:
         parse_colour(colour)
-    num_scales = len(trained.model.latent_dims)
-    parse_scales(scales, num_scales=num_scales)
-    given = factors[0] if len(factors) == 1 else factors
-    temperature_per_scale(given, num_scales=num_scales)
-    choose_sampler(trained.model, size=(1, 1), tile=tile, sampler=trained.sampler)
-    sampling: dict[str, Any] = {"num_samples": samples, "scales": scales, "temperature": given, "seed": seed}
-    options = SamplingOptions(**sampling, tile=tile, window=window)
-    how: dict[str, Any] = {
-        "options": options,
-        "same_iou": same_iou,
-        "colour": colour,
-        "nifti": nifti,
-        "replace": replace,
-    }
-    if trained.info.has_instances and not quiet:
-        words = "Instance ids differ between samples; use hpunet instances to cluster samples into instances."
-        notes.print(words, highlight=False, soft_wrap=True)
+    say = Notes(quiet=quiet)
+    if predictor.info.has_instances:
+        say("Instance ids differ between samples; use hpunet instances to cluster samples into instances.")
 
     def sample_one(item: tuple[str, Path], begin: Callable[[int], None], advance: Callable[[int], None]) -> None:
         name, path = item
-        source = read_input(path, name=name, info=trained.info, window=window)
+        source = predictor.read(path, name=name, window=window)
         numbers = select_slices(source, chosen, where=str(path))
         begin(len(numbers) * samples)
-        found = sample_file(trained, source=source, out=out, slices=numbers, advance=advance, **how)
+        tables: list[Table] = []
+
+        def parts() -> Iterator["Prediction"]:
+            for part in predictor.each_slice(source, options=options, numbers=numbers, advance=advance):
+                say(*part.notes)
+                if part.hypotheses:
+                    tables.append(_hypotheses_table(part.name, part.hypotheses))
+                yield part
+
+        save_slices(parts(), out / name, colour=colour, nifti=nifti, replace=replace)
         if quiet:
             return
-        for where, hypotheses in found.items():
-            if hypotheses:
-                console.print(_hypotheses_table(where, hypotheses))
+        for table in tables:
+            console.print(table)
         console.print(str(out / name), highlight=False, markup=False, soft_wrap=True)
 
     left, num_skipped = skip_existing(named, [name for name, _ in named], out=out, replace=replace)

@@ -85,6 +85,11 @@ class SetInfo:
         return self.num_fixed_classes + self.num_random_ids
 
     @property
+    def foreground(self) -> tuple[int, ...]:
+        """The classes in which hypotheses differ; all but the background if the data do not say."""
+        return self.stochastic_classes or tuple(range(1, self.num_classes))
+
+    @property
     def has_instances(self) -> bool:
         """Whether labels hold instances."""
         return self.num_random_ids > 0

@@ -20,7 +20,7 @@ from hpunet.metrics import Bootstrap, bootstrap
 from hpunet.reports.page import Table, write_report
 from hpunet.training.loop import Callback, train
 from hpunet.utils.files import atomic_write, dump_json
-from hpunet.weights.load import load
+from hpunet.weights.load import load_trained
 
 MODELS = {"HPU-Net": "demo", "Probabilistic U-Net": "demo-punet"}
 METRICS = {"ged2": "GED² (lower is better)", "hm_iou": "matched IoU", "iou_rec": "IoU_rec"}
@@ -89,7 +89,7 @@ def run_demo(
     for name, chosen in settings.items():
         with show(name, chosen) as watch:
             train(chosen, data=str(data), run=run_folder(out, name), say=say, watch=watch)
-    models = {name: load(run_folder(out, name), device="cpu").model for name in settings}
+    models = {name: load_trained(run_folder(out, name), device="cpu").model for name in settings}
     say("comparing the models with the truth")
     scores, test = {}, splits["test"]
     for name, model in models.items():

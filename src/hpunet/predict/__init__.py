@@ -1,1 +1,1 @@
-"""From image files to samples, instances and pictures. Start reading at samples.py."""
+"""From images to samples, instances and pictures. Start reading at predictor.py."""

@@ -7,20 +7,21 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float32, Integer
+from torch import Tensor
 
 from hpunet.data.io.windows import Window
 from hpunet.errors import ConfigError, DataError
-from hpunet.sampling.sample import stream
+from hpunet.sampling.sample import LatentSource, stream
 from hpunet.sampling.tiling import Padding, choose_sampler
 from hpunet.weights.load import TrainedModel
 
 
 @dataclass(frozen=True)
 class SamplingOptions:
-    """What `hpunet sample` and `hpunet instances` draw."""
+    """What a `Predictor` draws, and how it groups samples."""
 
     num_samples: int = 16
-    scales: str = "full"
+    scales: str | Sequence[int] = "full"
     """"full", "global" (the coarsest), "local" (the finest), or "0,2" (0: coarsest); the others use their mean."""
     temperature: float | Sequence[float] = 1.0
     """Factor on the prior's σ, or one per scale, coarsest first."""
@@ -29,15 +30,22 @@ class SamplingOptions:
     """"whole", "auto", or the side of the tiles in pixels."""
     window: Window | None = None
     """Stored pixel values that map to 0 and 1, or a word (`data/io/windows.py`); None for those of training."""
+    same_iou: float | None = None
+    """See `hypotheses.distinct_hypotheses`."""
 
 
 @dataclass(frozen=True)
 class ImageSamples:
-    """Samples of one image; mean and standard deviation of the summed probability of its stochastic classes."""
+    """Samples of one image; mean and standard deviation of the summed probability of its stochastic classes.
+
+    `latents` and `orientation_ids` are those of `sampling.sample.Samples`, on the CPU.
+    """
 
     labels: Integer[np.ndarray, "s h w"]
     mean: Float32[np.ndarray, "h w"]
     std: Float32[np.ndarray, "h w"]
+    latents: list[Tensor]
+    orientation_ids: Tensor | None
 
 
 def sample_image(
@@ -45,54 +53,62 @@ def sample_image(
     *,
     image: Float32[np.ndarray, "c h w"],
     options: SamplingOptions,
+    latents: Sequence[LatentSource] | None = None,
+    orientation_ids: Tensor | None = None,
     advance: Callable[[int], None] = lambda _: None,
 ) -> ImageSamples:
     """Sample an image of any size; `advance` is called with the number of new samples.
 
     Border pixels pad the image to a size that the model can halve. The noise of sample n depends only on the seed and
-    the image's size, so the slices of a volume share it.
+    the image's size, so the slices of a volume share it. `latents` replace what `options.scales` says.
     """
     model = trained.model
     if model.cond_channels:
-        raise ConfigError(f"{trained.name}: needs partial labels (data.extrapolate), which image files do not have")
+        raise ConfigError(f"{trained.name}: needs partial labels (data.extrapolate), which images do not have")
     h, w = image.shape[1:]
     padding = Padding.of(h, w, multiple=model.size_multiple)
     padded = padding.add(torch.from_numpy(image)[None]).to(trained.device)
-    size, labels = (padded.shape[2], padded.shape[3]), []
+    size, labels, ids = (padded.shape[2], padded.shape[3]), [], []
+    drawn: list[list[Tensor]] = []
     mean = torch.zeros(h, w, device=trained.device)
     squares = torch.zeros_like(mean)  # of distances from the running mean (Welford)
     sampler = choose_sampler(model, size=size, tile=options.tile, sampler=trained.sampler)
-    latents = parse_scales(options.scales, num_scales=len(model.latent_dims))
+    sources = latents or parse_scales(options.scales, num_scales=len(model.latent_dims))
     how: dict[str, Any] = {
         "temperature": options.temperature,
         "generator": torch.Generator().manual_seed(options.seed),
+        "orientation_ids": orientation_ids,
     }
     try:
-        for part in stream(sampler, image=padded, num_samples=options.num_samples, latents=latents, **how):
+        for part in stream(sampler, image=padded, num_samples=options.num_samples, latents=sources, **how):
+            drawn.append([scale.cpu() for scale in part.latents])
+            ids += [] if part.orientation_ids is None else [part.orientation_ids.cpu()]
             for probs, chosen in zip(part.probs[0][padding.inside], part.labels[0][padding.inside], strict=True):
                 labels.append(chosen.cpu().numpy().astype(np.min_scalar_type(model.num_classes - 1)))
-                marked = probs[list(stochastic_classes(trained))].sum(dim=0)
+                marked = probs[list(trained.info.foreground)].sum(dim=0)
                 before = marked - mean
                 mean += before / len(labels)
                 squares += before * (marked - mean)
                 advance(1)
     except torch.OutOfMemoryError:
         raise DataError(f"{h}x{w} pixels do not fit the device's memory; choose smaller tiles, --tile 256") from None
-    std = (squares / len(labels)).clamp(min=0).sqrt()
-    return ImageSamples(np.stack(labels), mean.clamp(0, 1).cpu().numpy(), std.cpu().numpy())
+    return ImageSamples(
+        np.stack(labels),
+        mean.clamp(0, 1).cpu().numpy(),
+        (squares / len(labels)).clamp(min=0).sqrt().cpu().numpy(),
+        [torch.cat(scale, dim=1) for scale in zip(*drawn, strict=True)],
+        torch.cat(ids, dim=1) if ids else None,
+    )
 
 
-def stochastic_classes(trained: TrainedModel) -> tuple[int, ...]:
-    """The classes in which hypotheses differ; all but the background if the data do not say."""
-    return trained.info.stochastic_classes or tuple(range(1, trained.info.num_classes))
-
-
-def parse_scales(scales: str, *, num_scales: int) -> list[Any]:
+def parse_scales(scales: str | Sequence[int], *, num_scales: int) -> list[Any]:
     """ "sample" or "mean" for each scale; see `SamplingOptions.scales`."""
     named = {"full": range(num_scales), "global": (0,), "local": (num_scales - 1,)}
     try:
-        sampled = set(named[scales] if scales in named else map(int, scales.split(",")))
-    except ValueError:
+        if isinstance(scales, str):
+            scales = named[scales] if scales in named else [int(part) for part in scales.split(",")]
+        sampled = set(scales)
+    except (TypeError, ValueError):
         sampled = {-1}
     if not sampled <= set(range(num_scales)):
         numbers = f"numbers from 0 (coarsest) to {num_scales - 1} such as 0,1"

@@ -5,24 +5,23 @@
 <out>/<name>/instances.nii.gz   if the input is a volume; its slices are clustered one by one
 """
 
-from collections.abc import Callable, Sequence
-from pathlib import Path, PurePosixPath
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float32, Int32
 from PIL import Image
 
-from hpunet.data.io.inputs import Input
 from hpunet.data.types import SetInfo
 from hpunet.errors import ConfigError, DataError
 from hpunet.evaluation.scores import instances_of
 from hpunet.metrics import rand_error
-from hpunet.predict.draw import SamplingOptions, sample_image
 from hpunet.predict.output_folder import VolumeWriter, result_folder, slice_folder
+from hpunet.predict.prediction import Prediction
+from hpunet.predict.predictor import Predictor
 from hpunet.utils.label_painter import colour_instances, overlay
 from hpunet.utils.pictures import save_picture, sheet
-from hpunet.weights.load import TrainedModel
 
 MAX_INSTANCES = 2**16 - 1
 FEW_IDS = 10
@@ -38,50 +37,43 @@ def default_num_samples(info: SetInfo) -> int:
     return 16 if info.num_random_ids >= FEW_IDS else 32
 
 
-def require_instances(trained: TrainedModel) -> None:
+def require_instances(predictor: Predictor) -> None:
     """Raise a `ConfigError` unless the model was trained on instances."""
-    if not trained.info.has_instances:
-        classes = ", ".join(trained.info.fixed_classes)
-        raise ConfigError(f"{trained.name}: was trained on classes ({classes}), not on instances; use hpunet sample")
+    if not predictor.info.has_instances:
+        classes = ", ".join(predictor.info.fixed_classes)
+        raise ConfigError(
+            f"{predictor.name}: was trained on classes ({classes}), not on instances; use hpunet sample"
+        )
 
 
-def segment_file(
-    trained: TrainedModel,
+def save_instances(
+    parts: Iterable[Prediction],
+    target: Path,
     *,
-    source: Input,
-    out: Path,
-    options: SamplingOptions,
     alpha: int,
     connected: bool = False,
-    slices: Sequence[int],
     nifti: bool = False,
     truth: Int32[np.ndarray, "h w"] | None = None,
     replace: bool = False,
-    advance: Callable[[int], None] = lambda _: None,
 ) -> dict[str, Int32[np.ndarray, "h w"]]:
-    """Write the instances of one file's slices to `out`/<name>; returns them by the name of the slice.
+    """Write the instances of one image's slices into the folder `target`; returns them by the name of the slice.
 
     `truth` holds the true instances of a single image, for the picture.
     """
-    parts = PurePosixPath(source.name).parts
-    if not parts or ".." in parts or parts[0] == "/":
-        raise DataError(f"{source.name!r}: cannot be the name of a folder below {out}")
     found: dict[str, np.ndarray] = {}
-    with result_folder(out / source.name, replace=replace) as folder:
-        is_nifti = nifti or source.header is not None
-        volumes = VolumeWriter(folder, source, types={"instances": np.dtype(np.uint16)}) if is_nifti else None
-        for z in slices:
-            name, place = slice_folder(folder, source, z)
-            image = source.images[z]
-            labels = sample_image(trained, image=image, options=options, advance=advance).labels
-            how: dict[str, Any] = {"alpha": alpha, "connected": connected, "seed": options.seed}
-            instances = found[name] = instances_of(labels, info=trained.info, **how)
+    volumes = None
+    with result_folder(target, replace=replace) as folder:
+        for part in parts:
+            how: dict[str, Any] = {"alpha": alpha, "connected": connected, "seed": part.options.seed}
+            instances = found[part.name] = instances_of(part.samples, info=part.info, **how)
             if instances.max() > MAX_INSTANCES:
                 raise DataError(f"{instances.max()} instances, a map holds {MAX_INSTANCES}; choose a larger --alpha")
-            save_picture(Image.fromarray(instances.astype(np.uint16)), place / "instances.png")
-            save_picture(instances_picture(image=image, instances=instances, truth=truth), place / "overlay.png")
-            if volumes is not None:
-                volumes.put(z, [found[name]])
+            small, place = instances.astype(np.uint16), slice_folder(folder, part.place)
+            save_picture(Image.fromarray(small), place / "instances.png")
+            save_picture(instances_picture(image=part.image, instances=instances, truth=truth), place / "overlay.png")
+            if nifti or part.place.header is not None:
+                volumes = volumes or VolumeWriter(folder, part.place)
+                volumes.put(part.place, {"instances": small})
         if volumes is not None:
             volumes.write()
     return found

@@ -1,16 +1,16 @@
 """Where results go: one folder per image, and NIfTI volumes of all slices."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
 from jaxtyping import Shaped
 
-from hpunet.data.io.inputs import Input
 from hpunet.data.io.volumes import encode_nifti
 from hpunet.errors import DataError
+from hpunet.predict.prediction import Place, slice_name
 from hpunet.utils.files import atomic_folder
 
 
@@ -25,32 +25,43 @@ def result_folder(target: Path, *, replace: bool = False) -> AbstractContextMana
     return atomic_folder(target, replace=replace, error=DataError)
 
 
-def slice_folder(folder: Path, source: Input, z: int) -> tuple[str, Path]:
-    """Name and folder of the results of slice `z`; an image has only one."""
-    part = f"z-{z:03d}" if len(source.images) > 1 else ""
-    return "/".join(filter(None, [source.name, part])), folder / part
+def folder_below(out: Path, name: str) -> Path:
+    """The folder of this name in `out`; refuses names that lead out of it."""
+    parts = PurePosixPath(name).parts
+    if not parts or ".." in parts or parts[0] == "/":
+        raise DataError(f"{name!r}: cannot be the name of a folder below {out}")
+    return out / name
+
+
+def slice_folder(folder: Path, place: Place) -> Path:
+    """Folder of the results of a slice; an image has only one."""
+    return folder / slice_name("", z=place.offset[0], depth=place.shape[0])
 
 
 class VolumeWriter:
-    """Collects maps of slices on disk and writes NIfTI files; missing slices are 0 (labels) or NaN (floats)."""
+    """Collects maps of slices on disk and writes NIfTI files of the size of the whole volume or image.
 
-    def __init__(self, folder: Path, source: Input, *, types: Mapping[str, np.dtype[Any]]) -> None:
-        self.folder, self.header = folder, source.header
-        z, _, h, w = source.images.shape
+    Where nothing was sampled, labels are 0 and floats NaN.
+    """
+
+    def __init__(self, folder: Path, place: Place) -> None:
+        self.folder, self.place = folder, place
         self.maps: dict[str, np.ndarray] = {}
-        for name, dtype in types.items():
-            self.maps[name] = np.memmap(folder / f".{name}.voxels", dtype=dtype, mode="w+", shape=(z, h, w))
-            if dtype.kind == "f":
-                self.maps[name][:] = np.nan
 
-    def put(self, z: int, maps: Sequence[Shaped[np.ndarray, "h w"]]) -> None:
-        """Store the maps of one slice, in the order of `types`."""
-        for volume, values in zip(self.maps.values(), maps, strict=True):
-            volume[z] = values
+    def put(self, place: Place, maps: Mapping[str, Shaped[np.ndarray, "h w"]]) -> None:
+        """Store the maps of one slice by name."""
+        z, y, x = place.offset
+        for name, values in maps.items():
+            if name not in self.maps:
+                how: dict[str, Any] = {"dtype": values.dtype, "mode": "w+", "shape": self.place.shape}
+                self.maps[name] = np.memmap(self.folder / f".{name}.voxels", **how)
+                if values.dtype.kind == "f":
+                    self.maps[name][:] = np.nan
+            self.maps[name][z, y : y + values.shape[0], x : x + values.shape[1]] = values
 
     def write(self) -> None:
         """Write all volumes as .nii.gz."""
         for name in list(self.maps):
-            content = encode_nifti(np.asarray(self.maps.pop(name)), header=self.header)
+            content = encode_nifti(np.asarray(self.maps.pop(name)), header=self.place.header)
             (self.folder / f"{name}.nii.gz").write_bytes(content)
             (self.folder / f".{name}.voxels").unlink()

@@ -13,7 +13,7 @@ from hpunet.reports.contents import Section, example_drawings
 from hpunet.reports.examples import Examples, as_examples
 from hpunet.reports.page import Progress, Table, evaluations_table, settings_words, write_page
 from hpunet.reports.saved_run import read_evaluation
-from hpunet.weights.load import TrainedModel, load
+from hpunet.weights.load import TrainedModel, load_trained
 from hpunet.weights.published import find_published
 
 _SHIPPED = "LIDC crops that ship with hpunet, of patients held out from training"
@@ -40,7 +40,7 @@ def write_published_report(
     name: str, out: Path, *, figures: Path | None = None, progress: Progress = lambda drawings, _count: drawings
 ) -> Path:
     """Write the page of published weights, by name or folder, to `out`, overwriting it; returns its path."""
-    trained = load(name)
+    trained = load_trained(name)
     folder = find_published(name) or Path(name)
     evaluated = sorted(path.parent for path in folder.glob("evaluation/*/summary.json"))
     evaluations = {f"{trained.name}, {path.name}": read_evaluation(path) for path in evaluated}

@@ -6,7 +6,7 @@ without any of the classes have IoU 1 with each other and 0 with all others: "no
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 
 import numpy as np
@@ -20,7 +20,6 @@ from hpunet.metrics import pair_ious
 
 _THRESHOLDS = (0.5, 0.4, 0.3, 0.2, 0.1)
 _FEW_GROUPS, _SAMPLES_PER_GROUP = 5, 4  # more groups than both allow are no summary
-_EIGHT_NEIGHBOURS = np.ones((3, 3), dtype=np.bool_)
 
 
 @dataclass(frozen=True)
@@ -36,9 +35,11 @@ class Hypothesis:
     area: int
     """Foreground pixels of the representative."""
     num_parts: int
-    """Connected parts of its foreground (8 neighbours), counted per class."""
+    """Connected parts of its foreground (diagonal neighbours count), counted per class."""
     same_iou: float
     """Any two samples of a group have at least this IoU."""
+    labels: Integer[np.ndarray, "..."] = field(repr=False, compare=False)
+    """The representative's map."""
 
     @property
     def description(self) -> str:
@@ -50,13 +51,13 @@ class Hypothesis:
 
 
 def distinct_hypotheses(
-    samples: Integer[np.ndarray, "s h w"],
+    samples: Integer[np.ndarray, "s ..."],
     *,
     num_classes: int,
     classes: Sequence[int] | None = None,
     same_iou: float | None = None,
 ) -> list[Hypothesis]:
-    """The distinct hypotheses among the samples of one image, the most frequent first, then by first sample.
+    """The distinct hypotheses among samples of an image or volume, the most frequent first, then by first sample.
 
     `classes` are the foreground, by default all but 0. The IoU is that of `metrics.overlap`. Samples with an IoU of
     `same_iou` are the same hypothesis; by default 0.5, or as much less (down to 0.1) as a summary needs: at most five
@@ -64,7 +65,8 @@ def distinct_hypotheses(
     """
     if same_iou is not None and not 0 < same_iou <= 1:
         raise ConfigError(f"same_iou: expected a number above 0 and up to 1, got {same_iou}")
-    num_samples, maps = len(samples), samples[None]
+    num_samples = len(samples)
+    maps = samples.reshape(1, num_samples, -1, samples.shape[-1])
     iou = pair_ious(samples=maps, labels=maps[:, :1], num_classes=num_classes, classes=classes).samples[0]
     numbers, used = np.ones(num_samples, dtype=np.int32), _THRESHOLDS[0] if same_iou is None else same_iou
     if num_samples > 1:
@@ -74,6 +76,7 @@ def distinct_hypotheses(
             if numbers.max() <= _most_groups(num_samples):
                 break
     chosen = list(range(1, num_classes)) if classes is None else list(classes)
+    neighbours = np.ones((3,) * (samples.ndim - 1), dtype=np.bool_)
     found = []
     for number in np.unique(numbers):
         members = np.flatnonzero(numbers == number)
@@ -85,8 +88,9 @@ def distinct_hypotheses(
                 members=tuple(members.tolist()),
                 share=Fraction(len(members), num_samples),
                 area=int(np.isin(shown, chosen).sum()),
-                num_parts=sum(ndimage.label(shown == c, structure=_EIGHT_NEIGHBOURS)[1] for c in chosen),
+                num_parts=sum(ndimage.label(shown == c, structure=neighbours)[1] for c in chosen),
                 same_iou=used,
+                labels=shown,
             )
         )
     return sorted(found, key=lambda hypothesis: (-hypothesis.share, hypothesis.members))

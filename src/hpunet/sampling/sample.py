@@ -122,6 +122,7 @@ def stream(
     latents: Literal["sample", "mean"] | Sequence[LatentSource] = "sample",
     temperature: float | Sequence[float] = 1.0,
     generator: torch.Generator | None = None,
+    orientation_ids: Int[Tensor, "1 s"] | None = None,
 ) -> Iterator[Samples]:
     """The hypotheses that `sample` draws for one image, a few at a time, to save memory."""
     if image.shape[0] != 1:
@@ -134,7 +135,7 @@ def stream(
         "temperature": temperature,
         "generator": generator,
     }
-    inputs = _decoder_inputs(model, image=image, **how)
+    inputs = _decoder_inputs(model, image=image, **how, orientation_ids=orientation_ids)
     for chunk in _decode_in_chunks(model, features, inputs):
         yield _concat([chunk], shape=(1, len(chunk.labels)))
 

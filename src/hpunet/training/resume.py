@@ -15,7 +15,7 @@ from hpunet.training.build import learning_rate_boundaries
 from hpunet.training.state import Training
 from hpunet.utils.distributed import all_gather, rank
 from hpunet.weights.checkpoints import latest_checkpoint, prune, save_checkpoint
-from hpunet.weights.load import TrainedModel, load, require_posterior
+from hpunet.weights.load import TrainedModel, load_trained, require_posterior
 from hpunet.weights.run_state import optimiser_tensors, restore_optimiser
 from hpunet.weights.safetensors_io import check_same_tensors
 
@@ -74,7 +74,7 @@ def restore(training: Training, say: Callable[[str], None]) -> bool:
 
 def load_start(start: str | Path, settings: Settings, *, device: torch.device) -> TrainedModel:
     """The trained model to start from, if its network is the one in the settings."""
-    trained = load(start, device=device)
+    trained = load_trained(start, device=device)
     require_posterior(trained, where=Path(start))
     shapes = {"kind", "channels", "latent_dims", "blocks_per_scale"}
     given, own = (each.model.model_dump(include=shapes) for each in (trained.settings, settings))

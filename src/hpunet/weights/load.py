@@ -66,7 +66,7 @@ def _missing_posterior(where: Path) -> str:
     return f"{where}: these published weights are for sampling only; {needs}"
 
 
-def load(
+def load_trained(
     run: str | Path,
     *,
     checkpoint: str = "latest",
@@ -74,7 +74,7 @@ def load(
     device: torch.device | str | None = None,
     name: str | None = None,
 ) -> TrainedModel:
-    """Load the model of a run, or published weights.
+    """Load the model of a run, or published weights, to train or evaluate; `hpunet.load` gives a `Predictor`.
 
     Args:
         run: a run folder, or published weights by folder or name ("lidc-hpu-2026"). Folders take precedence.

@@ -16,6 +16,7 @@ from hpunet.config.settings import load_settings
 from hpunet.data.lidc.crops import INFO as LIDC
 from hpunet.errors import CheckpointError, ConfigError
 from hpunet.sampling.sample import reconstruct
+from hpunet.weights.load import load_trained
 from hpunet.weights.tensorflow.convert import Converted, convert_checkpoint
 
 GOLDEN_FILES = SHARED / "golden"
@@ -41,7 +42,7 @@ def assert_golden(folder: Path) -> None:
     def nchw(name: str) -> torch.Tensor:
         return torch.from_numpy(arrays[name]).permute(0, 3, 1, 2)
 
-    model = hpunet.load(folder, device="cpu").model
+    model = load_trained(folder, device="cpu").model
     means = hpunet.sample(model, image=nchw("img"), num_samples=1, latents=["mean"] * 3)
     rebuilt = reconstruct(model, image=nchw("img"), labels=nchw("seg").argmax(dim=1))
     for found, name in ((means, "prior_mean.logits"), (rebuilt, "rec_mean.logits")):
@@ -87,7 +88,7 @@ def test_an_npz_of_the_variables_does_as_well(tmp_path: Path) -> None:
     assert done.step == 240_000
     assert done.info.fixed_classes == ("void", "cell", "wall")
     assert set(done.unused) > set(extra)
-    found = hpunet.load(tmp_path / "out", device="cpu")
+    found = load_trained(tmp_path / "out", device="cpu")
     assert (found.step, found.info, found.name) == (240_000, done.info, "out")
     assert_golden(tmp_path / "out")
 

@@ -1,0 +1,67 @@
+"""Images as people have them: files, Pillow images, numpy arrays and torch tensors, as a model takes them."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Shaped
+from PIL import Image
+
+from hpunet.data.io.inputs import Input, Stored, input_name, read_input, to_input
+from hpunet.data.io.windows import Window
+from hpunet.data.types import SetInfo
+from hpunet.errors import DataError
+
+ImageLike = str | Path | Image.Image | np.ndarray | torch.Tensor
+_CHANNELS = (1, 2, 3, 4)
+_MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "I", "I;16", "F")
+
+
+def open_image(image: ImageLike, *, name: str | None, info: SetInfo, window: Window | None = None) -> Input:
+    """The image for a model trained on data like `info`; `name` names the results, by default the file's."""
+    if isinstance(image, (str, Path)):
+        path = Path(image)
+        return read_input(path, name=input_name(path) if name is None else name, info=info, window=window)
+    stored = Stored(_array(image)[None])
+    return to_input(stored, name=name or "image", where="image", info=info, window=window)
+
+
+def _array(image: Any) -> Shaped[np.ndarray, "h w *c"]:
+    if isinstance(image, Image.Image):
+        return _pillow_array(image)
+    if isinstance(image, torch.Tensor):
+        image = image.detach().cpu()
+        image = (image.float() if image.dtype == torch.bfloat16 else image).numpy()
+    if not isinstance(image, np.ndarray):
+        kinds = "a path, a Pillow image, a numpy array or a torch tensor"
+        raise DataError(f"image: expected {kinds}, got {type(image).__name__}")
+    return _channels_last(image)
+
+
+def _pillow_array(image: Image.Image) -> np.ndarray:
+    """The values that a file of this image has."""
+    if image.mode not in _MODES:
+        raise DataError(f"image: Pillow mode {image.mode}; convert it, for instance by image.convert('RGB')")
+    if "transparency" in image.info and image.mode in ("P", "L", "RGB"):
+        image = image.convert("LA" if image.mode == "L" else "RGBA")
+    return np.asarray(image.convert({"P": "RGB", "1": "L"}.get(image.mode, image.mode)))
+
+
+def _channels_last(array: np.ndarray) -> np.ndarray:
+    """(h, w) or (h, w, c), from any order of axes that can be told apart."""
+    shape = array.shape
+    if array.ndim == 4 and shape[0] == 1:
+        array = array[0]
+    elif array.ndim == 4:
+        raise DataError(f"image: shape {shape} is a batch or volume; give one image at a time: predictor.map(images)")
+    if array.ndim not in (2, 3) or 0 in shape:
+        raise DataError(f"image: expected (h, w), (h, w, c), (c, h, w) or (1, c, h, w), got shape {shape}")
+    if array.ndim == 2:
+        return array
+    first, last = array.shape[0] in _CHANNELS, array.shape[-1] in _CHANNELS
+    if first and last:
+        raise DataError(f"image: in shape {shape} the channels may be first or last; give (h, w) or a larger image")
+    if not (first or last):
+        raise DataError(f"image: shape {shape} has no axis of 1 to 4 channels; give slices one by one, as (h, w)")
+    return np.moveaxis(array, 0, -1) if first else array

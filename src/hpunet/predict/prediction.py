@@ -1,0 +1,176 @@
+"""What a `Predictor` gives: samples of one image or volume, their summary, and where they lie in its file."""
+
+import io
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float32, Float64, Integer
+from PIL import Image
+from torch import Tensor
+
+from hpunet.data.io.geometry import Geometry
+from hpunet.data.types import SetInfo
+from hpunet.predict.contact_sheet import sample_sheet
+from hpunet.predict.draw import SamplingOptions
+from hpunet.sampling.hypotheses import Hypothesis, distinct_hypotheses
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The model of a prediction."""
+
+    run: str
+    iteration: int
+    kernels: str
+    orientations: int
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where maps lie in the image or volume that they were made from."""
+
+    shape: tuple[int, int, int]
+    """Of the whole, (z, y, x); z is 1 for an image."""
+    offset: tuple[int, int, int] = (0, 0, 0)
+    """Its pixel (z, y, x) at which the maps begin."""
+    geometry: Geometry = field(default_factory=Geometry)
+    """Of the whole."""
+    header: Any | None = None
+    """The NIfTI header of the whole; None if its file is no volume."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Prediction:
+    """Samples of one image or volume. Maps have the size of what was sampled, along `axes`.
+
+    Save and edit: `save` writes a folder, `Predictor.redraw` replays `latents` or draws some scales anew.
+    """
+
+    name: str
+    image: Float32[np.ndarray, "c ..."]
+    """What the model saw, in [0, 1]."""
+    samples: Integer[np.ndarray, "s ..."]
+    """The class of every pixel in every sample; uint8 up to 256 classes."""
+    mean: Float32[np.ndarray, "..."]
+    """Mean over samples of the summed probability of the stochastic classes."""
+    std: Float32[np.ndarray, "..."]
+    """Its standard deviation."""
+    axes: str
+    """The axes of maps: "yx", or "zyx" for volumes."""
+    latents: tuple[Tensor, ...]
+    """For each scale, coarsest first, (z, s, channels, h_i, w_i); of the padded image. z is 1 for an image."""
+    orientation_ids: Integer[Tensor, "z s"] | None
+    notes: tuple[str, ...]
+    """What was done to the image, in plain sentences."""
+    options: SamplingOptions
+    info: SetInfo
+    """The data that the model was trained on, with the names of classes."""
+    origin: Origin
+    place: Place
+
+    def __repr__(self) -> str:
+        size = "×".join(map(str, self.mean.shape))
+        return f"<Prediction {self.name}: {len(self.samples)} samples of {size} ({self.axes}) by {self.origin.run}>"
+
+    @property
+    def geometry(self) -> Geometry:
+        """Spacing and orientation of the maps."""
+        z, y, x = self.place.offset
+        moved = self.place.geometry.crop(z=z, y=y, x=x)
+        return replace(moved, axes=self.axes, spacing=self.spacing)  # type: ignore[arg-type]
+
+    @property
+    def spacing(self) -> tuple[float, ...] | None:
+        """Distance of neighbouring pixels in mm along `axes`; None if the file does not say."""
+        spacing = self.place.geometry.spacing
+        return None if spacing is None else spacing[-len(self.axes) :]
+
+    @property
+    def affine(self) -> Float64[np.ndarray, "4 4"] | None:
+        """From (row, column, slice, 1) of the maps to millimetres in the patient; None if the file does not say."""
+        return self.geometry.affine
+
+    @cached_property
+    def hypotheses(self) -> list[Hypothesis]:
+        """Distinct hypotheses with maps and shares, the most frequent first; none where classes are instance ids."""
+        if self.info.has_instances:
+            return []
+        how: dict[str, Any] = {"num_classes": self.info.num_classes, "classes": self.info.foreground}
+        return distinct_hypotheses(self.samples, **how, same_iou=self.options.same_iou)
+
+    @property
+    def slices(self) -> list["Prediction"]:
+        """The slices of a volume, each as a prediction of its own; an image is its only slice."""
+        return [self] if self.axes == "yx" else [self._slice(z) for z in range(len(self.mean))]
+
+    def _slice(self, z: int) -> "Prediction":
+        first, y, x = self.place.offset
+        ids = self.orientation_ids
+        return replace(
+            self,
+            name=slice_name(self.name, z=first + z, depth=self.place.shape[0]),
+            image=self.image[:, z],
+            samples=self.samples[:, z],
+            mean=self.mean[z],
+            std=self.std[z],
+            axes="yx",
+            latents=tuple(scale[z : z + 1] for scale in self.latents),
+            orientation_ids=None if ids is None else ids[z : z + 1],
+            place=replace(self.place, offset=(first + z, y, x)),
+        )
+
+    def save(
+        self, folder: str | Path, *, colour: str | None = None, nifti: bool = False, replace: bool = False
+    ) -> None:
+        """Write what `hpunet sample` writes: samples, mean, spread, hypotheses and a sheet (see `samples.py`)."""
+        from hpunet.predict.samples import save_slices
+
+        save_slices(self.slices, Path(folder), colour=colour, nifti=nifti, replace=replace)
+
+    def sheet(self, *, colour: str | None = None) -> Image.Image:
+        """Image, mean, spread, distinct hypotheses and samples on one page; of a volume, where they differ most.
+
+        `colour` is that of outlines, a CSS name or #rrggbb; by default the one that differs most from the image.
+        """
+        most = max(self.slices, key=lambda part: float(part.std.sum()))
+        options, origin = self.options, self.origin
+        title = f"{most.name}: {len(most.samples)} samples of {origin.run}, iteration {origin.iteration}"
+        title += f", scales {options.scales}, seed {options.seed}"
+        maps: dict[str, Any] = {"image": most.image, "labels": most.samples, "mean": most.mean, "std": most.std}
+        return sample_sheet(**maps, hypotheses=most.hypotheses, title=title, colour=colour)
+
+    def show(self) -> None:
+        """Open the sheet in a picture viewer."""
+        self.sheet().show()
+
+    def _repr_png_(self) -> bytes:
+        """The sheet, in notebooks."""
+        content = io.BytesIO()
+        self.sheet().save(content, format="PNG")
+        return content.getvalue()
+
+
+def slice_name(name: str, *, z: int, depth: int) -> str:
+    """The name of a slice's results; an image has only one."""
+    return "/".join(filter(None, [name, f"z-{z:03d}"])) if depth > 1 else name
+
+
+def stack_slices(parts: list[Prediction], *, name: str) -> Prediction:
+    """One prediction of a volume, from those of its slices."""
+    ids = [part.orientation_ids for part in parts if part.orientation_ids is not None]
+    return replace(
+        parts[0],
+        name=name,
+        image=np.stack([part.image for part in parts], axis=1),
+        samples=np.stack([part.samples for part in parts], axis=1),
+        mean=np.stack([part.mean for part in parts]),
+        std=np.stack([part.std for part in parts]),
+        axes="zyx",
+        latents=tuple(torch.cat(scale) for scale in zip(*(part.latents for part in parts), strict=True)),
+        orientation_ids=torch.cat(ids) if ids else None,
+        notes=tuple(dict.fromkeys(note for part in parts for note in part.notes)),
+    )

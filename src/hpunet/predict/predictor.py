@@ -1,0 +1,197 @@
+"""From an image as people have it to samples: `hpunet.load(...)` gives a `Predictor`, which gives `Prediction`s."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hpunet.config.settings import Settings
+from hpunet.data.io.inputs import Input
+from hpunet.data.io.windows import Window
+from hpunet.data.types import SetInfo
+from hpunet.kernels.dispatch import fast_sampler
+from hpunet.models.hpunet import HPUNet
+from hpunet.models.punet import ProbUNet
+from hpunet.predict.draw import (
+    ImageSamples,
+    SamplingOptions,
+    parse_scales,
+    sample_image,
+)
+from hpunet.predict.open_image import ImageLike, open_image
+from hpunet.predict.prediction import Origin, Place, Prediction, slice_name, stack_slices
+from hpunet.sampling.sample import LatentSource, temperature_per_scale
+from hpunet.sampling.tiling import Tiled, choose_sampler
+from hpunet.training.build import autocast_for
+from hpunet.weights.load import TrainedModel, load_trained, set_orientations
+
+
+def load(
+    run: str | Path,
+    *,
+    checkpoint: str = "latest",
+    weights: str = "ema",
+    device: torch.device | str | None = None,
+    kernels: str = "auto",
+    orientations: int | None = None,
+) -> "Predictor":
+    """Load a model to predict with.
+
+    Args:
+        run: a run folder, or published weights by folder or name ("lidc-hpu-2026"). Folders take precedence.
+        checkpoint: "latest", or a name in the run's `checkpoints` folder: "best", "step-00001000".
+        weights: "ema", averaged ones if the run has them; or "raw", those of the last step.
+        device: by default a GPU if there is one.
+        kernels: "auto" or "torch" for float32, "fused" for faster bf16 GPU kernels.
+        orientations: number of image orientations to sample from; by default as in the model's settings.
+    """
+    trained = set_orientations(load_trained(run, checkpoint=checkpoint, weights=weights, device=device), orientations)
+    autocast_for("fp32", trained.device)  # no TF32: tiles give what the whole image gives
+    sampler = fast_sampler(trained.model, kernels=kernels, device=trained.device)
+    return Predictor(replace(trained, sampler=sampler))
+
+
+class Predictor:
+    """A trained model that takes images as they are: scaling, channels, padding and tiling happen inside."""
+
+    def __init__(self, trained: TrainedModel) -> None:
+        self.trained = trained
+
+    @property
+    def name(self) -> str:
+        """Name of the run or of the published weights."""
+        return self.trained.name
+
+    @property
+    def model(self) -> HPUNet | ProbUNet:
+        """The network, for `hpunet.sample` and the like."""
+        return self.trained.model
+
+    @property
+    def info(self) -> SetInfo:
+        """The data that the model was trained on."""
+        return self.trained.info
+
+    @property
+    def settings(self) -> Settings:
+        """The settings of training."""
+        return self.trained.settings
+
+    def __call__(
+        self,
+        image: ImageLike,
+        *,
+        num_samples: int = 16,
+        seed: int = 0,
+        scales: str | Sequence[int] = "full",
+        temperature: float | Sequence[float] = 1.0,
+        window: Window | None = None,
+        tile: str = "auto",
+        same_iou: float | None = None,
+    ) -> Prediction:
+        """Draw hypotheses of an image or volume.
+
+        Args:
+            image: a path, a Pillow image, an array or tensor (h, w), (h, w, c), (c, h, w) or (1, c, h, w), in stored
+                values: 0 to 255 for 8 bits.
+            num_samples: number of samples. The n-th sample is the same for any number.
+            seed: of the noise.
+            scales: "full", "global" (the coarsest), "local" (the finest), or numbers; the others use their mean.
+            temperature: factor on the prior's σ, or one per scale, coarsest first.
+            window: stored values that map to 0 and 1, or a word such as "auto" or "ct-lung" (`data/io/windows.py`);
+                by default as in training.
+            tile: "auto", "whole", or the tile side in pixels. Changes the memory needed, not the result.
+            same_iou: samples with at least this IoU are the same hypothesis; by default 0.5, or less where groups are
+                too many.
+        """
+        sampling: dict[str, Any] = {"num_samples": num_samples, "seed": seed, "scales": scales, "tile": tile}
+        sampling |= {"temperature": temperature, "window": window, "same_iou": same_iou}
+        options = SamplingOptions(**sampling)
+        self.check(options)
+        source = self.read(image, window=window)
+        parts = list(self.each_slice(source, options=options))
+        return stack_slices(parts, name=source.name) if source.geometry.axes == "zyx" else parts[0]
+
+    def map(self, images: Iterable[ImageLike], **how: Any) -> Iterator[Prediction]:
+        """Predictions of many images, one at a time in memory; options as for a single one."""
+        return (self(image, **how) for image in images)
+
+    def redraw(self, prediction: Prediction, *, scales: str | Sequence[int], seed: int | None = None) -> Prediction:
+        """Draw these scales anew, by default with the next seed, and keep the latents of the others.
+
+        With `scales=()` it replays the prediction, or what you made of it: `replace(prediction, latents=edited)`.
+        """
+        chosen = parse_scales(scales, num_scales=len(prediction.latents))
+        numbers = ", ".join(str(i) for i, source in enumerate(chosen) if source == "sample")
+        options = replace(prediction.options, seed=prediction.options.seed + 1 if seed is None else seed)
+        parts = []
+        for part in prediction.slices:
+            sources = zip(chosen, part.latents, strict=True)
+            latents: list[LatentSource] = [kept if source == "mean" else "sample" for source, kept in sources]
+            how: dict[str, Any] = {"latents": latents, "orientation_ids": part.orientation_ids}
+            changes = _maps(sample_image(self.trained, image=part.image, options=options, **how))
+            if numbers:
+                note = f"Scales {numbers} are redrawn with seed {options.seed}; the others are kept."
+                changes |= {"options": options, "notes": (*part.notes, note)}
+            parts.append(replace(part, **changes))
+        return stack_slices(parts, name=prediction.name) if prediction.axes == "zyx" else parts[0]
+
+    def read(self, image: ImageLike, *, name: str | None = None, window: Window | None = None) -> Input:
+        """The image as the model sees it; `name` names the results."""
+        return open_image(image, name=name, info=self.info, window=window)
+
+    def check(self, options: SamplingOptions) -> None:
+        """Refuse impossible options before any work."""
+        num_scales = len(self.model.latent_dims)
+        parse_scales(options.scales, num_scales=num_scales)
+        temperature_per_scale(options.temperature, num_scales=num_scales)
+        choose_sampler(self.model, size=(1, 1), tile=options.tile, sampler=self.trained.sampler)
+
+    def each_slice(
+        self,
+        source: Input,
+        *,
+        options: SamplingOptions,
+        numbers: Sequence[int] | None = None,
+        advance: Callable[[int], None] = lambda _: None,
+    ) -> Iterator[Prediction]:
+        """The slices of a volume (or these `numbers`), one at a time in memory; an image is its only slice.
+
+        `advance` is called with the number of new samples.
+        """
+        depth, _, h, w = source.images.shape
+        trained = self.trained
+        kernels = "torch" if trained.sampler is None else "fused"
+        origin = Origin(trained.name, trained.step, kernels, trained.model.orientations)
+        notes = (*source.notes, *self._size_notes((h, w), tile=options.tile))
+        for z in range(depth) if numbers is None else numbers:
+            drawn = sample_image(trained, image=source.images[z], options=options, advance=advance)
+            yield Prediction(
+                name=slice_name(source.name, z=z, depth=depth),
+                image=source.images[z],
+                **_maps(drawn),
+                axes="yx",
+                notes=notes,
+                options=options,
+                info=trained.info,
+                origin=origin,
+                place=Place((depth, h, w), (z, 0, 0), source.geometry, source.header),
+            )
+
+    def _size_notes(self, size: tuple[int, int], *, tile: str) -> list[str]:
+        notes, sides = [], [side + -side % self.model.size_multiple for side in size]
+        before, after = (f"{h}×{w}" for h, w in (size, sides))
+        if before != after:
+            notes.append(f"Padded from {before} to {after} pixels with border pixels; results are cut back.")
+        sampler = choose_sampler(self.model, size=(sides[0], sides[1]), tile=tile, sampler=self.trained.sampler)
+        if isinstance(sampler, Tiled):
+            notes.append(f"Computed in tiles of {sampler.tile} pixels, which does not change the result.")
+        return notes
+
+
+def _maps(drawn: ImageSamples) -> dict[str, Any]:
+    """The fields of a `Prediction` that sampling gives."""
+    found = {"samples": drawn.labels, "mean": drawn.mean, "std": drawn.std}
+    return found | {"latents": tuple(drawn.latents), "orientation_ids": drawn.orientation_ids}

@@ -1,0 +1,28 @@
+"""Untrained networks whose samples differ, as `hpunet.load` would give them."""
+
+from typing import Any
+
+import torch
+from tiny_run import tiny_settings
+
+from hpunet.data.synthetic.source import INFO
+from hpunet.data.types import SetInfo
+from hpunet.models.hpunet import HPUNet
+from hpunet.predict.predictor import Predictor
+from hpunet.weights.load import TrainedModel
+
+
+def make_trained(info: SetInfo = INFO["lesions"], **changes: Any) -> TrainedModel:
+    """A network that has learnt nothing, but whose samples differ."""
+    torch.manual_seed(0)
+    arguments: dict[str, Any] = {"channels": (4, 6, 6), "latent_dims": (1, 1), "blocks_per_scale": 1} | changes
+    model = HPUNet(in_channels=info.in_channels, num_classes=info.num_classes, **arguments).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.5)
+        model.logits.weight.mul_(10)
+    return TrainedModel("run", model, tiny_settings(), info, 7, torch.device("cpu"))
+
+
+def make_predictor(info: SetInfo = INFO["lesions"], **changes: Any) -> Predictor:
+    return Predictor(make_trained(info, **changes))

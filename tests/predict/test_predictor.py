@@ -1,0 +1,154 @@
+"""`Predictor` and `Prediction`: any image in, samples with their geometry out."""
+
+import io
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import nibabel
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from untrained import make_predictor
+
+import hpunet
+from hpunet.data.synthetic.source import INFO
+from hpunet.errors import ConfigError
+from hpunet.predict.prediction import Prediction
+from hpunet.predict.predictor import Predictor
+
+
+@pytest.fixture(scope="module")
+def predictor() -> Predictor:
+    found = make_predictor()
+    found.model.orientations = 8
+    return found
+
+
+def pixels(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, shape).astype(np.uint8)
+
+
+def volume(tmp_path: Path) -> Path:
+    image = nibabel.Nifti1Image(pixels(20, 12, 3), np.diag([0.5, 0.7, 2.5, 1]))
+    nibabel.save(image, tmp_path / "v.nii.gz")
+    return tmp_path / "v.nii.gz"
+
+
+def same(a: Prediction, b: Prediction) -> bool:
+    return all(np.array_equal(getattr(a, name), getattr(b, name)) for name in ("samples", "mean", "std"))
+
+
+def test_load_gives_a_predictor() -> None:
+    predictor = hpunet.load("lidc-hpu-2026", device="cpu", orientations=1)
+    assert (predictor.name, predictor.info.kind) == ("lidc-hpu-2026", "lidc")
+    assert predictor.settings.data.crop == (128, 128)
+    assert predictor.model.orientations == 1
+    assert predictor(pixels(64, 64), num_samples=1).samples.shape == (1, 64, 64)
+    with pytest.raises(ConfigError, match="GPU"):
+        hpunet.load("lidc-hpu-2026", device="cpu", kernels="fused")
+
+
+def test_prediction_holds_what_sample_gives(predictor: Predictor) -> None:
+    image = pixels(16, 16)
+    prediction = predictor(image, num_samples=6, seed=3, temperature=0.9)
+    given: dict[str, Any] = {"image": torch.from_numpy(image / np.float32(255))[None, None], "temperature": 0.9}
+    drawn = hpunet.sample(predictor.model, **given, num_samples=6, generator=torch.Generator().manual_seed(3))
+    np.testing.assert_array_equal(prediction.samples, drawn.labels[0])
+    assert prediction.samples.dtype == np.uint8
+    np.testing.assert_allclose(prediction.mean, drawn.probs[0, :, 1].mean(dim=0), atol=1e-6)
+    for mine, theirs in zip(prediction.latents, drawn.latents, strict=True):
+        assert torch.equal(mine, theirs)
+    assert prediction.orientation_ids is not None
+    assert drawn.orientation_ids is not None
+    assert torch.equal(prediction.orientation_ids, drawn.orientation_ids)
+    assert (prediction.axes, prediction.spacing, prediction.affine) == ("yx", None, None)
+    expected = hpunet.distinct_hypotheses(prediction.samples, num_classes=2)
+    assert prediction.hypotheses == expected
+    for hypothesis in prediction.hypotheses:
+        np.testing.assert_array_equal(hypothesis.labels, prediction.samples[hypothesis.representative])
+    assert prediction.notes == ()
+
+
+def test_notes_say_what_was_done(predictor: Predictor) -> None:
+    (padded,) = predictor(pixels(18, 16), num_samples=1).notes
+    assert padded.startswith("Padded from 18×16 to 20×16")
+    (tiled,) = predictor(pixels(32, 32), num_samples=1, tile="16").notes
+    assert "tiles of 16" in tiled
+
+
+def test_a_volume_is_one_prediction_with_its_geometry(predictor: Predictor, tmp_path: Path) -> None:
+    prediction = predictor(volume(tmp_path), num_samples=4)
+    assert prediction.axes == "zyx"
+    assert prediction.samples.shape == (4, 3, 20, 12)
+    assert prediction.mean.shape == prediction.std.shape == (3, 20, 12)
+    assert prediction.image.shape == (1, 3, 20, 12)
+    assert prediction.spacing == pytest.approx((2.5, 0.5, 0.7))
+    parts = prediction.slices
+    assert [part.name for part in parts] == ["v/z-000", "v/z-001", "v/z-002"]
+    alone = predictor(prediction.image[0, 1], num_samples=4, window=(0.0, 1.0))
+    assert same(parts[1], alone)
+    assert parts[1].spacing == pytest.approx((0.5, 0.7))
+    assert parts[1].affine is not None
+    assert parts[1].affine[2, 3] == 2.5
+    shares = sum(hypothesis.share for hypothesis in prediction.hypotheses)
+    assert (shares, prediction.hypotheses[0].labels.shape) == (1, (3, 20, 12))
+
+
+@pytest.mark.parametrize("source", ["image", "volume"])
+def test_redraw_keeps_the_other_scales(predictor: Predictor, tmp_path: Path, source: str) -> None:
+    first = predictor(pixels(18, 16) if source == "image" else volume(tmp_path), num_samples=5)
+    assert same(predictor.redraw(first, scales=()), first)
+    fine = predictor.redraw(first, scales=[1], seed=9)
+    assert torch.equal(fine.latents[0], first.latents[0])
+    assert not torch.equal(fine.latents[1], first.latents[1])
+    assert not same(fine, first)
+    assert fine.notes[-1].startswith("Scales 1 are redrawn with seed 9")
+    assert same(predictor.redraw(first, scales="local", seed=9), fine)
+    edited = replace(first, latents=(torch.zeros_like(first.latents[0]), first.latents[1]))
+    assert not same(predictor.redraw(edited, scales=()), first)
+    with pytest.raises(ConfigError, match="scales: expected"):
+        predictor.redraw(first, scales=[2])
+
+
+def test_map_reads_one_image_at_a_time(predictor: Predictor) -> None:
+    asked = []
+
+    def images() -> Any:
+        for seed in range(3):
+            asked.append(seed)
+            yield pixels(16, 16, seed=seed)
+
+    found = predictor.map(images(), num_samples=2)
+    assert same(next(found), predictor(pixels(16, 16), num_samples=2))
+    assert asked == [0]
+    assert len(list(found)) == 2
+
+
+def test_save_writes_what_the_command_writes(predictor: Predictor, tmp_path: Path) -> None:
+    predictor(volume(tmp_path), num_samples=2).save(tmp_path / "out")
+    written = nibabel.load(tmp_path / "out" / "sample-01.nii.gz")
+    np.testing.assert_allclose(written.affine, np.diag([0.5, 0.7, 2.5, 1]))
+    assert (tmp_path / "out" / "z-002" / "hypotheses.json").is_file()
+    image = predictor(pixels(16, 16), num_samples=2)
+    image.save(tmp_path / "image")
+    image.save(tmp_path / "image", replace=True, nifti=True)
+    assert {"sheet.png", "mean.nii.gz"} < {path.name for path in (tmp_path / "image").iterdir()}
+
+
+def test_a_prediction_is_a_picture_in_notebooks(
+    predictor: Predictor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for prediction in (predictor(pixels(16, 16), num_samples=2), predictor(volume(tmp_path), num_samples=2)):
+        with Image.open(io.BytesIO(prediction._repr_png_())) as page:
+            assert page.size == prediction.sheet().size
+        shown: list[Image.Image] = []
+        monkeypatch.setattr(Image.Image, "show", lambda page, shown=shown: shown.append(page))
+        prediction.show()
+        assert len(shown) == 1
+        assert "2 samples" in repr(prediction)
+
+
+def test_instance_ids_have_no_hypotheses() -> None:
+    assert make_predictor(INFO["neurites"])(pixels(16, 16), num_samples=2).hypotheses == []
