@@ -17,12 +17,16 @@ import nibabel
 import numpy as np
 import tifffile
 from PIL import Image
+from pydicom.encaps import encapsulate
+from pydicom.uid import JPEG2000Lossless, RLELossless
 
 from hpunet.data.cityscapes.scenes import open_cityscapes
 from hpunet.data.folder.source import open_folder
+from hpunet.data.io.inputs import read_stored, to_input
 from hpunet.data.lidc.crops import open_lidc_crops
 from hpunet.data.snemi3d import open_snemi3d
-from hpunet.data.types import Source
+from hpunet.data.types import Identity, Sample, SetInfo, Source, make_sample
+from hpunet.errors import DataError
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
 from lidc_study import Series, Session, square, write_xml
@@ -167,6 +171,19 @@ def folder_jpeg() -> Corpus:
 
 
 @functools.cache
+def folder_gif() -> Corpus:
+    def in_colour(values: np.ndarray) -> bytes:
+        buffer, image = io.BytesIO(), Image.new("P", values.shape[::-1])
+        image.putpalette([0, 0, 0, 200, 30, 10, 10, 200, 20])
+        image.putdata(values.ravel().tolist())
+        image.save(buffer, format="GIF")
+        return buffer.getvalue()
+
+    images = [_picture(_noise(n, (16, 20)), "GIF") for n in range(4)]
+    return _folder(images, _two_graders(in_colour), "gif", "gif")
+
+
+@functools.cache
 def folder_tiff() -> Corpus:
     images = [tiff(_noise(n, (16, 20), 65536, np.uint16), compression="lzw", rowsperstrip=5) for n in range(4)]
     return _folder(images, _two_graders(tiff), "tif", "tif")
@@ -266,3 +283,64 @@ def study() -> Corpus:
             write_xml(root / patient / f"{patient}.xml", series.uid, [Session(nodules=[found]) for found in nodules])
         names = sorted(path for path in root.rglob("*") if path.is_file())
         return Corpus({path.relative_to(root).as_posix(): path.read_bytes() for path in names}, None)
+
+
+class _Scans:
+    """DICOM inputs as a source: every file of a folder by itself, or every folder as one series."""
+
+    info = SetInfo(kind="scans", in_channels=1, num_graders=1, fixed_classes=("background", "lesion"), image_bits=32)
+    split = "val"
+
+    def __init__(self, inputs: list[Path]) -> None:
+        self.inputs = inputs
+        self.identities = [Identity(path.name, path.name) for path in inputs]
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __getitem__(self, index: int) -> Sample:
+        path = self.inputs[index]
+        files = [path] if path.is_file() or not path.exists() else sorted(path.iterdir())
+        names = " ".join(file.name for file in files)
+        try:
+            found = to_input(read_stored(path), name="scan", where=str(path), info=self.info, window="auto")
+        except DataError as error:
+            raise DataError(f"{error} {names}") from None  # of a series some errors can only name the folder
+        image = found.images[0]
+        if image.shape != (1, 24, 24):
+            raise DataError(f"{names}: {image.shape} where the set has another size")
+        labels = np.zeros((1, *image.shape[1:]), dtype=np.uint8)
+        return make_sample(
+            image=image, labels=labels, identity=self.identities[index], info=self.info, where=str(path)
+        )
+
+
+@functools.cache
+def scan_files() -> Corpus:
+    """Single slices: plain, RLE, JPEG 2000."""
+    files = {}
+    for number, patient in enumerate(PATIENTS):
+        data, buffer = series_of(patient).dataset(0), io.BytesIO()
+        if number == 1:
+            data.compress(RLELossless)
+        if number == 2:
+            data.PixelRepresentation = 0
+            Image.fromarray(data.pixel_array.astype(np.uint16)).save(buffer, format="JPEG2000", no_jp2=True)
+            data.PixelData, data.file_meta.TransferSyntaxUID = encapsulate([buffer.getvalue()]), JPEG2000Lossless
+            data["PixelData"].VR, buffer = "OB", io.BytesIO()
+        data.save_as(buffer, enforce_file_format=True)
+        files[f"{number}-001.dcm"] = buffer.getvalue()
+    names = sorted(files)
+    return Corpus(files, lambda root: [_Scans([root / name for name in names])], lambda key, name: key in name)
+
+
+@functools.cache
+def scan_series() -> Corpus:
+    """Three folders with a series each."""
+    files = {}
+    for number, patient in enumerate(PATIENTS):
+        for z in range(4):
+            buffer = io.BytesIO()
+            series_of(patient).dataset(z).save_as(buffer, enforce_file_format=True)
+            files[f"{patient}/{number}-00{3 - z}.dcm"] = buffer.getvalue()
+    return Corpus(files, lambda root: [_Scans([root / name for name in PATIENTS])], lambda key, name: key in name)

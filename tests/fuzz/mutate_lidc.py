@@ -225,11 +225,13 @@ def other_rows(data: Dataset, rng: Random) -> None:
     setattr(data, name, data[name].value + rng.choice((-2, -1, 1, 8, 2000)))
 
 
-def other_number_of_pixels(data: Dataset, rng: Random) -> None:
+def other_number_of_pixels(data: FileDataset, rng: Random) -> None:
     pixels = data.PixelData
-    data.PixelData = rng.choice(
+    pixels = rng.choice(
         (pixels[:-2], pixels[: rng.randrange(len(pixels)) // 2 * 2], b"", pixels + pixels, pixels + bytes(2))
     )
+    is_packed = data.file_meta.TransferSyntaxUID.is_compressed
+    data.PixelData = pydicom.encaps.encapsulate([pixels or bytes(2)]) if is_packed else pixels
 
 
 def other_pixel_type(data: Dataset, rng: Random) -> None:
@@ -314,3 +316,11 @@ def dicom_mutations() -> list[Mutation]:
     changes = [*(dicom(change, refused=True) for change in sure), *(dicom(change) for change in likely)]
     changes += [content(huge_length, ending="001.dcm"), swap_files, copy_over, lost_files, doubled_files]
     return [*of_bytes(".dcm"), *changes]
+
+
+def scan_mutations(*, ending: str) -> list[Mutation]:
+    """Of inputs: much that an import needs may be missing, but never what says where values and pixels are."""
+    likely = [bad_decimal, absurd_decimal, huge_rows, other_rows, other_number_of_pixels, other_pixel_type]
+    likely += [odd_location, other_details, deep_sequence, lost_tag]
+    changes = [*(dicom(change) for change in likely), content(huge_length, ending=ending)]
+    return [*of_bytes(ending), *changes, dicom(packed_syntax, refused=True), swap_files, copy_over]

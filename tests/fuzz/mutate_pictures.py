@@ -369,6 +369,43 @@ def tiff_mutations(labels: str) -> list[Mutation]:
     ]
 
 
+def huge_gif_size(data: bytes, rng: Random) -> bytes:
+    """Of the screen, of the image in it, or of both."""
+    places, size = [6, data.index(b"\x2c\0\0\0\0", 13) + 5], struct.pack("<HH", *rng.choices((65535, 30000), k=2))
+    for place in rng.choice((places, places[:1], places[1:])):
+        data = data[:place] + size + data[place + 4 :]
+    return data
+
+
+def gif_film(data: bytes, rng: Random) -> bytes:
+    """The same image several times."""
+    place = data.index(b"\x2c\0\0\0\0", 13)
+    return data[:-1] + data[place:-1] * rng.choice((1, 10**4)) + data[-1:]
+
+
+def short_gif(data: bytes, rng: Random) -> bytes:
+    """Whole blocks, but too few pixels in them."""
+    place = data.index(b"\x2c\0\0\0\0", 13) + 11
+    length = rng.randrange(1, data[place])
+    return data[:place] + bytes([length]) + data[place + 1 : place + 1 + length] + b"\0;"
+
+
+def wider_gif(data: bytes, rng: Random) -> bytes:
+    buffer, image = io.BytesIO(), Image.open(io.BytesIO(data))
+    image.resize((image.width + rng.choice((-1, 1, 40)), image.height)).save(buffer, format="GIF")
+    return buffer.getvalue()
+
+
+def gif_mutations(labels: str) -> list[Mutation]:
+    sure = (huge_gif_size, gif_film, short_gif, truncate_surely)
+    return [
+        *of_bytes(".gif"),
+        *(content(change, ending=".gif", refused=True) for change in sure),
+        content(wider_gif, part=labels, ending=".gif", refused=True),
+        *(swap_files, copy_over, lost_file),
+    ]
+
+
 def jpeg_mutations() -> list[Mutation]:
     sure = (huge_jpeg_size, orient)
     return [*of_bytes(".jpg"), *(content(change, ending=".jpg", refused=True) for change in sure), swap_files]

@@ -7,9 +7,9 @@ from typing import NamedTuple
 import corpus
 from corpus import Corpus
 from mutate import Change, Mutation
-from mutate_lidc import dicom_mutations, xml_mutations
+from mutate_lidc import dicom_mutations, scan_mutations, xml_mutations
 from mutate_others import csv_mutations, hdf5_mutations, json_mutations, nifti_mutations, tar_mutations
-from mutate_pictures import jpeg_mutations, odd_name, png_mutations, same_name_twice, tiff_mutations
+from mutate_pictures import gif_mutations, jpeg_mutations, odd_name, png_mutations, same_name_twice, tiff_mutations
 
 SEED = 2019
 Sets = list[tuple[Callable[[], Corpus], list[Mutation]]]
@@ -42,8 +42,16 @@ FORMATS = (
             (corpus.stack_plain, tiff_mutations("train-labels")),
         ],
     ),
-    Format("XML", 500, [(corpus.study, xml_mutations())]),
-    Format("DICOM", 500, [(corpus.study, dicom_mutations())]),
+    Format("XML", 450, [(corpus.study, xml_mutations())]),
+    Format(
+        "DICOM",
+        500,
+        [
+            (corpus.study, dicom_mutations()),
+            (corpus.scan_files, scan_mutations(ending=".dcm")),
+            (corpus.scan_series, scan_mutations(ending=".dcm")),
+        ],
+    ),
     Format("JSON", 100, [(corpus.polygons, json_mutations())]),
     Format(
         "tar",
@@ -57,6 +65,7 @@ FORMATS = (
     Format("HDF5", 100, [(corpus.stack_hdf5, hdf5_mutations())]),
     Format("NIfTI", 100, [(corpus.folder_nifti, nifti_mutations())]),
     Format("JPEG", 50, [(corpus.folder_jpeg, jpeg_mutations())]),
+    Format("GIF", 50, [(corpus.folder_gif, gif_mutations("graders"))]),
     Format("CSV", 50, [(corpus.folder_table, csv_mutations())]),
 )
 NUM_CASES = sum(entry.num_cases for entry in FORMATS)
