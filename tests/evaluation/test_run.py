@@ -16,6 +16,7 @@ from tiny_run import untrained_model
 from torch import Tensor, nn
 
 import hpunet.evaluation.run as evaluation
+from hpunet.data.batch import Batch
 from hpunet.data.open import open_data
 from hpunet.data.synthetic.source import INFO, SyntheticSource, open_synthetic
 from hpunet.data.types import Source
@@ -37,6 +38,7 @@ from hpunet.evaluation.rows import (
 )
 from hpunet.evaluation.run import chosen_images, evaluate
 from hpunet.evaluation.scorer import Scorer
+from hpunet.evaluation.scores import image_scores
 from hpunet.evaluation.summary import ALL_METRICS, Scope, listed, pooled, scored_part, summarise, undefined_note
 from hpunet.metrics import average_precision, ged2, match_instances, rand_error
 from hpunet.models.base import SegmentationModel
@@ -574,3 +576,20 @@ def test_a_metric_of_fewer_images_has_a_reason() -> None:
     summary = summarise(rows, scope=scope)
     assert undefined_note(summary, "rand_error") == "rand_error: 1 of 3 images; the others have no true instance"
     assert undefined_note(summary, "ged2") == ""
+
+
+def test_images_without_any_instance_have_no_iou_rec(tmp_path: Path) -> None:
+    """Classes keep it: an empty reconstruction of an empty grading is right."""
+    for kind, num_defined in (("neurites", 1), ("lesions", 2)):
+        source = open_synthetic(kind, split="val", num_images=2, size=32)
+        maps = torch.from_numpy(np.stack([source[0].labels, np.zeros_like(source[1].labels)]))
+        maps = maps.clamp(max=1)
+        batch = Batch(
+            image=torch.zeros(2, 1, 32, 32),
+            labels=maps,
+            valid=torch.ones(2, 32, 32, dtype=torch.bool),
+            graders=torch.ones(maps.shape[:2], dtype=torch.bool),
+        )
+        scores = image_scores(samples=maps, reconstructions=maps, batch=batch, info=source.info)
+        assert int(scores["iou_rec"].isfinite().sum()) == num_defined
+        assert torch.equal(scores["hm_iou"], torch.ones(2, dtype=torch.float64))

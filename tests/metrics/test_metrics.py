@@ -290,6 +290,12 @@ def test_iou_rec_is_the_mean_over_existing_graders() -> None:
     both = {"labels": labels, "reconstructions": drawn, "num_classes": 2}
     assert iou_rec(**both) == pytest.approx([(1 / 2 + 1 + 0) / 3])
     assert iou_rec(**both, graders=np.array([[True, True, False]])) == pytest.approx([3 / 4])
+    assert iou_rec(**both, skip_empty=True) == pytest.approx([(1 / 2 + 0) / 2])
+    with_one = np.array([[False, True, False]])
+    assert iou_rec(**both, graders=with_one) == [1]
+    assert np.isnan(iou_rec(**both, graders=with_one, skip_empty=True))
+    nowhere = maps("1100", "1111", "1111")  # wrongly found
+    assert iou_rec(**{**both, "reconstructions": nowhere}, graders=with_one, skip_empty=True) == [0]
     unknown = both | {"labels": np.where(np.arange(3)[:, None, None] == 2, 255, labels)}
     assert iou_rec(**unknown, graders=np.array([[True, True, False]])) == pytest.approx([3 / 4])
 

@@ -43,7 +43,7 @@ def image_scores(
         "ged2_unbiased": pairs.ged2_unbiased(),
         "hm_iou": pairs.hungarian_iou(),
         "sample_diversity": pairs.sample_diversity(),
-        "iou_rec": iou_rec(reconstructions=reconstructions, **common),
+        "iou_rec": iou_rec(reconstructions=reconstructions, skip_empty=info.has_instances, **common),
     }
     return {name: torch.as_tensor(values, device="cpu") for name, values in scores.items()}
 

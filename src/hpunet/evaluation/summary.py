@@ -79,6 +79,7 @@ def undefined_note(found: Mapping[str, Any], name: str) -> str:
         return ""
     reasons: Iterable[tuple[bool, str]] = (
         (name == "rand_error", "the others have no true instance"),
+        (name == "iou_rec", "the others have no instance, and their reconstructions none"),
         (name == "ged2_unbiased", "the others have one grader only"),
         (name.startswith("border_agreement"), "in the others no visible label touches the hidden part"),
         (name in HIDDEN_METRICS, "in the others no hidden pixel is valid"),
@@ -182,6 +183,7 @@ def _reason(name: str, rows: Sequence[Row], *, scope: Scope) -> str:
         (name in of_pairs and scope.num_samples == 1, "needs at least two samples"),
         (name == "ged2_unbiased" and one_grader, "needs at least two graders"),
         (name in of_instances, "no image has a true instance"),
+        (name == "iou_rec", "no image or reconstruction has an instance"),
         (name in CLUSTER_METRICS, "rows are older than this metric"),
         (name in HIDDEN_METRICS and none_hidden, "no hidden pixel is valid, or rows are older than this metric"),
         (name.startswith("border_agreement"), "no visible label touches the hidden part, in any image"),

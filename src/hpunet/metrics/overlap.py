@@ -42,13 +42,26 @@ def iou(a: Maps, b: Maps, *, absent: Absent = "skip", **options: Unpack[MapOptio
 
 
 def iou_rec(
-    *, reconstructions: GraderMaps, labels: GraderMaps, absent: Absent = "skip", **options: Unpack[GraderOptions]
+    *,
+    reconstructions: GraderMaps,
+    labels: GraderMaps,
+    absent: Absent = "skip",
+    skip_empty: bool = False,
+    **options: Unpack[GraderOptions],
 ) -> PerImage:
-    """Reconstruction IoU (App. B): IoU(Y, Y') with Y' = S(X, μ_post(X, Y)), the mean over the graders' maps Y."""
+    """Reconstruction IoU (App. B): IoU(Y, Y') with Y' = S(X, μ_post(X, Y)), the mean over the graders' maps Y.
+
+    With `skip_empty`, the paper's rule for instances, graders with no class in Y and Y' are left out; NaN without any
+    other grader.
+    """
     maps = {"labels": labels, "reconstructions": reconstructions}
     checked = check_maps(maps, dims="b r h w, b r h w", **options)
     each = iou_one_to_one(*checked.maps, classes=checked.classes, valid=checked.valid, absent=absent)
-    return same_type(mean_over_graders(each, checked.graders), like=labels)
+    graders = checked.graders
+    if skip_empty:
+        seen = [(shows(m, checked.classes) & checked.valid[:, None]).any(axis=(2, 3)) for m in checked.maps]
+        graders = graders & (seen[0] | seen[1])
+    return same_type(mean_over_graders(each, graders), like=labels)
 
 
 def subset_b(*, labels: GraderMaps, **options: Unpack[GraderOptions]) -> Bool[Array, " b"]:
@@ -85,8 +98,9 @@ def mean_over_classes(counts: Iterable[Counts], *, score: Score, absent: Absent)
 
 
 def mean_over_graders(values: np.ndarray, graders: np.ndarray) -> np.ndarray:
-    """The mean (b,) of one value per grader (b, r) over those that exist."""
-    return np.asarray((values * graders).sum(axis=1) / graders.sum(axis=1))
+    """The mean (b,) of one value per grader (b, r) over `graders`; NaN where there is none."""
+    number = graders.sum(axis=1)
+    return np.where(number > 0, (values * graders).sum(axis=1) / np.maximum(number, 1), np.nan)
 
 
 def shows(maps: np.ndarray, classes: list[int]) -> np.ndarray:

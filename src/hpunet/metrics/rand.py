@@ -14,8 +14,9 @@ def rand_error(*, prediction: Maps, truth: Maps, valid: Valid | None = None) -> 
         A = Σ_i (Σ_j p_ij)²      B = Σ_{j>0} (Σ_i p_ij)² + c/n      AB = Σ_{i, j>0} p_ij² + c/n
         precision AB/B, recall AB/A, error 1 − 2·precision·recall/(precision + recall)
 
-    as in gala's `adapted_rand_error`: each pixel predicted as background is a segment of its own, and pairs of a
-    pixel with itself count. scikit-image does both differently, so its values differ. NaN where n is 0.
+    as in gala's `adapted_rand_error`. Pairs of a pixel with itself count. The c pixels predicted as background are in
+    A, but add c/n ≤ 1 to B and AB: together less than one pixel, so they cost recall and hardly precision (were each
+    a segment of its own, they would add c). scikit-image does both differently. NaN where n is 0.
     """
     maps = {"prediction": prediction, "truth": truth}
     checked = check_maps(maps, dims="b h w, b h w", num_classes=None, valid=valid)
