@@ -107,6 +107,8 @@ def test_write_report_is_one_page_that_fetches_nothing(tmp_path: Path) -> None:
     page = Page(out)
     assert page.fetched == []
     assert "script" not in page.tags
+    first = page.text.index("κ was reached")  # the verdict comes first
+    assert page.text.index("Verdict on one") < first < page.text.index("Runs")
     assert not re.search(r"url\(|@import|https?:", re.sub(r"base64,[^\"]*", "", out.read_text()))
     assert len(page.images) == 4  # dynamics, validation, samples, deviations
     assert all(image.width > 300 for image in page.images)

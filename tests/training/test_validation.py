@@ -17,10 +17,11 @@ from hpunet.evaluation.rows import ROWS_FILE, read_rows
 from hpunet.evaluation.run import evaluate
 from hpunet.evaluation.scorer import Maps, Scorer
 from hpunet.evaluation.scores import image_scores, instances_of
-from hpunet.metrics import rand_error
+from hpunet.metrics import ged2, rand_error
 from hpunet.reports.saved_run import read_run
+from hpunet.training.loggers import read_log
 from hpunet.training.loop import train
-from hpunet.training.validation import Validation, swapped
+from hpunet.training.validation import METRICS, Validation, swapped
 from hpunet.weights.load import load_trained
 
 
@@ -64,8 +65,52 @@ def test_validation_scores_like_hpunet_evaluate(tmp_path: Path) -> None:
     scorer = Scorer(model=trained.model, info=val.info, crop=(16, 16), num_samples=2)
     evaluate(scorer, source=val, folder=tmp_path / "evaluation")
     rows = read_rows(tmp_path / "evaluation" / ROWS_FILE)
-    for name, value in newest.items():
+    for name in METRICS:
+        value = newest[name]
         assert np.mean([row.scores[name] for row in rows]) == pytest.approx(value, rel=1e-9), name
+
+
+def test_validation_measures_how_far_graders_agree(tmp_path: Path) -> None:
+    """By hand for each image; and one grader's map in place of all samples has that GED², on average."""
+    val = open_pack(write_tiny_pack(tmp_path / "pack"), split="val")
+    settings = tiny_settings("optimiser.iterations=1", "logging.validate_images=100")
+    newest = train(settings, data=str(tmp_path / "pack"), run=tmp_path / "run", say=lambda _line: None)
+    distances, ious, by_ged2 = [], [], []
+    for sample in (val[i] for i in range(len(val))):
+        maps = sample.labels[sample.graders]
+        if len(maps) < 2:
+            continue
+        iou = np.array([[agreement(one, other) for other in maps] for one in maps])
+        distances.append((1 - iou).mean())
+        ious.append(iou[~np.eye(len(maps), dtype=bool)].mean())
+        by_ged2.append(np.mean([ged2(samples=m[None, None], labels=maps[None], num_classes=2)[0] for m in maps]))
+    assert newest["grader_distance"] == pytest.approx(np.mean(distances)) == pytest.approx(np.mean(by_ged2))
+    assert newest["grader_iou"] == pytest.approx(np.mean(ious))
+
+
+def agreement(one: np.ndarray, other: np.ndarray) -> float:
+    either = ((one == 1) | (other == 1)).sum()
+    return float(((one == 1) & (other == 1)).sum() / either) if either else 1.0
+
+
+def test_raw_weights_are_scored_early_and_named_when_clearly_better(tmp_path: Path) -> None:
+    pack = write_tiny_pack(tmp_path / "pack")
+    changes = ("optimiser.ema_decay=0.999999", "optimiser.iterations=40", "optimiser.learning_rates=[1e-2]")
+    settings = tiny_settings(*changes, "logging.validate_every=5")
+    train(settings, data=str(pack), run=tmp_path / "run", device=torch.device("cpu"), say=lambda _line: None)
+    lines = [line for line in read_log(tmp_path / "run/log.jsonl") if "val_ged2" in line]
+    assert [line["step"] for line in lines if "val_raw_ged2" in line] == [5, 10]
+    raw = load_trained(tmp_path / "run", checkpoint="step-00000010", weights="raw", device="cpu")
+    held_out = open_pack(pack, split="val")
+    validation = Validation(
+        raw.model, pack=held_out, settings=settings, device=torch.device("cpu"), run=tmp_path / "x"
+    )
+    own = validation.run_at(40, [], averaged=[])
+    for name in METRICS:
+        assert lines[1][f"val_raw_{name}"] == pytest.approx(own[name], rel=1e-9)
+    assert validation.raw_is_better({"ged2": 0.5, "raw_ged2": 0.49}) is None
+    assert validation.raw_is_better({"ged2": 0.5}) is None
+    assert "--weights raw" in (validation.raw_is_better({"ged2": 0.5, "raw_ged2": 0.4}) or "")
 
 
 def test_image_scores_of_the_graders_themselves_are_perfect() -> None:

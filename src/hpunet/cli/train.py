@@ -41,6 +41,7 @@ def train_command(
     changes += [f"data.options.{name}={to_toml(value)}" for name, value in given.items()]
     settings = load_settings(preset, changes)
     from hpunet.training.loop import pick_device, train
+    from hpunet.training.verdict import VERDICT_FILE
     from hpunet.utils.distributed import destroy_process_group, init_process_group, rank
     from hpunet.utils.signals import Interrupted
 
@@ -53,6 +54,7 @@ def train_command(
         if rank() == 0 and final:
             numbers = ", ".join(f"{name} {value:.4f}" for name, value in final.items())
             notes.print(f"Done: {numbers}. The run is in {out}; view it: hpunet report {out}", highlight=False)
+            notes.print((out / VERDICT_FILE).read_text().rstrip(), highlight=False, markup=False, soft_wrap=True)
     except Interrupted as stop:
         if rank() == 0:
             words = f"Saved at iteration {stop.step} in {out}. Continue with the same command and --resume."

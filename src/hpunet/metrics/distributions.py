@@ -45,6 +45,18 @@ class PairIoUs:
         between, among_labels = self._distances()
         return np.asarray(2 * between - (1 - self.samples).mean(axis=(1, 2)) - among_labels)
 
+    def grader_distance(self) -> Float64[np.ndarray, " b"]:
+        """E[d(Y,Y')], NaN for a single grader: the GED² of one grader's map, on average, in place of all samples.
+
+        A sampler that draws s maps from the graders' own has 1/s of it (see `ged2`).
+        """
+        return np.where(self.graders.sum(axis=1) > 1, self._distances()[1], np.nan)
+
+    def grader_iou(self) -> Float64[np.ndarray, " b"]:
+        """Mean IoU of two different graders; NaN for a single one."""
+        r = self.graders.sum(axis=1)
+        return np.asarray(1 - self.grader_distance() * r / np.maximum(r - 1, 1))
+
     def ged2_unbiased(self) -> Float64[np.ndarray, " b"]:
         """See `ged2_unbiased`."""
         between, among_labels = self._distances()

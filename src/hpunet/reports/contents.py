@@ -10,6 +10,7 @@ from hpunet.reports import example_figures as figures
 from hpunet.reports.curves import training_dynamics, validation_curves
 from hpunet.reports.examples import Examples
 from hpunet.reports.saved_run import SavedRun
+from hpunet.training.verdict import verdict
 
 _DYNAMICS = (
     "Training curves, as in the paper's appendix. Thin lines are single batches, thick lines running means. GECO "
@@ -72,6 +73,14 @@ class Section:
     heading: str
     drawings: Sequence[Drawing]
     note: str = ""
+
+
+def verdicts(runs: Sequence[SavedRun]) -> list[Section]:
+    """What to make of each run, for the top of the page."""
+    return [
+        Section(f"Verdict on {run.name}", [], " ".join(verdict(run.log, run.settings, run.description)))
+        for run in runs
+    ]
 
 
 def report_sections(runs: Sequence[SavedRun]) -> list[Section]:

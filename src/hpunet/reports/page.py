@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from html import escape
 from itertools import chain, count
 from pathlib import Path
+from typing import Any
 
 from hpunet.config.settings import Settings
 from hpunet.errors import ConfigError
-from hpunet.reports.contents import Drawing, Section, report_sections
+from hpunet.reports.contents import Drawing, Section, report_sections, verdicts
 from hpunet.reports.layout import PAGE_DPI, PRINT_DPI, as_png, as_svg
 from hpunet.reports.saved_run import SavedEvaluation, SavedRun, read_run
 from hpunet.utils.files import atomic_write
@@ -74,7 +75,14 @@ def write_report(
         names = [str(run) for run in runs]
     saved = [read_run(run, name=name) for run, name in zip(runs, names, strict=True)]
     tables = [*tables, _runs_table(saved), *([_evaluations(saved)] if any(run.evaluations for run in saved) else [])]
-    return write_page(report_sections(saved), out, figures=figures, title=title, tables=tables, progress=progress)
+    how: dict[str, Any] = {
+        "figures": figures,
+        "title": title,
+        "first": verdicts(saved),
+        "tables": tables,
+        "progress": progress,
+    }
+    return write_page(report_sections(saved), out, **how)
 
 
 def write_page(
@@ -85,8 +93,9 @@ def write_page(
     title: str,
     tables: Sequence[Table],
     progress: Progress,
+    first: Sequence[Section] = (),
 ) -> Path:
-    """Write a page of tables, then sections; see `write_report`."""
+    """Write a page of notes (`first`), tables, then sections; see `write_report`."""
     drawings = [drawing for section in sections for drawing in section.drawings]
     files = _file_names(drawings)
     shown: dict[str, str] = {}
@@ -99,7 +108,7 @@ def write_page(
     if figures is not None:
         captions = [f"{files[d.name]}: {d.title}\n{d.caption}\n" for d in drawings]
         atomic_write(figures / "captions.txt", "\n".join(captions).encode())
-    atomic_write(out, _page(sections, shown, title=title, tables=tables).encode())
+    atomic_write(out, _page(sections, shown, title=title, first=first, tables=tables).encode())
     return out
 
 
@@ -113,8 +122,16 @@ def _file_names(drawings: Sequence[Drawing]) -> dict[str, str]:
     return files
 
 
-def _page(sections: Sequence[Section], shown: Mapping[str, str], *, title: str, tables: Sequence[Table]) -> str:
-    parts = [_table(table) for table in tables]
+def _page(
+    sections: Sequence[Section],
+    shown: Mapping[str, str],
+    *,
+    title: str,
+    first: Sequence[Section],
+    tables: Sequence[Table],
+) -> str:
+    parts = [f"<h2>{escape(each.heading)}</h2>\n<p>{escape(each.note)}</p>" for each in first]
+    parts += [_table(table) for table in tables]
     for section in sections:
         parts.append(f"<h2>{escape(section.heading)}</h2>")
         parts += [f"<p>{escape(section.note)}</p>"] if section.note else []

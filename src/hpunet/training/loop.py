@@ -1,8 +1,8 @@
 """The training loop: data, step, log, validate, save, stop.
 
 A run is a folder: `settings.json` and `run.json` say what it is, `log.jsonl` and `tensorboard/` hold its numbers,
-`pictures/` its samples, `checkpoints/` its state. With `resume` training continues from the newest intact checkpoint,
-bit for bit as if it had never stopped (on a CPU; GPUs sum in an order of their own).
+`pictures/` its samples, `checkpoints/` its state, `verdict.txt` a verdict. With `resume` training continues from the
+newest intact checkpoint, bit for bit as if it had never stopped (on a CPU; GPUs sum in an order of their own).
 """
 
 import hashlib
@@ -22,12 +22,13 @@ from hpunet.data.packs import is_pack, open_pack
 from hpunet.errors import ConfigError
 from hpunet.models.build import check_network
 from hpunet.training.constant_map import constant_map_loss, kappa_warning
-from hpunet.training.loggers import Logger, open_loggers
+from hpunet.training.loggers import LOG_FILE, Logger, open_loggers, read_log
 from hpunet.training.resume import load_start, restore, save, start_from
 from hpunet.training.state import Training
 from hpunet.training.validation import Validation
+from hpunet.training.verdict import VERDICT_FILE, verdict
 from hpunet.utils.distributed import barrier, rank, world_size
-from hpunet.utils.files import atomic_write, dump_json
+from hpunet.utils.files import atomic_write, dump_json, parse_json
 from hpunet.utils.signals import Interrupted, Stop, stop_on_signals
 from hpunet.weights.run_state import describe_run
 
@@ -110,14 +111,25 @@ def train(
         open_logs = open_loggers(run, last_step=training.step, more=loggers)
     try:
         with stop_on_signals(say) as stop:
-            return _loop(training, validation, open_logs, stop=stop, watch=watch or (lambda _step, _numbers: None))
+            shown = {"say": say, "watch": watch or (lambda _step, _numbers: None)}
+            newest = _loop(training, validation, open_logs, stop=stop, **shown)
     finally:
         for logger in open_logs:
             logger.close()
+    if rank() == 0 and (log := read_log(run / LOG_FILE)):
+        about = parse_json((run / RUN_FILE).read_bytes(), name=RUN_FILE)
+        atomic_write(run / VERDICT_FILE, "".join(f"{line}\n" for line in verdict(log, settings, about)).encode())
+    return newest
 
 
 def _loop(
-    training: Training, validation: Validation, loggers: list[Logger], *, stop: Stop, watch: Callback
+    training: Training,
+    validation: Validation,
+    loggers: list[Logger],
+    *,
+    stop: Stop,
+    say: Callable[[str], None],
+    watch: Callback,
 ) -> dict[str, float]:
     logging, end = training.settings.logging, training.settings.optimiser.iterations
     newest: dict[str, float] = {}
@@ -141,6 +153,8 @@ def _loop(
         if step % logging.validate_every == 0 or step == end:
             newest = validation.run_at(step, loggers, averaged=training.train_step.averaged)
             watch(step, newest)
+            if words := validation.raw_is_better(newest):
+                say(f"iteration {step}: {words}")
             if validation.is_better(newest, than=training.best):
                 training.best = newest[logging.best]
                 save(training, name="best")

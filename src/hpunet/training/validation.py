@@ -15,10 +15,13 @@ import torch
 from torch import Tensor
 
 from hpunet.config.settings import Settings
+from hpunet.data.batch import Batch
 from hpunet.data.packs import Pack
 from hpunet.evaluation.examples import example_arrays
 from hpunet.evaluation.images import fast_batch_size, read_item
 from hpunet.evaluation.scorer import Scorer
+from hpunet.evaluation.scores import metric_arguments
+from hpunet.metrics import pair_ious
 from hpunet.training.loggers import Logger
 from hpunet.utils.distributed import all_reduce, rank, world_size
 from hpunet.utils.label_painter import contrast_palette, overlay
@@ -27,6 +30,8 @@ from hpunet.utils.pictures import grey_or_colour, save_picture, sheet, spread, s
 NUM_SHOWN = 6
 MIN_IMAGES = 4  # validated at least, however large
 METRICS = ("ged2", "hm_iou", "iou_rec")
+GRADERS = ("grader_distance", "grader_iou")  # what samples are compared with; the same at every validation
+CLEARLY_BETTER = 0.02
 
 
 class Validation:
@@ -68,18 +73,41 @@ class Validation:
         return numbers[metric] < than if metric == "ged2" else numbers[metric] > than
 
     def run_at(self, step: int, loggers: Sequence[Logger], *, averaged: Sequence[Tensor]) -> dict[str, float]:
-        """Score the model with its averaged weights, if any; log, draw and save the results."""
+        """Score the model with its averaged weights, if any, early on also with raw ones; log, draw and save."""
+        raw = self._score() if averaged and self.scores_raw(step) else {}
         with swapped(self.model, averaged):
-            numbers = self._score()
+            numbers = self._score() | {f"raw_{name}": raw[name] for name in METRICS if raw}
             if rank() == 0:
                 for logger in loggers:
                     logger.numbers(step, {f"val_{name}": value for name, value in numbers.items()})
                 self._show(step, loggers)
         return numbers
 
+    def scores_raw(self, step: int) -> bool:
+        """Whether raw weights are scored, too: in the first quarter while the average is young, and the first time.
+
+        A young average reaches back over a tenth of the run so far (see `share_in_average`), and weights change
+        fastest then; later, when learning rates fall, both agree, and a second score would only cost time.
+        """
+        optimiser = self.settings.optimiser
+        grown_up = min(10 / (1 - (optimiser.ema_decay or 0)), optimiser.iterations / 4)
+        return step <= max(self.settings.logging.validate_every, grown_up)
+
+    def raw_is_better(self, numbers: Mapping[str, float]) -> str | None:
+        """What to say if the raw weights were scored and are clearly better than the averaged ones."""
+        metric = self.settings.logging.best
+        own, raw = numbers[metric], numbers.get(f"raw_{metric}", math.nan)
+        if not (own - raw if metric == "ged2" else raw - own) > CLEARLY_BETTER:
+            return None
+        return (
+            f"raw weights are clearly better than averaged ones: {metric} {raw:.3f}, averaged {own:.3f}; "
+            "lower optimiser.ema_decay, or use --weights raw if it stays so"
+        )
+
     def _score(self) -> dict[str, float]:
         device = self.scorer.device
-        totals = torch.zeros(2, len(METRICS), dtype=torch.float64, device=device)  # sums, and what was summed
+        names = [*METRICS, *([] if self.pack.info.has_instances else GRADERS)]
+        totals = torch.zeros(2, len(names), dtype=torch.float64, device=device)  # sums, and what was summed
         size = fast_batch_size(device)
         for start in range(0, len(self.indices), size)[rank() :: world_size()]:
             chosen = self.indices[start : start + size]
@@ -87,10 +115,18 @@ class Validation:
             for drawn in self.scorer.draw(self.pack, items):
                 assert drawn.maps is not None
                 scores = self.scorer.distribution_scores(drawn.maps)
-                values = torch.stack([scores[name] for name in METRICS])
-                totals += torch.stack([values.nansum(dim=1), values.isfinite().sum(dim=1)]).to(device)
-        totals = all_reduce(totals)
-        return {name: float(totals[0, i] / totals[1, i]) for i, name in enumerate(METRICS)}
+                if not self.pack.info.has_instances:  # ids of two graders cannot be compared
+                    scores = {**scores, **self._grader_scores(drawn.maps.batch)}
+                values = torch.stack([scores[name] for name in names]).to(device)
+                totals += torch.stack([values.nansum(dim=1), (~values.isnan()).sum(dim=1)])
+        sums, counts = all_reduce(totals).tolist()
+        means = {name: total / n if n else math.nan for name, total, n in zip(names, sums, counts, strict=True)}
+        return {name: mean for name, mean in means.items() if name in METRICS or not math.isnan(mean)}
+
+    def _grader_scores(self, batch: Batch) -> dict[str, Tensor]:
+        """How far the graders of each image agree; NaN for a single one."""
+        pairs = pair_ious(samples=batch.labels[:, :1], **metric_arguments(batch, self.pack.info))
+        return {name: torch.from_numpy(getattr(pairs, name)()) for name in GRADERS}
 
     def _show(self, step: int, loggers: Sequence[Logger]) -> None:
         """A sheet of samples, and the arrays behind it and the figures (see `reports/examples.py`)."""
