@@ -25,6 +25,7 @@ from hpunet.training.constant_map import constant_map_loss, kappa_warning
 from hpunet.training.loggers import LOG_FILE, Logger, open_loggers, read_log
 from hpunet.training.resume import load_start, restore, save, start_from
 from hpunet.training.state import Training
+from hpunet.training.threads import ThreadWatch
 from hpunet.training.validation import Validation
 from hpunet.training.verdict import VERDICT_FILE, verdict
 from hpunet.utils.distributed import barrier, rank, world_size
@@ -111,8 +112,8 @@ def train(
         open_logs = open_loggers(run, last_step=training.step, more=loggers)
     try:
         with stop_on_signals(say) as stop:
-            shown = {"say": say, "watch": watch or (lambda _step, _numbers: None)}
-            newest = _loop(training, validation, open_logs, stop=stop, **shown)
+            watch = watch or (lambda _step, _numbers: None)
+            newest = _loop(training, validation, open_logs, stop=stop, say=say, watch=watch)
     finally:
         for logger in open_logs:
             logger.close()
@@ -136,6 +137,7 @@ def _loop(
     watch(training.step, {})
     last_time = last_shown = time.perf_counter()
     last_step = training.step
+    threads = ThreadWatch(torch.get_num_threads() if training.device.type == "cpu" else 1)
     for terms, norm in training.run_steps():
         training.step += 1
         step, now = training.step, time.perf_counter()
@@ -146,6 +148,8 @@ def _loop(
         if show_now:
             now = last_shown = time.perf_counter()  # only now has a GPU finished the step
             watch(step, {**numbers, "its": (step - last_step) / (now - last_time)})
+        if slow := threads.warning():
+            say(slow)
         if log_now:
             last_time, last_step = now, step
             for logger in loggers:
