@@ -177,8 +177,8 @@ class _Run:
         return points[-1][1] if points else None
 
     def _recent(self, name: str, *, parts_ago: int = 0) -> float | None:
-        """The mean over the last tenth of the logged values, or over the tenth before."""
+        """The mean over the last tenth of the logged values, or over the tenth before; five values if there are."""
         values = [value for _, value in self._series(name)]
-        count = max(1, len(values) // 10)
+        count = max(len(values) // 10, min(5, len(values) // 2), 1)
         part = values[len(values) - (parts_ago + 1) * count : len(values) - parts_ago * count]
         return fmean(part) if part else None
