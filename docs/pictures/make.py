@@ -129,7 +129,7 @@ def samples_picture() -> str:
         text(xs[1], 44, "4 radiologists", size=22),
         text(xs[2], 44, f"{len(quantiles)} of {num_samples} samples from hpunet, from small to large", size=22),
     ]
-    captions = ("2 of 4 marked a lesion", "4 marked one, outlines differ", "4 agree")
+    captions = ("2 of 4 marked a lesion", "4 marked one, outlines differ", "4 marked one, outlines similar")
     for number, caption in enumerate(captions, start=1):
         example = hpunet.example(f"lidc-{number}")
         samples = draw(example, num_samples)

@@ -38,8 +38,8 @@ def sample_sheet(
         "image" if is_whole else "image (frame: shown below)": _framed(
             grey_or_colour(stretched(image)), part, colour=palette[1]
         ),
-        "mean probability (white is 1)": grey_or_colour(mean[None]),
-        f"standard deviation (white is {most:.2f})": grey_or_colour(std[None] / max(most, 1e-6)),
+        "mean probability (black 0, white 1)": grey_or_colour(mean[None]),
+        f"standard deviation (black 0, white {most:.2f})": grey_or_colour(std[None] / max(most, 1e-6)),
     }
     letters = [_letters(number) for number in range(len(hypotheses))]
     distinct = [
