@@ -161,6 +161,8 @@ def test_contact_sheet_has_a_row_for_each_chosen_image(written: Path) -> None:
         ("cityscapes", {"size": 64}, "size: .* cityscapes data, expected two whole numbers, for instance size="),
         ("folder", {"val_every": "ten"}, "a whole number, for instance val_every=10; got ten"),
         ("folder", {"window": 3}, r"two numbers, for instance window=\[-1000,400\]; got 3"),
+        ("folder", {"graders": "{name}_1.png"}, r'a list of patterns, for instance graders=\["\{name\}_1.png"'),
+        ("folder", {"patient": 3}, r"regular expression with one group"),
         ("folder", {"classes": "cells"}, r'a list of names, for instance classes=\["background","lesion"\]'),
         ("snemi3d", {"slices": 3}, r"instance slices.train=\[0,16\] slices.val=\[16,18\]; got 3"),
         ("snemi3d", {"allow_remainder": 1}, "expected true or false; got 1"),

@@ -102,6 +102,12 @@ def test_crop_of_tiny_images_is_refused() -> None:
         choose_crop((70, 100), limit=7)
 
 
+def test_validation_of_large_images_draws_few_samples() -> None:
+    photographs = settings_for(look(describe(in_channels=3), (960, 999), num_train=22), small=True)
+    assert photographs.logging.validate_samples == 4
+    assert settings_for(look(describe(), (180, 180)), small=True).logging.validate_samples == 16
+
+
 def test_crop_keeps_to_a_limit() -> None:
     assert choose_crop((1024, 2048), limit=128) == ((128, 128), 8)
     assert choose_crop((100, 130), limit=100) == ((96, 96), 6)

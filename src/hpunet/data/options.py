@@ -10,11 +10,14 @@ _NEED_QUOTES = set("\"' $\\`;&|<>()*?!#~")
 _EXAMPLES: dict[Any, tuple[str, Any]] = {
     bool: ("true or false", None),
     int: ("a whole number", 10),
-    str: ("a text", None),
     tuple[int, int]: ("two whole numbers", (64, 128)),
     tuple[float, float]: ("two numbers", (-1000, 400)),
     Sequence[str]: ("a list of names", ("background", "lesion")),
     Mapping[str, tuple[int, int]]: ("first and end per split", {"train": (0, 16), "val": (16, 18)}),
+}
+_EXAMPLES_BY_NAME: dict[str, tuple[str, Any]] = {
+    "graders": ("a list of patterns", ("{name}_1.png", "{name}_2.png")),
+    "patient": ("a regular expression with one group", r"Image_(\d+)"),
 }
 
 
@@ -22,7 +25,7 @@ def describe_option(name: str, annotation: Any) -> str:
     """What an option of this type accepts: "two whole numbers, for instance size=[64,128]"."""
     is_union = get_origin(annotation) in (Union, types.UnionType)
     kinds = [kind for kind in (get_args(annotation) if is_union else (annotation,)) if kind is not type(None)]
-    found = [_EXAMPLES.get(kind, ("a value", None)) for kind in kinds]
+    found = [_EXAMPLES_BY_NAME.get(name) or _EXAMPLES.get(kind, ("a value", None)) for kind in kinds]
     wanted = " or ".join(words for words, _ in found)
     example = found[-1][1]
     return wanted if example is None else f"{wanted}, for instance {' '.join(_assignments(name, example))}"

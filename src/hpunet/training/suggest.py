@@ -212,7 +212,7 @@ def _data(look: DatasetProfile, *, crop: tuple[int, int], limit: int, options: M
     num_bytes = pixels * (look.info.image_bits // 8)
     why_crop = (
         f"{found}. This is the largest crop (at most {min(MAX_SHORT, limit)}×{limit}) inside of every image that "
-        "the scales can halve. Training cuts it at random places, evaluation at the centre."
+        "the scales can halve. Training cuts it at random places; evaluation takes whole images."
     )
     mebibytes = max(1, num_bytes >> 20)
     why_workers = f"Processes that read ahead; not needed if the data fit on the GPU (about {mebibytes:,} MiB)."
@@ -302,13 +302,16 @@ def _optimiser(look: DatasetProfile, model: ModelKind, *, crop: tuple[int, int],
 def _logging(look: DatasetProfile, *, crop: tuple[int, int], iterations: int) -> list[Setting]:
     is_large = crop[0] * crop[1] > LARGE_CROP
     count = min(20 if is_large else 100, look.num_val)
+    samples, why_samples = 16, "16 as in the paper"
+    if is_large or look.largest[0] * look.largest[1] > LARGE_CROP:
+        samples, why_samples = 4, "few, as whole images are large"
     best, why = "ged2", "GED², the match of the distributions"
     if look.info.has_instances:
         best, why = "iou_rec", "reconstruction, since GED² compares random ids"
     return [
         Setting("validate_every", min(2000, iterations // 20), "Iterations between two validations."),
         Setting("validate_images", count, f"Of the {look.num_val:,} validation images, always the same ones."),
-        Setting("validate_samples", 4 if is_large else 16, "Hypotheses for each of them; 16 as in the paper."),
+        Setting("validate_samples", samples, f"Hypotheses for each of them; {why_samples}."),
         Setting("best", best, f"Metric that selects the best checkpoint: {why}."),
         Setting("checkpoint_every", 1000, "Iterations between two checkpoints."),
     ]

@@ -37,12 +37,12 @@ def find_items(path: Path, *, graders: Sequence[str] = ()) -> Layout:
             items, names = find(tree)
             if items:
                 return _layout(tree, items, names)
-    proposal = propose_patterns(tree.names)
     try:
         folders = _mask_folders(tree)
         items = _pair(tree, folders)
     except DataError as error:
-        raise DataError(f"{error}; {proposal}" if proposal else str(error)) from None
+        proposal = propose_patterns(tree.names)
+        raise DataError(f"{path}: {proposal} ({error})" if proposal else str(error)) from None
     names = tuple(folder.removeprefix(f"{GRADERS}/") for folder in folders) if len(folders) > 1 else ()
     return _layout(tree, items, names, has_instances=folders == ["instances"])
 

@@ -72,7 +72,7 @@ def propose_patterns(names: Sequence[str]) -> str | None:
     patterns = sorted(pattern for pattern, count in found.items() if count > 1 or count == num_images)
     if not patterns:
         return None
-    return f"names end as those of graders do: give --graders {' '.join(map(shlex.quote, patterns))}"
+    return f"masks seem to be named after their images; give --graders {' '.join(map(shlex.quote, patterns))}"
 
 
 def _check_patterns(patterns: Sequence[str]) -> None:
