@@ -36,8 +36,8 @@ def commands(group: Any, prefix: str = "hpunet") -> dict[str, set[str]]:
         if hasattr(command, "commands"):
             found |= commands(command, f"{prefix} {name}")
         else:
-            options = {option for parameter in command.params for option in parameter.opts if option.startswith("--")}
-            found[f"{prefix} {name}"] = options
+            options = {option for each in command.params for option in (*each.opts, *each.secondary_opts)}
+            found[f"{prefix} {name}"] = {option for option in options if option.startswith("--")}
     return found
 
 

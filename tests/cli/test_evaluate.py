@@ -6,15 +6,19 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 import typer
 from tiny_run import tiny_settings, write_tiny_pack
 
 from hpunet.cli.compare import compare_command
 from hpunet.cli.evaluate import evaluate_command
+from hpunet.data.synthetic.source import INFO
 from hpunet.errors import ConfigError
 from hpunet.evaluation.rows import ROWS_FILE, read_rows
+from hpunet.evaluation.scores import default_num_samples
 from hpunet.training.loop import train
 from hpunet.utils.files import parse_json
 
@@ -145,3 +149,25 @@ def test_torchrun_by_two_gives_the_same_rows(place: Path) -> None:
         del summary["duration_s"], summary["runs"]
     assert summaries[0] == summaries[1]
     assert not list(two.glob("*.part*"))
+
+
+def test_by_default_whole_images_are_scored_with_the_papers_number_of_samples(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changes = ["data.options={num_images=2,size=[32,64]}", "optimiser.iterations=1", "logging.validate_samples=1"]
+    how: dict[str, Any] = {"data": "synthetic:streets", "run": tmp_path / "run", "device": torch.device("cpu")}
+    train(tiny_settings(*changes), **how, say=lambda _line: None)
+    for whole, name, what in ((None, "val-32", "whole images"), (False, "other/run", "the centre 16×16 of each")):
+        out = tmp_path / "other" if whole is False else None
+        evaluate_command(runs=[tmp_path / "run"], data="synthetic:streets", whole=whole, out=out)
+        folder = tmp_path / (name if out else f"run/evaluation/{name}")
+        summary = json.loads((folder / "summary.json").read_text())
+        assert (summary["num_samples"], summary["crop"]) == (32, None if whole is None else [16, 16])
+        printed = " ".join(capsys.readouterr().out.split())
+        assert f"2 val images, 32 samples each, {what}" in printed
+
+
+@pytest.mark.parametrize(("kind", "number"), [("lesions", 16), ("neurites", 16), ("streets", 32)])
+def test_default_number_of_samples_is_the_papers(kind: str, number: int) -> None:
+    assert default_num_samples(INFO[kind]) == number
+    assert default_num_samples(INFO[kind], clustered=False) == 16

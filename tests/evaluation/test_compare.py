@@ -3,6 +3,7 @@
 import csv
 from dataclasses import replace
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import numpy as np
@@ -156,6 +157,9 @@ def test_read_evaluated_finds_the_folder_or_says_what_to_do(tmp_path: Path) -> N
             assert (found.identity["limit"], found.identity["seeds"], len(found.rows)) == (limit, 1, number)
             for key, row in found.rows.items():
                 assert row.scores["ged2"] == hard_and_easy(4)[int(key.removeprefix("image-"))]
+    for number in (32, 16):  # as evaluated by default
+        copytree(folder, tmp_path / f"run/evaluation/val-{number}")
+        assert read_evaluated(tmp_path / "run", **how | {"num_samples": None}).folder.name == f"val-{number}"
     for damaged in ("3", '{"limit": 0}', '{"limit": "all"}'):
         (folder / SUMMARY_FILE).write_text(damaged)
         with pytest.raises(DataError, match=r"summary.json: limit"):

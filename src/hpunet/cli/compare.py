@@ -16,6 +16,7 @@ _ALSO_OVER_SUBSET = ("ged2", "ged2_unbiased", "hm_iou", "iou_rec")
 _MODELS = (
     "Evaluated runs, or folders of evaluations. RUN,RUN… or NAME=RUN,RUN… is one model trained with several seeds."
 )
+_SAMPLES = "Samples per image of the evaluations; by default 16, or 32 where a run has only that."
 _OUT = "Folder for comparison-SPLIT-SAMPLES.json, .png and .svg; by default the first run."
 _CSV = "Write one line per run, metric and subset to this file."
 
@@ -23,7 +24,7 @@ _CSV = "Write one line per run, metric and subset to this file."
 def compare_command(
     models: Annotated[list[str], typer.Argument(help=_MODELS, metavar="MODELS...")],
     split: Annotated[str, typer.Option(help="Split of the evaluations: train, val or test.")] = "val",
-    samples: Annotated[int, typer.Option(help="Samples per image of the evaluations.", min=1)] = 16,
+    samples: Annotated[int | None, typer.Option(help=_SAMPLES, min=1)] = None,
     seeds: Annotated[int, typer.Option(help="Number of seeds of the evaluations.", min=1)] = 1,
     out: Annotated[Path | None, typer.Option(help=_OUT)] = None,
     csv_file: Annotated[Path | None, typer.Option("--csv", help=_CSV)] = None,

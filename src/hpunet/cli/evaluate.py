@@ -20,6 +20,7 @@ _OUT = (
     "Output folder, with a subfolder per run; by default RUN/evaluation/SPLIT-SAMPLES, or "
     "evaluation/NAME/SPLIT-SAMPLES for published weights; with -raw at the end for raw weights."
 )
+_SAMPLES = "Samples per image; by default the paper's number: 16, or 32 for instances with few random ids."
 _LIMIT = "Maximum number of images; always the same selection."
 _JSON = "Write the (pooled) summary to this file."
 _SEEDS = "Number of seeds, starting at --seed; scores per image are means over them."
@@ -32,7 +33,7 @@ def evaluate_command(
     runs: Annotated[list[Path], typer.Argument(help=_RUNS)],
     data: cli.Data,
     split: cli.Split = "val",
-    samples: cli.Samples = 16,
+    samples: Annotated[int | None, typer.Option(help=_SAMPLES, min=1)] = None,
     limit: Annotated[int | None, typer.Option(help=_LIMIT, min=1)] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help=_JSON)] = None,
     out: Annotated[Path | None, typer.Option(help=_OUT)] = None,
@@ -57,7 +58,6 @@ def evaluate_command(
     With several GPUs: torchrun --nproc-per-node 8 -m hpunet evaluate RUN --data DIR
     """
     with notes.status("loading torch"):
-        from hpunet.evaluation.rows import folder_name
         from hpunet.evaluation.summary import pooled
         from hpunet.training.build import autocast_for
         from hpunet.training.loop import pick_device
@@ -68,9 +68,6 @@ def evaluate_command(
     autocast_for("fp32", device)  # no TF32: rounding must not depend on what is in a batch
     init_process_group(device)
     try:
-        default = folder_name(split=split, num_samples=samples, num_seeds=seeds) + (
-            "-raw" if weights == "raw" else ""
-        )
         how: dict[str, Any] = {"data": data, "split": split, "changes": parse_assignments(options or [])}
         how |= {
             "checkpoint": checkpoint,
@@ -81,11 +78,11 @@ def evaluate_command(
         }
         how |= {"temperature": cli.parse_temperature(temperature)}
         how |= {"limit": limit, "batch_size": batch, "replace": replace, "whole": whole}
-        scoring = {"num_samples": samples, "seed": seed, "num_seeds": seeds, "alpha": alpha, "connected": connected}
-        summaries = []
+        scoring = {"seed": seed, "num_seeds": seeds, "alpha": alpha, "connected": connected}
+        summaries: list[dict[str, Any]] = []
         for run, name in zip(runs, cli.run_names(runs), strict=True):
-            folder = out / name if out else _own_folder(run, name=name) / default
-            summaries.append(_evaluate_run(run, name=name, folder=folder, scoring=scoring, **how))
+            summaries.append(_evaluate_run(run, name=name, out=out, samples=samples, scoring=scoring, **how))
+            samples = summaries[0]["num_samples"]  # of all, so that they can be pooled
         summary = pooled(summaries)
         summary["runs"] = [entry for each in summaries for entry in each["runs"]]
         summary["duration_s"] = round(sum(each["duration_s"] for each in summaries), 3)
@@ -110,7 +107,8 @@ def _evaluate_run(
     run: Path,
     *,
     name: str,
-    folder: Path,
+    out: Path | None,
+    samples: int | None,
     data: str,
     split: str,
     changes: Mapping[str, Any],
@@ -125,8 +123,10 @@ def _evaluate_run(
     **how: Any,
 ) -> dict[str, Any]:
     from hpunet.data.open import adapt_options, open_split
+    from hpunet.evaluation.rows import folder_name
     from hpunet.evaluation.run import evaluate
     from hpunet.evaluation.scorer import Scorer
+    from hpunet.evaluation.scores import default_num_samples
     from hpunet.kernels.dispatch import fast_sampler
     from hpunet.utils.distributed import rank
     from hpunet.weights.load import load_trained, require_posterior, set_orientations, set_temperature
@@ -139,10 +139,14 @@ def _evaluate_run(
     options = adapt_options(data, kind=info.kind, options=settings.options, changes=changes)
     source = open_split(data, split=split, options=options)
     sampler = fast_sampler(model, kernels=kernels, device=device)
+    samples = samples or default_num_samples(info, clustered=not settings.extrapolate)
+    own = folder_name(split=split, num_samples=samples, num_seeds=scoring["num_seeds"])
+    own += "-raw" if weights == "raw" else ""
+    folder = out / name if out else _own_folder(run, name=name) / own
     whole = settings.evaluate == "whole" if whole is None else whole
     crop = None if whole else settings.crop
     trained_on: dict[str, Any] = {"info": info, "crop": crop, "extrapolate": settings.extrapolate}
-    scorer = Scorer(model=model, sampler=sampler, device=device, **trained_on, **scoring)
+    scorer = Scorer(model=model, sampler=sampler, device=device, num_samples=samples, **trained_on, **scoring)
     listed = {"name": name, "folder": str(run), "step": trained.step, "rows": str(folder / "rows.csv")}
     about = {"runs": [listed], "data": data}
 

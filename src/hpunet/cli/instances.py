@@ -55,8 +55,9 @@ def instances_command(
     with loading(quiet=quiet):
         from hpunet.data.io.inputs import Input
         from hpunet.evaluation.images import as_batch, true_instances
+        from hpunet.evaluation.scores import default_num_samples
         from hpunet.predict.draw import SamplingOptions
-        from hpunet.predict.instances import default_num_samples, rand_error_of, require_instances, save_instances
+        from hpunet.predict.instances import rand_error_of, require_instances, save_instances
         from hpunet.predict.output_folder import folder_below
         from hpunet.predict.predictor import load
         from hpunet.sampling.instances import clustering_threshold

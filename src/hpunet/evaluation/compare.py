@@ -31,8 +31,14 @@ class Evaluated:
     rows: Mapping[str, Row]
 
 
-def read_evaluated(run: Path, *, split: str, num_samples: int, name: str, num_seeds: int = 1) -> Evaluated:
-    """Read the evaluation of a run; `run` may also be the folder of an evaluation."""
+def read_evaluated(run: Path, *, split: str, num_samples: int | None, name: str, num_seeds: int = 1) -> Evaluated:
+    """Read the evaluation of a run; `run` may also be the folder of an evaluation.
+
+    Without `num_samples` it is that of 16 samples, or, where there is none, that of 32, as `hpunet evaluate` draws.
+    """
+    if num_samples is None:
+        names = {number: folder_name(split=split, num_samples=number, num_seeds=num_seeds) for number in (16, 32)}
+        num_samples = next((number for number, name in names.items() if (run / "evaluation" / name).is_dir()), 16)
     wanted = folder_name(split=split, num_samples=num_samples, num_seeds=num_seeds)
     folder = run if (run / IDENTITY_FILE).is_file() else run / "evaluation" / wanted
     if not run.is_dir():

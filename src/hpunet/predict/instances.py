@@ -13,7 +13,6 @@ import numpy as np
 from jaxtyping import Bool, Float32, Int32
 from PIL import Image
 
-from hpunet.data.types import SetInfo
 from hpunet.errors import ConfigError, DataError
 from hpunet.evaluation.scores import instances_of
 from hpunet.metrics import rand_error
@@ -24,17 +23,7 @@ from hpunet.utils.label_painter import colour_instances, overlay
 from hpunet.utils.pictures import save_picture, sheet
 
 MAX_INSTANCES = 2**16 - 1
-FEW_IDS = 10
 _LONGER_SIDE = 512  # minimum for pictures, in pixels
-
-
-def default_num_samples(info: SetInfo) -> int:
-    """The paper's number of samples: 16 for 15 ids (EM), 32 for 5 (street scenes).
-
-    Two instances merge if their ids agree by chance in half of the samples: with 5 ids in 1 of 140 pairs (16 samples)
-    or 7,000 (32 samples); with 15 ids and 16 samples in 1 of 320,000.
-    """
-    return 16 if info.num_random_ids >= FEW_IDS else 32
 
 
 def require_instances(predictor: Predictor) -> None:
