@@ -70,6 +70,18 @@ REFUSED = {
     "model(image=image, labels=labels[:, 1:])": "DataError: labels: expected an integer tensor of shape",
     "model(image=image, labels=image[:, 0])": "DataError: labels: expected an integer tensor",
     "hpunet.sample(model, image=image[0], num_samples=1)": "DataError: image: expected a float tensor",
+    "model(image=image.numpy(), labels=labels)": "DataError: image: expected a torch tensor, got numpy.ndarray",
+    "hpunet.sample(model, image=image.numpy())": "got numpy.ndarray; convert it by torch.as_tensor, or hpunet.load",
+    "hpunet.sample(turning, image=image.numpy())": "DataError: image: expected a torch tensor, got numpy.ndarray",
+    "hpunet.sample(model, image='scan.png')": "DataError: image: expected a torch tensor, got str",
+    "hpunet.reconstruct(model, image=image, labels=labels.numpy())": "DataError: labels: expected a torch tensor",
+    "hpunet.reconstruct(model, image=image.numpy(), labels=labels)": "DataError: image: expected a torch tensor",
+    "hpunet.sample(model, image=image.double())": "torch.float64, but the model computes in torch.float32",
+    "hpunet.reconstruct(model, image=image.double(), labels=labels)": "DataError: image: torch.float64, but",
+    "model(image=image.double(), labels=labels)": "DataError: image: torch.float64, but",
+    "hpunet.sample(model, image=2000 * image.round() - 1000)": "got -1000 to 1000; divide bytes by 255, scale Houn",
+    "hpunet.sample(turning, image=image * torch.nan)": "DataError: image: 32 of 32 values are NaN or infinite",
+    "hpunet.sample(turning, image=image[..., 1:])": "must be multiples of 2, got 4x3; pad to 4x4, or hpunet.load",
     "hpunet.sample(model, image=image, num_samples=1, latents=['mode'])": "ConfigError: latents[0]: expected",
     "hpunet.ELBO()(model(image=image, labels=labels), labels=labels[:1])": "DataError: labels: expected shape",
 }
@@ -77,9 +89,11 @@ REFUSED = {
 
 def test_production_refuses_bad_arguments_without_the_annotations() -> None:
     setup = """
-import torch, hpunet
+import copy, torch, hpunet
 model = hpunet.HPUNet(in_channels=1, num_classes=2, channels=(4, 4), latent_dims=(1,), blocks_per_scale=1)
 image, labels = torch.rand(2, 1, 4, 4), torch.zeros(2, 4, 4, dtype=torch.long)
+turning = copy.deepcopy(model)
+turning.orientations = 8
 model(image=image, labels=labels)
 """
     check_refused(setup, REFUSED)

@@ -27,7 +27,7 @@ MODELS: dict[str, Any] = {
     "punet": lambda: ProbUNet(**TINY, latent_dim=2),
 }
 SHA256 = {
-    "hpunet": "3ce0a720b2e070629fe113c595315b20d750acecefd7ea88b2095e47d980b2ad",
+    "hpunet": "7c402f236d1f727c2d5fd33bca894e634b34dfbfbdd70dbed75945846719e46c",
     "hpunet-nchw-cond-prior-draws": "584b9dda12f5e5e036d53c0a06f3bf7ef03870fdb467d0a69eca9e9d4509993f",
     "punet": "dd1d2d15ef0394c492c5d5ec30485ea707f7f1b7d9c9a7eb9b6553494df7b688",
 }

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from hpunet.errors import DataError
 from hpunet.models.gaussian import Gaussian, kl_divergence
 from hpunet.utils.tensors import check_image, check_labels, one_hot
 
@@ -124,9 +125,19 @@ class ConditionalVAE(nn.Module):
         return TrainingOutput(logits, latents, prior, posterior, torch.stack(kl), sample_logits)
 
 
+def check_model_image(model: SegmentationModel, image: Float[Tensor, "b c h w"]) -> None:
+    """Raise a `DataError` unless this is an image for this model, of the type that it computes in."""
+    check_image(image, channels=model.in_channels, multiple=model.size_multiple, values=model.check_values)
+    if torch.compiler.is_compiling() or torch.is_autocast_enabled(image.device.type):
+        return
+    dtype = next(model.sampling_modules()[0].parameters()).dtype
+    if image.dtype != dtype:
+        raise DataError(f"image: {image.dtype}, but the model computes in {dtype}; use image.to({dtype})")
+
+
 def check_inputs(model: SegmentationModel, *, image: Float[Tensor, "b c h w"], labels: Int[Tensor, "b h w"]) -> None:
     """Raise a `DataError` unless these are images for this model and segmentations of them."""
-    check_image(image, channels=model.in_channels, multiple=model.size_multiple, values=model.check_values)
+    check_model_image(model, image)
     check_labels(labels, image=image, num_classes=model.num_classes, values=model.check_values)
 
 

@@ -26,11 +26,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from hpunet.errors import ConfigError, DataError
-from hpunet.models.base import ConditionalVAE, PerScale, posterior_input
+from hpunet.models.base import ConditionalVAE, PerScale, check_model_image, posterior_input
 from hpunet.models.blocks import concat_latent, downsample, initialise, match_memory_format, residual_stage
 from hpunet.models.gaussian import Gaussian, GaussianHead
 from hpunet.models.upsampled_conv import run_upsampled
-from hpunet.utils.tensors import check_image
 
 
 class LatentUNet(nn.Module):
@@ -183,7 +182,7 @@ class HPUNet(ConditionalVAE):
         self, *, image: Float[Tensor, "b c h w"], cond: Float[Tensor, "b e h w"] | None = None
     ) -> Float[Tensor, "b ce h w"]:
         """What the prior sees, checked: [image, cond]."""
-        check_image(image, channels=self.in_channels, multiple=self.size_multiple, values=self.check_values)
+        check_model_image(self, image)
         if self.cond_channels or cond is not None:
             expected = (image.shape[0], self.cond_channels, *image.shape[-2:])
             if cond is None or tuple(cond.shape) != expected:

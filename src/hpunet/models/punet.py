@@ -12,10 +12,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from hpunet.errors import ConfigError
-from hpunet.models.base import ConditionalVAE, PerScale, posterior_input
+from hpunet.models.base import ConditionalVAE, PerScale, check_model_image, posterior_input
 from hpunet.models.blocks import conv_stage, downsample, initialise, match_memory_format, upsample_bilinear
 from hpunet.models.gaussian import Gaussian, GaussianHead
-from hpunet.utils.tensors import check_image
 
 
 class ConvEncoder(nn.Module):
@@ -102,7 +101,7 @@ class ProbUNet(ConditionalVAE):
         """What U-Net and prior see, checked: the image."""
         if cond is not None:
             raise ConfigError("cond: the standard Probabilistic U-Net takes no extra conditioning channels")
-        check_image(image, channels=self.in_channels, multiple=self.size_multiple, values=self.check_values)
+        check_model_image(self, image)
         return image
 
     def encode(

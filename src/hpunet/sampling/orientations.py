@@ -5,8 +5,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from hpunet.errors import ConfigError
-from hpunet.models.base import SegmentationModel
-from hpunet.utils.tensors import check_image
+from hpunet.models.base import SegmentationModel, check_model_image
 
 
 def orient(maps: Shaped[Tensor, "*n h w"], orientation: int) -> Shaped[Tensor, "*n y x"]:
@@ -45,8 +44,7 @@ def encode_orientations(
     """The model's features for `sample`: image by image, one entry per orientation."""
     if model.orientations == 1:
         return model.encode(image=image, cond=cond)
-    # Checked before it is flipped, so that an error names the caller's shape.
-    check_image(image, channels=model.in_channels, multiple=model.size_multiple, values=False)
+    check_model_image(model, image)  # before it is flipped: an error has the caller's shape, and counts pixels once
     ids = range(num_orientations(model, height=image.shape[2], width=image.shape[3]))
 
     def oriented(maps: Tensor) -> Tensor:

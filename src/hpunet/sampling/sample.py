@@ -12,7 +12,7 @@ from torch import Tensor
 from hpunet.errors import ConfigError, DataError
 from hpunet.models.base import PerScale, SegmentationModel
 from hpunet.sampling.orientations import encode_orientations, num_orientations, undo_orientations
-from hpunet.utils.tensors import check_labels
+from hpunet.utils.tensors import check_is_tensor, check_labels
 
 T = TypeVar("T")
 
@@ -156,6 +156,8 @@ def reconstruct(
 
     Only the first orientation of the image is used. `features` as in `sample`.
     """
+    check_is_tensor(image, name="image")
+    check_is_tensor(labels, name="labels")
     if labels.ndim == 3:
         labels = labels.unsqueeze(1)
     if labels.ndim != 4 or labels.shape[1] == 0:

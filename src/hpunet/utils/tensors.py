@@ -27,6 +27,15 @@ def _values_can_be_read(tensor: Tensor) -> bool:
 
 
 MAX_PIXEL = 100.0  # A larger pixel shows that the image was not scaled
+PREDICTOR = "hpunet.load(NAME)(image) takes arrays and files as they are"
+
+
+def check_is_tensor(value: object, *, name: str) -> None:
+    """Raise a `DataError` for NumPy arrays and the like."""
+    if not isinstance(value, Tensor):
+        kind = type(value)
+        got = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
+        raise DataError(f"{name}: expected a torch tensor, got {got}; convert it by torch.as_tensor, or {PREDICTOR}")
 
 
 def check_image(image: Tensor, *, channels: int, multiple: int = 1, name: str = "image", values: bool = True) -> None:
@@ -35,9 +44,10 @@ def check_image(image: Tensor, *, channels: int, multiple: int = 1, name: str = 
     Height and width must be multiples of `multiple`. Unscaled bytes, 16-bit numbers and Hounsfield units are refused;
     `values=False` skips this check, which on a GPU waits for the device.
     """
+    check_is_tensor(image, name=name)
     if image.ndim != 4 or not image.is_floating_point():
         got = f"{image.dtype} of shape {tuple(image.shape)}"
-        raise DataError(f"{name}: expected a float tensor (batch, channels, height, width), got {got}")
+        raise DataError(f"{name}: expected a float tensor (batch, channels, height, width), got {got}; {PREDICTOR}")
     b, c, h, w = image.shape
     if b == 0:
         raise DataError(f"{name}: the batch is empty, expected at least one image")
@@ -45,20 +55,28 @@ def check_image(image: Tensor, *, channels: int, multiple: int = 1, name: str = 
         raise DataError(f"{name}: expected {channels} channels, got {c} (shape {tuple(image.shape)})")
     if h == 0 or w == 0 or h % multiple or w % multiple:
         up = "x".join(str(max(1, -(-side // multiple)) * multiple) for side in (h, w))
-        raise DataError(f"{name}: height and width must be multiples of {multiple}, got {h}x{w}; pad to {up}")
+        raise DataError(
+            f"{name}: height and width must be multiples of {multiple}, got {h}x{w}; pad to {up}, or {PREDICTOR}"
+        )
     if not values or not _values_can_be_read(image):
         return
     largest = float(image.detach().abs().amax())
     if not largest < inf:
-        raise DataError(f"{name}: {int((~torch.isfinite(image)).sum())} pixels are NaN or infinite")
+        count = int((~torch.isfinite(image)).sum())
+        raise DataError(
+            f"{name}: {count} of {image.numel()} values are NaN or infinite; torch.nan_to_num replaces them"
+        )
     if largest > MAX_PIXEL:
-        raise DataError(f"{name}: expected values from 0 to 1, got {largest:g}; divide bytes by 255")
+        got = f"{float(image.min()):g} to {float(image.max()):g}"
+        how = f"divide bytes by 255, scale Hounsfield units as in training, or {PREDICTOR}"
+        raise DataError(f"{name}: expected values from 0 to 1, got {got}; {how}")
 
 
 def check_labels(
     labels: Tensor, *, image: Tensor, num_classes: int, name: str = "labels", values: bool = True
 ) -> None:
     """Raise a `DataError` unless `labels` is an integer map (b, h, w) of the image's size with valid classes."""
+    check_is_tensor(labels, name=name)
     b, _, h, w = image.shape
     if labels.is_floating_point() or labels.is_complex() or tuple(labels.shape) != (b, h, w):
         raise DataError(
