@@ -83,6 +83,10 @@ CASES: dict[str, tuple[dict[str, Values | None], tuple[str, ...], dict[str, Any]
         *({"kl_0": lambda _: 0.0}, (), {}),
         ["scale 1 (8 nats); scale 0 carries none", "objective.kl_warm_up=[0.1]"],
     ),
+    "no coarse latents": (
+        *({"kl_0": lambda _: 0.0}, ("model.latent_dims=[0,1]",), {}),
+        ["KL (scale 0 is the coarsest): scale 1 (8 nats).", "Nothing stands out"],
+    ),
     "no KL": (
         *({"kl_0": lambda _: 0.0, "kl_1": lambda _: 0.0}, (), {}),
         ["No scale carries KL", "lower objective.kappa, so"],

@@ -75,8 +75,8 @@ class _Run:
     def scales(self) -> str:
         if not self.kl:
             return ""
-        active = ", ".join(f"scale {i} ({nats:.2g} nats)" for i, nats in enumerate(self.kl) if nats >= _IDLE_NATS)
-        idle = [str(i) for i, nats in enumerate(self.kl) if nats < _IDLE_NATS]
+        active = ", ".join(f"scale {i} ({nats:.2g} nats)" for i, nats in self.kl.items() if nats >= _IDLE_NATS)
+        idle = [str(i) for i, nats in self.kl.items() if nats < _IDLE_NATS]
         if not active:
             return "No scale carries KL: the samples of an image are all alike."
         none = f"; scale{'s' * (len(idle) > 1)} {', '.join(idle)} carr{'y' if len(idle) > 1 else 'ies'} none"
@@ -93,7 +93,7 @@ class _Run:
             next_ = "raise objective.lambda_max or objective.kappa, unless the bound of λ is intended"
         elif self.reached is False:
             next_ = longer if self.improves else f"{longer}, or raise objective.kappa, which may be out of reach"
-        elif self.kl and max(self.kl) < _IDLE_NATS:
+        elif self.kl and max(self.kl.values()) < _IDLE_NATS:
             next_ = f"lower {weight}, so that the latents are needed"
         elif self.lambda_ is not None and self.lambda_ < _IDLE_LAMBDA:
             next_ = "lower objective.kappa: λ is nearly 0, so κ asks for nothing"
@@ -101,8 +101,9 @@ class _Run:
             next_ = longer
         elif self.overfitted:
             next_ = "evaluate and sample with --checkpoint best; more images or augmentation help against overfitting"
-        elif self.kl and self.kl[0] < _IDLE_NATS and objective.kind == "geco" and not objective.kl_warm_up:
-            next_ = "set objective.kl_warm_up=[0.1], so that the coarsest scale is used"
+        elif self.coarsest_is_idle and objective.kind == "geco" and not objective.kl_warm_up:
+            warm_up = [0] * min(self.kl) + [0.1]
+            next_ = f"set objective.kl_warm_up={warm_up}, so that scale {min(self.kl)} is used"
         else:
             return "Nothing stands out that should change."
         return f"Next: {next_}."
@@ -140,10 +141,14 @@ class _Run:
         return self.rec is not None and isinstance(constant, float) and constant <= self.kappa
 
     @property
-    def kl(self) -> list[float]:
-        """At the end, by scale."""
-        found = [self._recent(f"kl_{i}") for i in range(len(self.settings.model.latent_dims))]
-        return [nats for nats in found if nats is not None]
+    def kl(self) -> dict[int, float]:
+        """At the end, by scale; not of scales without latents."""
+        found = {i: self._recent(f"kl_{i}") for i, dims in enumerate(self.settings.model.latent_dims) if dims}
+        return {i: nats for i, nats in found.items() if nats is not None}
+
+    @property
+    def coarsest_is_idle(self) -> bool:
+        return bool(self.kl) and self.kl[min(self.kl)] < _IDLE_NATS
 
     @property
     def best(self) -> tuple[int, float]:
