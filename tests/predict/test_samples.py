@@ -122,13 +122,22 @@ def test_sample_n_depends_on_seed_and_image_alone(hpunet_command: Callable[..., 
 
 
 def test_scales_say_what_is_drawn() -> None:
-    assert parse_scales("full", num_scales=3) == ["sample"] * 3
-    assert parse_scales("global", num_scales=3) == ["sample", "mean", "mean"]
-    assert parse_scales("local", num_scales=3) == ["mean", "mean", "sample"]
-    assert parse_scales("0,2", num_scales=3) == ["sample", "mean", "sample"]
+    assert parse_scales("full", latent_dims=(1, 1, 1)) == ["sample"] * 3
+    assert parse_scales("global", latent_dims=(1, 1, 1)) == ["sample", "mean", "mean"]
+    assert parse_scales("local", latent_dims=(1, 1, 1)) == ["mean", "mean", "sample"]
+    assert parse_scales("0,2", latent_dims=(1, 1, 1)) == ["sample", "mean", "sample"]
     for wrong in ("3", "-1", "coarse", "", "0,,1"):
         with pytest.raises(HPUNetError, match="scales: expected full, global, local"):
-            parse_scales(wrong, num_scales=3)
+            parse_scales(wrong, latent_dims=(1, 1, 1))
+    assert parse_scales("full", latent_dims=(0, 0, 1)) == ["sample"] * 3
+    assert parse_scales((), latent_dims=(0, 1)) == ["mean"] * 2
+    for silent, latent_dims, there in (
+        ("global", (0, 0, 1), "2"),
+        ("local", (4, 0, 0), "0"),
+        ("1,2", (1, 0, 0, 1), "0, 3"),
+    ):
+        with pytest.raises(HPUNetError, match=f"draws nothing.* latents at scale {there} only"):
+            parse_scales(silent, latent_dims=latent_dims)
     trained, image = make_trained(), np.full((1, 16, 16), 0.5, dtype=np.float32)
     still = sample_image(trained, image=image, options=SamplingOptions(num_samples=3, temperature=0.0))
     assert (still.labels == still.labels[0]).all()

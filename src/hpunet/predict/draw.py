@@ -73,7 +73,7 @@ def sample_image(
     mean = torch.zeros(h, w, device=trained.device)
     squares = torch.zeros_like(mean)  # of distances from the running mean (Welford)
     sampler = choose_sampler(model, size=size, tile=options.tile, sampler=trained.sampler)
-    sources = latents or parse_scales(options.scales, num_scales=len(model.latent_dims))
+    sources = latents or parse_scales(options.scales, latent_dims=model.latent_dims)
     how: dict[str, Any] = {
         "temperature": options.temperature,
         "generator": torch.Generator().manual_seed(options.seed),
@@ -101,8 +101,9 @@ def sample_image(
     )
 
 
-def parse_scales(scales: str | Sequence[int], *, num_scales: int) -> list[Any]:
+def parse_scales(scales: str | Sequence[int], *, latent_dims: Sequence[int]) -> list[Any]:
     """ "sample" or "mean" for each scale; see `SamplingOptions.scales`."""
+    num_scales, given = len(latent_dims), scales
     named = {"full": range(num_scales), "global": (0,), "local": (num_scales - 1,)}
     try:
         if isinstance(scales, str):
@@ -112,5 +113,8 @@ def parse_scales(scales: str | Sequence[int], *, num_scales: int) -> list[Any]:
         sampled = {-1}
     if not sampled <= set(range(num_scales)):
         numbers = f"numbers from 0 (coarsest) to {num_scales - 1} such as 0,1"
-        raise ConfigError(f"scales: expected full, global, local, or {numbers}; got {scales!r}")
+        raise ConfigError(f"scales: expected full, global, local, or {numbers}; got {given!r}")
+    if sampled and not any(latent_dims[i] for i in sampled):
+        there = ", ".join(str(i) for i, count in enumerate(latent_dims) if count)
+        raise ConfigError(f"scales: {given!r} draws nothing, this model has latents at scale {there} only; use full")
     return ["sample" if i in sampled else "mean" for i in range(num_scales)]

@@ -123,7 +123,7 @@ class Predictor:
 
         With `scales=()` it replays the prediction, or what you made of it: `replace(prediction, latents=edited)`.
         """
-        chosen = parse_scales(scales, num_scales=len(prediction.latents))
+        chosen = parse_scales(scales, latent_dims=self.model.latent_dims)
         numbers = ", ".join(str(i) for i, source in enumerate(chosen) if source == "sample")
         options = replace(prediction.options, seed=prediction.options.seed + 1 if seed is None else seed)
         parts = []
@@ -144,9 +144,8 @@ class Predictor:
 
     def check(self, options: SamplingOptions) -> None:
         """Refuse impossible options before any work."""
-        num_scales = len(self.model.latent_dims)
-        parse_scales(options.scales, num_scales=num_scales)
-        temperature_per_scale(options.temperature, num_scales=num_scales)
+        parse_scales(options.scales, latent_dims=self.model.latent_dims)
+        temperature_per_scale(options.temperature, num_scales=len(self.model.latent_dims))
         choose_sampler(self.model, size=(1, 1), tile=options.tile, sampler=self.trained.sampler)
 
     def each_slice(
