@@ -187,7 +187,9 @@ def test_write_report_has_the_numbers_of_evaluations_and_says_of_how_many_images
     save_summary(runs[1], {"num_images": 0, "hm_iou": entry})  # no examples
     out = write_report(runs, tmp_path / "page.html")
     table = Page(out).text.split("Evaluations")[1].split("Training")[0].split()
-    assert " ".join(table).endswith("a, test-16b, test-16 images400 ged20.2500 ± 0.0123– hm_iou–0.2500 ± 0.0123")
+    assert " ".join(table).endswith(
+        "a, test-16b, test-16 images400 ged20.2500 ± 0.0123 (0.1000)– hm_iou–0.2500 ± 0.0123 (0.1000)"
+    )
     assert "The hardest of the 40 evaluated by GED²" in Page(out).text
 
 

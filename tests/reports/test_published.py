@@ -45,11 +45,19 @@ def write_page(*words: str) -> Page:
 def test_page_of_published_weights_shows_model_scores_credit_and_examples(folder: Path) -> None:
     make_published(folder)
     (folder / "evaluation/val-16").mkdir(parents=True)
-    summary = {"num_images": 21, "ged2": {"mean": 0.2034, "std": 0.0099}}
+    summary = {"num_images": 21, "ged2": {"mean": 0.2034, "std": 0.0036, "patient_std": 0.0099}}
     (folder / "evaluation/val-16/summary.json").write_text(json.dumps(summary))
     page = write_page(NAME)
     assert Path(f"{NAME}.html").is_file()
-    for words in ("Name the data.", "iteration 7", "latents", "lesion", "0.2034 ± 0.0099", "val-16", "LIDC-IDRI"):
+    for words in (
+        "Name the data.",
+        "iteration 7",
+        "latents",
+        "lesion",
+        "0.2034 ± 0.0036 (0.0099)",
+        "val-16",
+        "LIDC-IDRI",
+    ):
         assert words in page.text, words
     assert len(page.images) == 2  # samples, scales
     assert page.fetched == []

@@ -168,6 +168,15 @@ def test_only_the_colours_near_outlines_count() -> None:
     np.testing.assert_array_equal(contrast_palette([image], [labels]), expected)
 
 
+def test_outlines_of_a_chosen_palette_have_its_colour() -> None:
+    image, labels = photograph(0.85, 0.5, 0.1)
+    palette = contrast_palette([image], [labels])
+    picture = paint_classes(image=image, labels=labels[0], stochastic_classes=[1], palette=palette)
+    assert (picture == palette[1]).all(axis=2).sum() > 60
+    assert not (picture == 0).all(axis=2).any()
+    assert (legend_swatch(1, palette=palette) == palette[1]).all()
+
+
 def test_grey_images_keep_the_order_and_a_given_colour_comes_first() -> None:
     image, labels = photograph(0.5, 0.5, 0.5)
     for grey in (image[:1], image[:1].repeat(3, axis=0)):

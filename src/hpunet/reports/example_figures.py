@@ -187,7 +187,7 @@ def _draw(examples: Examples, lines: Sequence[Line], *, groups: Sequence[int], *
 
 def _legend(examples: Examples) -> list[tuple[np.ndarray, str]]:
     classes, names = list(examples.stochastic_classes), examples.class_names
-    entries = [(legend_swatch(i + 1), names[c]) for i, c in enumerate(classes)]
+    entries = [(legend_swatch(i + 1, palette=examples.palette), names[c]) for i, c in enumerate(classes)]
     if len(classes) == 1 and examples.visible is None:
         return entries
     if examples.has_other_classes:
@@ -220,7 +220,8 @@ def _classes(
     """A label map; pixels of a true one that are not valid are white."""
     image: Float[np.ndarray, "c h w"] = stretched(examples.image[i])
     valid, classes = examples.valid[i] if truth else None, examples.stochastic_classes
-    pixels = paint_classes(image=image, labels=labels, stochastic_classes=classes, valid=valid)
+    how_painted: dict[str, Any] = {"stochastic_classes": classes, "valid": valid, "palette": examples.palette}
+    pixels = paint_classes(image=image, labels=labels, **how_painted)
     return _cell(examples, i, pixels, title, **how)
 
 

@@ -22,14 +22,16 @@ import io
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float, Integer
+from jaxtyping import Bool, Float, Integer, UInt8
 
 from hpunet.errors import DataError
 from hpunet.utils.files import read_file
+from hpunet.utils.label_painter import PALETTE, contrast_palette
 
 MAX_UNPACKED_BYTES = 2**31
 WAYS = ("full", "global", "local")
@@ -94,6 +96,11 @@ class Examples:
     def has_other_classes(self) -> bool:
         """Whether there are classes besides the background and the stochastic ones."""
         return len(self.class_names) > len(self.stochastic_classes) + 1
+
+    @cached_property
+    def palette(self) -> UInt8[np.ndarray, "8 3"]:
+        """The colours of classes: those that differ from the images, where maps are painted on them."""
+        return contrast_palette(self.image, self.labels) if len(self.stochastic_classes) == 1 else PALETTE
 
     @property
     def hardness_name(self) -> str:

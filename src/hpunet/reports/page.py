@@ -37,10 +37,10 @@ thead th { border-bottom: 2px solid #111; }
                .wide { overflow: visible; } img { max-height: 240mm; } }
 """
 _EVALUATIONS = (
-    "Mean ± standard deviation over bootstraps of the images; columns are run, split and number of samples. Lower is "
-    "better for ged2, ged2_unbiased, calibration_error and rand_error, higher for the others. sample_diversity and "
-    "hidden_sample_disagreement are neither good nor bad by themselves; hidden_accuracy_background and "
-    "border_agreement_truth are baselines for the samples."
+    "Mean ± standard deviation over bootstraps of the images (in brackets: of patients); columns are run, split "
+    "and number of samples. Lower is better for ged2, ged2_unbiased, calibration_error and rand_error, higher for "
+    "the others. sample_diversity and hidden_sample_disagreement are neither good nor bad by themselves; "
+    "hidden_accuracy_background and border_agreement_truth are baselines for the samples."
 )
 
 
@@ -179,8 +179,13 @@ def evaluations_table(found: Mapping[str, SavedEvaluation]) -> Table:
     rows = [["images", *(str(each.num_images) for each in found.values())]]
     for metric in dict.fromkeys(metric for each in found.values() for metric in each.scores):
         scores = [each.scores.get(metric) for each in found.values()]
-        rows.append([metric, *("–" if score is None else f"{score[0]:.4f} ± {score[1]:.4f}" for score in scores)])
+        rows.append([metric, *("–" if score is None else _score(*score) for score in scores)])
     return Table("Evaluations", _EVALUATIONS, ["", *found], rows)
+
+
+def _score(mean: float, std: float, patient_std: float | None) -> str:
+    words = f"{mean:.4f} ± {std:.4f}"
+    return words if patient_std is None else f"{words} ({patient_std:.4f})"
 
 
 def _table(table: Table) -> str:

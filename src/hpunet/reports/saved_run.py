@@ -16,10 +16,11 @@ from hpunet.utils.files import parse_json, read_file
 
 @dataclass(frozen=True)
 class SavedEvaluation:
-    """An evaluation of a run: mean and standard deviation by metric, and examples unless every image failed."""
+    """An evaluation of a run: scores by metric, and examples unless every image failed."""
 
     num_images: int
-    scores: Mapping[str, tuple[float, float]]
+    scores: Mapping[str, tuple[float, float, float | None]]
+    """Mean, and its standard deviation over bootstraps of images and, if known, of patients."""
     examples: Examples | None
 
 
@@ -72,12 +73,13 @@ def read_evaluation(folder: Path, *, same_classes: Examples | None = None) -> Sa
     summary = _read_object(path)
     scores = {name: value for name, value in summary.items() if isinstance(value, dict) and "std" in value}
     numbers = [summary.get("num_images"), *(value.get(key) for value in scores.values() for key in ("mean", "std"))]
+    numbers += [value["patient_std"] for value in scores.values() if value.get("patient_std") is not None]
     if not all(type(number) in (int, float) for number in numbers):
         raise DataError(f"{path}: not the summary of an evaluation; evaluate again")
     pictures = folder / "examples.npz"
     return SavedEvaluation(
         num_images=summary["num_images"],
-        scores={name: (value["mean"], value["std"]) for name, value in scores.items()},
+        scores={name: (value["mean"], value["std"], value.get("patient_std")) for name, value in scores.items()},
         examples=read_examples(pictures, same_classes=same_classes) if pictures.exists() else None,
     )
 

@@ -89,6 +89,7 @@ def paint_classes(
     labels: Integer[np.ndarray, "h w"],
     stochastic_classes: Sequence[int],
     valid: Bool[np.ndarray, "h w"] | None = None,
+    palette: UInt8[np.ndarray, "8 3"] = PALETTE,
 ) -> UInt8[np.ndarray, "_ _ 3"]:
     """One stochastic class over the image; or several in flat colours, other classes grey, background black."""
     labels = labels.astype(np.int64)
@@ -101,7 +102,7 @@ def paint_classes(
         base = np.where(valid[..., None], base, WHITE)
         labels = np.where(valid, labels, -1)
     numbers = np.where(labels < 0, 0, numbers[labels])
-    return _outlined(numbers, regions=labels, base=base, opacity=1.0 if flat else 0.5)
+    return _outlined(numbers, regions=labels, base=base, opacity=1.0 if flat else 0.5, palette=palette)
 
 
 def paint_instances(
@@ -127,10 +128,10 @@ def cover_hidden(
     return np.where(shown[..., None], picture, stripes[..., None])
 
 
-def legend_swatch(number: int) -> UInt8[np.ndarray, "_ _ 3"]:
+def legend_swatch(number: int, *, palette: UInt8[np.ndarray, "8 3"] = PALETTE) -> UInt8[np.ndarray, "_ _ 3"]:
     """A square for a legend in the colour and hatching of a number; 0 is black."""
-    field = np.full((_SIDE, _SIDE), number)
-    return _filled(field, base=np.zeros((_SIDE, _SIDE, 3), dtype=np.uint8), opacity=1.0)[: 2 * _PERIOD, : 2 * _PERIOD]
+    field, black = np.full((_SIDE, _SIDE), number), np.zeros((_SIDE, _SIDE, 3), dtype=np.uint8)
+    return _filled(field, base=black, opacity=1.0, palette=palette)[: 2 * _PERIOD, : 2 * _PERIOD]
 
 
 def colour_instances(
@@ -197,24 +198,40 @@ def _cielab(colours: np.ndarray) -> np.ndarray:
     return np.stack([116 * y - 16, 500 * (x - y), 200 * (y - z)], axis=1)
 
 
-def _outlined(numbers: np.ndarray, *, regions: np.ndarray, base: np.ndarray, opacity: float) -> np.ndarray:
-    """Numbers painted over `base`, enlarged, with a line where `regions` change: black, or light on dark ground."""
+def _outlined(
+    numbers: np.ndarray, *, regions: np.ndarray, base: np.ndarray, opacity: float, palette: np.ndarray = PALETTE
+) -> np.ndarray:
+    """Numbers painted over `base`, enlarged, with a line where `regions` change: black, or light on dark ground.
+
+    With a palette for colour images, where black could be part of the image, it has the palette's first colour.
+    """
     fields, ground, regions = (_enlarged(each) for each in (numbers, base, regions))
     thickness = max(1, min(fields.shape) // _SIDE)  # equal lines once pictures are scaled to one size
-    line = np.zeros(fields.shape, dtype=np.bool_)
-    line[:, 1:] |= regions[:, 1:] != regions[:, :-1]
-    line[1:] |= regions[1:] != regions[:-1]
     was_enlarged = len(fields) > len(numbers)  # else thin structures may be a pixel wide
-    for _ in range(thickness - (0 if was_enlarged else 1)):
-        line[:, :-1] |= line[:, 1:]
-        line[:-1] |= line[1:]
-    tone = _filled(fields, base=ground, opacity=opacity, hatched=False) @ np.array((0.299, 0.587, 0.114))
+    widen = thickness - (0 if was_enlarged else 1)
+    line = _lines(regions, widen=widen)
+    tone = _filled(fields, base=ground, opacity=opacity, hatched=False, palette=palette) @ np.array(
+        (0.299, 0.587, 0.114)
+    )
     if opacity < 1:  # single dark pixels of the image do not count
         tone = ndimage.uniform_filter(tone, size=16 * thickness)
     darkest = ndimage.minimum_filter(tone, size=2 * thickness + 3)
-    picture = _filled(fields, base=ground, opacity=opacity)
+    picture = _filled(fields, base=ground, opacity=opacity, palette=palette)
     picture[line] = np.where(darkest[line] < _DARK, _LIGHT_LINE, 0)[:, None]
+    if opacity < 1 and (palette != PALETTE).any():
+        picture[_lines(fields, widen=widen)] = palette[1]
     return picture
+
+
+def _lines(regions: np.ndarray, *, widen: int) -> np.ndarray:
+    """Where regions change."""
+    line = np.zeros(regions.shape, dtype=np.bool_)
+    line[:, 1:] |= regions[:, 1:] != regions[:, :-1]
+    line[1:] |= regions[1:] != regions[:-1]
+    for _ in range(widen):
+        line[:, :-1] |= line[:, 1:]
+        line[:-1] |= line[1:]
+    return line
 
 
 def _filled(
