@@ -7,7 +7,7 @@ from hpunet.data.packs import Pack
 from hpunet.objectives.cross_entropy import gumbel_noise, top_k_pixels
 from hpunet.training.examples import ExampleBuilder
 
-NUM_IMAGES = 64
+MAX_IMAGES, MAX_PIXELS = 64, 2**23  # enough to tell; large crops are fewer
 
 
 def constant_map_loss(pack: Pack, example_builder: ExampleBuilder, objective: ObjectiveSettings) -> float:
@@ -15,7 +15,8 @@ def constant_map_loss(pack: Pack, example_builder: ExampleBuilder, objective: Ob
 
     The images are augmented and pixels are kept as in training; comparable with κ and the logged `rec`.
     """
-    indices = torch.linspace(0, len(pack) - 1, min(NUM_IMAGES, len(pack))).long()
+    affordable = max(1, MAX_PIXELS // (example_builder.crop[0] * example_builder.crop[1]))
+    indices = torch.linspace(0, len(pack) - 1, min(MAX_IMAGES, affordable, len(pack))).long()
     positions = torch.arange(len(indices))
     examples = [
         example_builder(pack.batch(indices[i : i + 1].to(pack.device)), step=0, positions=positions[i : i + 1])
