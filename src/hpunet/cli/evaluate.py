@@ -9,7 +9,15 @@ from rich.markup import escape
 from rich.table import Table
 
 from hpunet.cli import options as cli
-from hpunet.cli.progress import PeriodicLog, console, mean_and_std, metric_title, notes, progress_bar
+from hpunet.cli.progress import (
+    PeriodicLog,
+    console,
+    mean_and_std,
+    metric_title,
+    notes,
+    print_warning,
+    progress_bar,
+)
 from hpunet.config.settings import parse_assignments
 
 _RUNS = (
@@ -122,7 +130,9 @@ def _evaluate_run(
     scoring: Mapping[str, Any],
     **how: Any,
 ) -> dict[str, Any]:
+    from hpunet.data.field_of_view import differences
     from hpunet.data.open import adapt_options, open_split
+    from hpunet.evaluation.images import read_item
     from hpunet.evaluation.rows import folder_name
     from hpunet.evaluation.run import evaluate
     from hpunet.evaluation.scorer import Scorer
@@ -154,6 +164,10 @@ def _evaluate_run(
         if rank() == 0:
             notes.print(f"{name}: {words}", highlight=False, markup=False, soft_wrap=True)
 
+    first = read_item(source, 0, info).sample
+    if rank() == 0 and first is not None:
+        for words in differences(first.image, info=info, crop=settings.crop):
+            print_warning(f"{name}, first image: {words}")
     log = PeriodicLog(f"evaluate {name}", console=notes, quiet=rank() != 0)
     with progress_bar(escape(name), hidden=rank() != 0) as progress:
         task = progress.add_task(name, total=None)

@@ -53,12 +53,13 @@ def instances_command(
         raise ConfigError("instances: expected either images or --data")
     check_image_files(images, data_option=True)
     with loading(quiet=quiet):
-        from hpunet.data.io.inputs import Input
         from hpunet.evaluation.images import as_batch, true_instances
         from hpunet.evaluation.scores import default_num_samples
         from hpunet.predict.draw import SamplingOptions
         from hpunet.predict.instances import rand_error_of, require_instances, save_instances
+        from hpunet.predict.open_image import OpenedImage
         from hpunet.predict.output_folder import folder_below
+        from hpunet.predict.place import Place
         from hpunet.predict.predictor import load
         from hpunet.sampling.instances import clustering_threshold
 
@@ -72,15 +73,17 @@ def instances_command(
     settings: dict[str, Any] = {"nifti": nifti, "replace": replace, "alpha": threshold, "connected": connected}
     say = Notes(quiet=quiet)
 
-    def predicted(source: Input, numbers: Sequence[int], advance: Callable[[int], None]) -> Iterator["Prediction"]:
+    def predicted(
+        source: OpenedImage, numbers: Sequence[int], advance: Callable[[int], None]
+    ) -> Iterator["Prediction"]:
         for part in predictor.each_slice(source, options=sampling, numbers=numbers, advance=advance):
             say(*part.notes)
             yield part
 
     def segment_one(item: tuple[str, Path], begin: Callable[[int], None], advance: Callable[[int], None]) -> None:
         name, path = item
-        source = predictor.read(path, name=name, window=window)
-        numbers = select_slices(source, chosen, where=str(path))
+        source = predictor.read(path, name=name, options=sampling)
+        numbers = select_slices(len(source.images), chosen, where=str(path))
         begin(len(numbers) * sampling.num_samples)
         found = save_instances(predicted(source, numbers, advance), out / name, **settings)
         for where, instances in found.items():
@@ -98,7 +101,7 @@ def instances_command(
     def segment_and_score(index: int, begin: Callable[[int], None], advance: Callable[[int], None]) -> None:
         sample = source[index]
         begin(sampling.num_samples)
-        image = Input(sample.identity.key, sample.image[None], header=None)
+        image = OpenedImage(sample.identity.key, sample.image[None], Place((1, *sample.valid.shape)))
         (truth,) = true_instances(as_batch(sample), source.info)
         target = folder_below(out, image.name)
         found = save_instances(predicted(image, [0], advance), target, truth=truth, **settings)

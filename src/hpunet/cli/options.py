@@ -152,6 +152,20 @@ def parse_temperature(text: str) -> list[float]:
         raise ConfigError(f"temperature: expected numbers such as 0.8 or 0.9,1,1,0.7, got {text!r}") from None
 
 
+def parse_region(at: str | None, box: str | None) -> dict[str, Any]:
+    """--at and --box as numbers, by name."""
+    found: dict[str, Any] = {}
+    for name, text, expected in (("at", at, "250,131"), ("box", box, "230,110,270,150")):
+        try:
+            numbers = tuple(map(float, text.split(","))) if text is not None else None
+        except ValueError:
+            numbers = ()
+        if numbers is not None and len(numbers) != expected.count(",") + 1:
+            raise ConfigError(f"--{name}: expected numbers such as {expected}, got {text!r}")
+        found[name] = numbers
+    return found
+
+
 def run_names(runs: Sequence[Path]) -> list[str]:
     """Folder names, or whole paths with dashes if those repeat; refuses a run given twice."""
     folders = [run.resolve() for run in runs]

@@ -44,10 +44,14 @@ class Notes:
 
     def __call__(self, *sentences: str) -> None:
         """Print the new ones of these."""
-        for sentence in sentences:
-            if not self._quiet and sentence not in self._said:
-                notes.print(sentence, highlight=False, markup=False, soft_wrap=True)
+        for sentence in () if self._quiet else dict.fromkeys(sentences):
+            if sentence in self._said:
+                continue
             self._said.add(sentence)
+            if sentence.startswith("Warning: "):
+                print_warning(sentence.removeprefix("Warning: "))
+            else:
+                notes.print(sentence, highlight=False, markup=False, soft_wrap=True)
 
 
 def loading(*, quiet: bool) -> Status:

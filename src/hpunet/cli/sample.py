@@ -22,6 +22,9 @@ _SCALES = (
 _COLOUR = (
     "Colour of outlines on the sheet, a CSS name or #rrggbb; by default the one that differs most from the image."
 )
+_AT = "A point in the object, column and row from 0: the crop around it that the model was trained on is cut out."
+_BOX = "A box around the object, instead of a point."
+_SPACING = "Distance of pixels in mm to resample to; by default stored pixels are used."
 _SAME_IOU = "Samples with at least this IoU are the same hypothesis; default: 0.5, or less where groups are too many."
 
 
@@ -40,6 +43,9 @@ def sample_command(
     same_iou: Annotated[float | None, typer.Option(help=_SAME_IOU, min=0.01, max=1)] = None,
     colour: Annotated[str | None, typer.Option(help=_COLOUR)] = None,
     window: cli.Window = None,
+    at: Annotated[str | None, typer.Option(help=_AT, metavar="X,Y")] = None,
+    box: Annotated[str | None, typer.Option(help=_BOX, metavar="X0,Y0,X1,Y1")] = None,
+    spacing: Annotated[float | None, typer.Option(help=_SPACING)] = None,
     slices: cli.Slices = None,
     nifti: cli.Nifti = False,
     kernels: cli.Kernels = "auto",
@@ -52,6 +58,7 @@ def sample_command(
     check_image_files(images)
     factors = cli.parse_temperature(temperature)
     with loading(quiet=quiet):
+        from hpunet.predict.crop import Region
         from hpunet.predict.draw import SamplingOptions
         from hpunet.predict.predictor import load
         from hpunet.predict.samples import save_slices
@@ -62,7 +69,7 @@ def sample_command(
     chosen = parse_slices(slices)
     sampling: dict[str, Any] = {"num_samples": samples, "scales": scales, "seed": seed, "tile": tile}
     sampling |= {"temperature": factors[0] if len(factors) == 1 else factors, "window": window, "same_iou": same_iou}
-    options = SamplingOptions(**sampling)
+    options = SamplingOptions(**sampling, region=Region(**cli.parse_region(at, box), spacing=spacing))
     predictor.check(options)
     if colour is not None:
         parse_colour(colour)
@@ -72,8 +79,8 @@ def sample_command(
 
     def sample_one(item: tuple[str, Path], begin: Callable[[int], None], advance: Callable[[int], None]) -> None:
         name, path = item
-        source = predictor.read(path, name=name, window=window)
-        numbers = select_slices(source, chosen, where=str(path))
+        source = predictor.read(path, name=name, options=options)
+        numbers = select_slices(len(source.images), chosen, where=str(path))
         begin(len(numbers) * samples)
         tables: list[Table] = []
 

@@ -73,6 +73,12 @@ class SetInfo:
     """Precision of the images: 8, 16, or 32 for float; packs keep it."""
     intensity_window: tuple[float, float] | None = None
     """The stored pixel values mapped to 0 and 1, if one window was chosen for the whole set."""
+    image_size: tuple[int, int] | None = None
+    """Median height and width of the training images (`field_of_view.py`)."""
+    value_range: tuple[float, float] | None = None
+    """Values in [0, 1] from and to which nearly every training image goes."""
+    spacing: tuple[float, ...] | None = None
+    """Distance of neighbouring pixels in mm, vertical and horizontal, where known."""
 
     @property
     def num_fixed_classes(self) -> int:

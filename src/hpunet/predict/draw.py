@@ -1,7 +1,7 @@
 """Sample one image of any size: padding, tiles, and the mean and spread of the samples."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hpunet.data.io.windows import Window
 from hpunet.errors import ConfigError, DataError
+from hpunet.predict.crop import Region
 from hpunet.sampling.sample import LatentSource, stream
 from hpunet.sampling.tiling import Padding, choose_sampler
 from hpunet.weights.load import TrainedModel
@@ -30,6 +31,7 @@ class SamplingOptions:
     """"whole", "auto", or the side of the tiles in pixels."""
     window: Window | None = None
     """Stored pixel values that map to 0 and 1, or a word (`data/io/windows.py`); None for those of training."""
+    region: Region = field(default_factory=Region)
     same_iou: float | None = None
     """See `hypotheses.distinct_hypotheses`."""
 

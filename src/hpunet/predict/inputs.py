@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 from hpunet.data.io.archives import is_archive
-from hpunet.data.io.inputs import ENDINGS, Input, input_name
+from hpunet.data.io.inputs import ENDINGS, input_name
 from hpunet.data.io.series import dicom_files
 from hpunet.errors import ConfigError
 
@@ -59,9 +59,9 @@ def parse_slices(text: str | None) -> tuple[int, int] | None:
     return int(first), int(end)
 
 
-def select_slices(source: Input, slices: tuple[int, int] | None, *, where: str) -> list[int]:
-    """Numbers of the selected slices."""
-    first, end = slices or (0, len(source.images))
-    if not 0 <= first < end <= len(source.images):
-        raise ConfigError(f"{where}: slices {first}:{end} are not within its {len(source.images)} slices")
+def select_slices(depth: int, slices: tuple[int, int] | None, *, where: str) -> list[int]:
+    """Numbers of the selected slices, of so many."""
+    first, end = slices or (0, depth)
+    if not 0 <= first < end <= depth:
+        raise ConfigError(f"{where}: slices {first}:{end} are not within its {depth} slices")
     return list(range(first, end))

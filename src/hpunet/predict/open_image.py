@@ -1,30 +1,70 @@
 """Images as people have them: files, Pillow images, numpy arrays and torch tensors, as a model takes them."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Shaped
+from jaxtyping import Float32, Shaped
 from PIL import Image
 
-from hpunet.data.io.inputs import Input, Stored, input_name, read_input, to_input
+from hpunet.data.field_of_view import differences
+from hpunet.data.io.inputs import Stored, input_name, read_stored, to_input
 from hpunet.data.io.windows import Window
 from hpunet.data.types import SetInfo
 from hpunet.errors import DataError
+from hpunet.predict.crop import Region, cut
+from hpunet.predict.place import Place
 
 ImageLike = str | Path | Image.Image | np.ndarray | torch.Tensor
+WARNING = "Warning: "
+"""How notes begin that say how an image differs from those of training."""
 _CHANNELS = (1, 2, 3, 4)
 _MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "I", "I;16", "F")
 
 
-def open_image(image: ImageLike, *, name: str | None, info: SetInfo, window: Window | None = None) -> Input:
-    """The image for a model trained on data like `info`; `name` names the results, by default the file's."""
+@dataclass(frozen=True)
+class OpenedImage:
+    """An image or volume as a model takes it: slices in [0, 1], and where they lie in the whole."""
+
+    name: str
+    images: Float32[np.ndarray, "z c h w"]
+    place: Place
+    notes: tuple[str, ...] = ()
+
+
+def open_image(
+    image: ImageLike,
+    *,
+    name: str | None,
+    info: SetInfo,
+    crop: Sequence[int],
+    window: Window | None = None,
+    region: Region | None = None,
+) -> OpenedImage:
+    """The image for a model trained on data like `info`; `name` names the results, by default the file's.
+
+    A part around a point or box is cut as the training images were (their size, else the `crop` of training). Where
+    each of those spans the whole range of values, so does the part.
+    """
     if isinstance(image, (str, Path)):
         path = Path(image)
-        return read_input(path, name=input_name(path) if name is None else name, info=info, window=window)
-    stored = Stored(_array(image)[None])
-    return to_input(stored, name=name or "image", where="image", info=info, window=window)
+        stored, where = read_stored(path), str(path)
+        name = input_name(path) if name is None else name
+    else:
+        stored, where = Stored(_array(image)[None]), "image"
+    depth, h, w = stored.values.shape[:3]
+    place = Place((depth, h, w), (0, 0, 0), stored.geometry, stored.header)
+    if region is not None and region != Region():
+        stored, place = cut(stored, region, side=info.image_size or (crop[0], crop[1]), where=where)
+        if region.is_crop and window is None and info.value_range == (0.0, 1.0):
+            window = "auto"
+    found = to_input(stored, name=name or "image", where=where, info=info, window=window)
+    how: dict[str, Any] = {"info": info, "crop": crop, "spacing": place.geometry.spacing}
+    warnings = [f"{WARNING}{words}" for words in differences(found.images[depth // 2], **how)]
+    return OpenedImage(found.name, found.images, place, (*found.notes, *warnings))
 
 
 def _array(image: Any) -> Shaped[np.ndarray, "h w *c"]:

@@ -10,7 +10,7 @@ from jaxtyping import Shaped
 
 from hpunet.data.io.volumes import encode_nifti
 from hpunet.errors import DataError
-from hpunet.predict.prediction import Place, slice_name
+from hpunet.predict.place import Place, slice_name
 from hpunet.utils.files import atomic_folder
 
 

@@ -1,7 +1,7 @@
 """What a `Predictor` gives: samples of one image or volume, their summary, and where they lie in its file."""
 
 import io
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from hpunet.data.io.geometry import Geometry
 from hpunet.data.types import SetInfo
 from hpunet.predict.contact_sheet import sample_sheet
 from hpunet.predict.draw import SamplingOptions
+from hpunet.predict.place import Place, slice_name
 from hpunet.sampling.hypotheses import Hypothesis, distinct_hypotheses
 
 
@@ -27,20 +28,6 @@ class Origin:
     iteration: int
     kernels: str
     orientations: int
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where maps lie in the image or volume that they were made from."""
-
-    shape: tuple[int, int, int]
-    """Of the whole, (z, y, x); z is 1 for an image."""
-    offset: tuple[int, int, int] = (0, 0, 0)
-    """Its pixel (z, y, x) at which the maps begin."""
-    geometry: Geometry = field(default_factory=Geometry)
-    """Of the whole."""
-    header: Any | None = None
-    """The NIfTI header of the whole; None if its file is no volume."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -65,7 +52,7 @@ class Prediction:
     """For each scale, coarsest first, (z, s, channels, h_i, w_i); of the padded image. z is 1 for an image."""
     orientation_ids: Integer[Tensor, "z s"] | None
     notes: tuple[str, ...]
-    """What was done to the image, in plain sentences."""
+    """What was done to the image, and how it differs from those of training, in plain sentences."""
     options: SamplingOptions
     info: SetInfo
     """The data that the model was trained on, with the names of classes."""
@@ -152,11 +139,6 @@ class Prediction:
         content = io.BytesIO()
         self.sheet().save(content, format="PNG")
         return content.getvalue()
-
-
-def slice_name(name: str, *, z: int, depth: int) -> str:
-    """The name of a slice's results; an image has only one."""
-    return "/".join(filter(None, [name, f"z-{z:03d}"])) if depth > 1 else name
 
 
 def stack_slices(parts: list[Prediction], *, name: str) -> Prediction:

@@ -8,20 +8,22 @@ from typing import Any
 import torch
 
 from hpunet.config.settings import Settings
-from hpunet.data.io.inputs import Input
 from hpunet.data.io.windows import Window
 from hpunet.data.types import SetInfo
 from hpunet.kernels.dispatch import fast_sampler
 from hpunet.models.hpunet import HPUNet
 from hpunet.models.punet import ProbUNet
+from hpunet.predict.crop import Box, Point, Region, check_region
 from hpunet.predict.draw import (
     ImageSamples,
     SamplingOptions,
     parse_scales,
     sample_image,
 )
-from hpunet.predict.open_image import ImageLike, open_image
-from hpunet.predict.prediction import Origin, Place, Prediction, slice_name, stack_slices
+from hpunet.predict.inputs import select_slices
+from hpunet.predict.open_image import ImageLike, OpenedImage, open_image
+from hpunet.predict.place import slice_name
+from hpunet.predict.prediction import Origin, Prediction, stack_slices
 from hpunet.sampling.sample import LatentSource, temperature_per_scale
 from hpunet.sampling.tiling import Tiled, choose_sampler
 from hpunet.training.build import autocast_for
@@ -88,6 +90,10 @@ class Predictor:
         scales: str | Sequence[int] = "full",
         temperature: float | Sequence[float] = 1.0,
         window: Window | None = None,
+        at: Point | None = None,
+        box: Box | None = None,
+        spacing: float | None = None,
+        slices: tuple[int, int] | None = None,
         tile: str = "auto",
         same_iou: float | None = None,
     ) -> Prediction:
@@ -102,17 +108,22 @@ class Predictor:
             temperature: factor on the prior's σ, or one per scale, coarsest first.
             window: stored values that map to 0 and 1, or a word such as "auto" or "ct-lung" (`data/io/windows.py`);
                 by default as in training.
+            at: a point (x, y) in the object. The crop around it that the model was trained on is cut out.
+            box: a box (x0, y0, x1, y1) around the object, instead of a point.
+            spacing: distance of pixels in mm to resample to; by default stored pixels are used.
+            slices: first and end of the slices of a volume; by default all.
             tile: "auto", "whole", or the tile side in pixels. Changes the memory needed, not the result.
             same_iou: samples with at least this IoU are the same hypothesis; by default 0.5, or less where groups are
                 too many.
         """
         sampling: dict[str, Any] = {"num_samples": num_samples, "seed": seed, "scales": scales, "tile": tile}
         sampling |= {"temperature": temperature, "window": window, "same_iou": same_iou}
-        options = SamplingOptions(**sampling)
+        options = SamplingOptions(**sampling, region=Region(at=at, box=box, spacing=spacing))
         self.check(options)
-        source = self.read(image, window=window)
-        parts = list(self.each_slice(source, options=options))
-        return stack_slices(parts, name=source.name) if source.geometry.axes == "zyx" else parts[0]
+        source = self.read(image, options=options)
+        numbers = select_slices(len(source.images), slices, where=source.name)
+        parts = list(self.each_slice(source, options=options, numbers=numbers))
+        return stack_slices(parts, name=source.name) if source.place.geometry.axes == "zyx" else parts[0]
 
     def map(self, images: Iterable[ImageLike], **how: Any) -> Iterator[Prediction]:
         """Predictions of many images, one at a time in memory; options as for a single one."""
@@ -138,19 +149,21 @@ class Predictor:
             parts.append(replace(part, **changes))
         return stack_slices(parts, name=prediction.name) if prediction.axes == "zyx" else parts[0]
 
-    def read(self, image: ImageLike, *, name: str | None = None, window: Window | None = None) -> Input:
+    def read(self, image: ImageLike, *, options: SamplingOptions, name: str | None = None) -> OpenedImage:
         """The image as the model sees it; `name` names the results."""
-        return open_image(image, name=name, info=self.info, window=window)
+        how: dict[str, Any] = {"window": options.window, "region": options.region}
+        return open_image(image, name=name, info=self.info, crop=self.settings.data.crop, **how)
 
     def check(self, options: SamplingOptions) -> None:
         """Refuse impossible options before any work."""
         parse_scales(options.scales, latent_dims=self.model.latent_dims)
         temperature_per_scale(options.temperature, num_scales=len(self.model.latent_dims))
+        check_region(options.region)
         choose_sampler(self.model, size=(1, 1), tile=options.tile, sampler=self.trained.sampler)
 
     def each_slice(
         self,
-        source: Input,
+        source: OpenedImage,
         *,
         options: SamplingOptions,
         numbers: Sequence[int] | None = None,
@@ -161,6 +174,7 @@ class Predictor:
         `advance` is called with the number of new samples.
         """
         depth, _, h, w = source.images.shape
+        _, top, left = source.place.offset
         trained = self.trained
         kernels = "torch" if trained.sampler is None else "fused"
         origin = Origin(trained.name, trained.step, kernels, trained.model.orientations)
@@ -176,7 +190,7 @@ class Predictor:
                 options=options,
                 info=trained.info,
                 origin=origin,
-                place=Place((depth, h, w), (z, 0, 0), source.geometry, source.header),
+                place=replace(source.place, offset=(z, top, left)),
             )
 
     def _size_notes(self, size: tuple[int, int], *, tile: str) -> list[str]:

@@ -63,7 +63,12 @@ def _save_slice(part: Prediction, folder: Path, *, colour: str | None) -> None:
         }
         for hypothesis in hypotheses
     ]
-    about = {"image": part.name, **asdict(part.origin), **asdict(part.options), "notes": part.notes}
+    about = {
+        "image": part.name,
+        **asdict(part.origin),
+        **asdict(part.options),
+        "notes": part.notes,
+    }
     grouping = {"same_iou": hypotheses[0].same_iou, "summary": summarise(hypotheses)} if hypotheses else {}
     content = {**about, **grouping, "hypotheses": listed or None}
     (folder / "hypotheses.json").write_text(json.dumps(content, indent=1) + "\n")

@@ -31,7 +31,7 @@ def save(training: Training, *, name: str | None = None) -> None:
         "optimiser": optimiser_tensors(training.optimiser)[1],
         "settings": training.settings.model_dump(mode="json"),
         "data": training.pack.fingerprint,
-        "info": training.pack.info.as_json(),
+        "info": training.trained_on.as_json(),
         "best": training.best,
         "started_from": training.started_from,
         "skipped": int(training.train_step.skipped),

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from hpunet.config.settings import Settings
+from hpunet.data.field_of_view import measured
 from hpunet.data.loader import TrainingSteps
 from hpunet.data.packs import Pack, open_pack
 from hpunet.errors import ConfigError, DivergenceError
@@ -30,6 +31,7 @@ class Training:
         seed_generators(settings.seed)  # initial weights; everything later is keyed by step
         self.pack = _on_device(open_pack(pack_path, split="train"), device)
         info = self.pack.info
+        self.trained_on = measured(self.pack)
         data: dict[str, Any] = {"in_channels": info.in_channels, "num_classes": info.num_classes}
         self.model = build_model(settings.model, **data, extrapolate=settings.data.extrapolate).to(device)
         self.model.check_values = False  # packing has checked the data

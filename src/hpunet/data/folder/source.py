@@ -27,6 +27,7 @@ from hpunet.data.folder.names import TABLE, Item, ending, stem_of
 from hpunet.data.folder.patients import patients_by_pattern
 from hpunet.data.folder.table import MAX_TABLE_BYTES, Entry, assign_splits, read_table
 from hpunet.data.io.archives import FileTree
+from hpunet.data.io.geometry import Geometry
 from hpunet.data.io.images import decode_image
 from hpunet.data.io.intensity import to_planes
 from hpunet.data.io.label_maps import MAX_CLASSES, check_num_random_ids, class_map, number_instances
@@ -67,7 +68,7 @@ def open_folder(
     entries = _entries(tree, items, patient=patient)
     named = tree.where(TABLE) if TABLE in tree.names else str(path)
     splits = assign_splits(entries, val_every=val_every, seed=seed, name=named)
-    first, _ = _load_images(tree, items[0].image, window)
+    first, affine = _load_images(tree, items[0].image, window)
     has_instances = layout.has_instances
     fixed = ("background",) if has_instances else tuple(classes)
     info = SetInfo(
@@ -80,6 +81,7 @@ def open_folder(
         stochastic_classes=tuple(range(1, 1 + num_random_ids if has_instances else len(fixed))),
         image_bits=8 * first.itemsize,
         intensity_window=window,
+        spacing=None if affine is None else Geometry.from_affine(affine, axes="yx").spacing,
     )
     chosen = [item for item in items if splits[item.stem] == split]
     if not chosen:

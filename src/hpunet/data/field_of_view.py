@@ -1,0 +1,66 @@
+"""What a model was trained on, measured when training starts, and whether another image is like it."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from jaxtyping import Float32
+
+from hpunet.data.types import SetInfo, Source
+from hpunet.utils.pictures import spread
+
+_NUM_MEASURED = 50
+_SIMILAR_SIZE = 1.5  # as a factor
+_SIMILAR_SPACING = 1.25
+_LEAST_OVERLAP = 0.5  # of the range of values that training images span
+
+
+def measured(source: Source) -> SetInfo:
+    """The description of a set with the size of its images and the range of their values."""
+    lows, highs, sizes = [], [], []
+    for index in spread(_NUM_MEASURED, of=len(source)):
+        sample = source[index]
+        pixels = sample.image[:, sample.valid]
+        sizes.append(sample.valid.shape)
+        if pixels.size:
+            lows.append(float(pixels.min()))
+            highs.append(float(pixels.max()))
+    h, w = (int(side) for side in np.median(sizes, axis=0))
+    low, high = (round(float(value), 4) for value in (np.quantile(lows, 0.95), np.quantile(highs, 0.05)))
+    return replace(source.info, image_size=(h, w), value_range=(low, high) if low < high else None)
+
+
+def differences(
+    image: Float32[np.ndarray, "c h w"],
+    *,
+    info: SetInfo,
+    crop: Sequence[int],
+    spacing: tuple[float, ...] | None = None,
+) -> list[str]:
+    """Sentences that say how an image in [0, 1] differs from those that `info` describes; `crop` is that of training.
+
+    An image may be as small as the crop, and as large as the training images.
+    """
+    found = []
+    h, w = image.shape[1:]
+    if info.image_size is not None:
+        large = any(side > _SIMILAR_SIZE * usual for side, usual in zip((h, w), info.image_size, strict=True))
+        least = [min(each) for each in zip(crop, info.image_size, strict=True)]
+        small = any(_SIMILAR_SIZE * side < usual for side, usual in zip((h, w), least, strict=True))
+        sizes = f"{h}×{w} pixels, training images had {info.image_size[0]}×{info.image_size[1]}"
+        if large:
+            found.append(f"The image has {sizes}; cut it around the object: at=(x, y), --at X,Y.")
+        elif small:
+            found.append(f"The image has {sizes}; it needs more of the object's surroundings.")
+    if info.value_range is not None:
+        low, high = info.value_range
+        its_low, its_high = float(image.min()), float(image.max())
+        if min(high, its_high) - max(low, its_low) < _LEAST_OVERLAP * (high - low):
+            its, usual = f"{its_low:.2f} to {its_high:.2f}", f"{low:.2f} to {high:.2f}"
+            found.append(f"Scaled values go from {its}, in training at least from {usual}; try the window auto.")
+    if info.spacing is not None and spacing is not None:
+        pairs = list(zip(spacing[-2:], info.spacing[-2:], strict=True))
+        if any(not 1 / _SIMILAR_SPACING < its / usual < _SIMILAR_SPACING for its, usual in pairs):
+            its, usual = ("×".join(f"{each:.3g}" for each in pair[-2:]) for pair in (spacing, info.spacing))
+            found.append(f"Pixels are {its} mm apart, in training {usual} mm; spacing resamples the image.")
+    return found
