@@ -61,7 +61,7 @@ def test_tilted_series_in_reversed_order_is_simple_itks(tmp_path: Path) -> None:
     np.testing.assert_allclose(stored.geometry.affine, affine_of(expected), atol=1e-5)
     assert stored.geometry.axes == "zyx"
     check_spacing(stored.geometry, expected)
-    assert "2.5 · stored -1000" in stored.notes[0]
+    assert "2.5 · stored − 1000" in stored.notes[0]
     # Results lie where the series lies, for whoever reads them.
     result = tmp_path / "result.nii.gz"
     result.write_bytes(encode_nifti(stored.values, header=stored.header))

@@ -202,9 +202,13 @@ def test_decode_png_labels_of_few_bits_are_not_stretched(
     assert decode_png(content, name="a").tolist() == [shown]
 
 
-def test_decode_png_refuses_colour_of_16_bits() -> None:
-    with pytest.raises(DataError, match=r"deep\.png.*16 bits"):
-        decode_png(grey_png(16, [b"\x01\x02" * 6], 2, colour_type=2), name="deep.png")
+@pytest.mark.parametrize("num_channels", [3, 4])
+def test_decode_png_keeps_colour_of_16_bits(num_channels: int) -> None:
+    """Pillow gives 8 bits."""
+    image = np.random.default_rng(0).integers(0, 65536, (5, 7, num_channels), dtype=np.uint16)
+    np.testing.assert_array_equal(decode_png(imagecodecs.png_encode(image), name="deep.png"), image)
+    little = decode_png(grey_png(16, [b"\x01\x02" * 6], 2, colour_type=2), name="deep.png")
+    assert little.tolist() == [[[258] * 3] * 2]
 
 
 def test_decode_png_refuses_huge_claims() -> None:

@@ -7,7 +7,7 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from hpunet.data.io.gif import read_gif_header
-from hpunet.data.io.limits import MAX_PIXELS, ImageSize, check_image_size, named_errors
+from hpunet.data.io.limits import MAX_PIXELS, ImageSize, check_image_size, named_errors, need
 from hpunet.data.io.png import check_png_pixels, num_pixel_bytes, read_png_header
 from hpunet.data.io.tiff import check_tiff_series, open_tiff
 from hpunet.errors import DataError
@@ -31,8 +31,8 @@ def decode_png(content: bytes, *, name: str, labels: bool = False, size: ImageSi
         if getattr(image, "n_frames", 1) != 1:
             raise DataError(f"{name}: an animation, expected one image")
         array = _indices(image) if labels else np.asarray(in_colours(image))
-    if header.bits == 16 and array.dtype == np.uint8:
-        raise DataError(f"{name}: Pillow reads colour of 16 bits as 8 bits only; save it as TIFF or with 8 bits")
+        if header.bits == 16 and array.dtype == np.uint8:  # Pillow reads colours as 8 bits only
+            array = np.asarray(need("imagecodecs").png_decode(content))
     if array.dtype == np.bool_:
         return array.astype(np.uint8) * (1 if labels else 255)
     if labels and header.colour_type == 0 and header.bits < 8:

@@ -64,7 +64,9 @@ def read_scan(paths: Sequence[Path], *, name: str) -> Scan:
     if slopes != {(1.0, 0.0)}:
         slope, intercept = min(slopes)
         of_each = (
-            f"{slope:g} · stored {intercept:+g}" if len(slopes) == 1 else "the slope and intercept of each slice"
+            f"{slope:g} · stored {'−' if intercept < 0 else '+'} {abs(intercept):g}"
+            if len(slopes) == 1
+            else "the slope and intercept of each slice"
         )
         notes.append(f"Values are rescaled as the DICOM file says: {of_each}.")
     if order is not None and len(frames) > 1:
