@@ -3,9 +3,9 @@
     python tests/chaos.py            30 SIGKILLs, 10 of them inside a save, then 5 SIGTERMs; some minutes
     python tests/chaos.py 6 2 1      6 SIGKILLs, 2 of them inside a save, then 1 SIGTERM
 
-Runs are the real command in fresh processes, on tiny synthetic data. After every kill the newest checkpoint is
-compared, bit for bit, with that of a run that nobody disturbed; so is everything at the end. `make chaos` is the long
-version, `test_resume.py` a short one.
+Disturbed runs are the real command in fresh processes, on tiny synthetic data. After every kill the newest checkpoint
+is compared, bit for bit, with that of a run that nobody disturbed; so is everything at the end. `make chaos` is the
+long version, `test_resume.py` a short one.
 """
 
 import os
@@ -22,7 +22,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from hpunet.config.settings import load_settings
 from hpunet.training.loggers import LOG_FILE, read_log
+from hpunet.training.loop import train
 from hpunet.weights.checkpoints import Checkpoint, latest_checkpoint, load_checkpoint
 
 SETTINGS = """
@@ -64,11 +66,12 @@ class Row:
 class Run:
     folder: Path
     settings: Path
-    options: Sequence[str] = ()
+    changes: Sequence[str] = ()
 
     def start(self) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "hpunet", "train", str(self.settings), "--data", "synthetic:lesions"]
-        command += ["--out", str(self.folder), "--resume", *self.options]
+        command += ["--out", str(self.folder), "--resume"]
+        command += [word for change in self.changes for word in ("--set", change)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         with (self.folder.parent / f"{self.folder.name}.txt").open("ab") as output:
             return subprocess.Popen(command, env=environment, stdout=output, stderr=output)
@@ -76,6 +79,11 @@ class Run:
     def finish(self) -> None:
         code = self.start().wait(TIMEOUT_SECONDS)
         assert code == 0, (self.folder.parent / f"{self.folder.name}.txt").read_text()
+
+    def train_here(self) -> None:
+        """As `finish`, in this process: no start to wait for."""
+        settings = load_settings(str(self.settings), self.changes)
+        train(settings, data="synthetic:lesions", run=self.folder, device=torch.device("cpu"), say=lambda _line: None)
 
     def last_step(self) -> int:
         return max((line["step"] for line in read_log(self.folder / LOG_FILE)), default=0)
@@ -202,8 +210,8 @@ def chaos(
     iterations = 20 + 10 * max(kills, terms)
     settings = folder / "settings.toml"
     settings.write_text(SETTINGS.format(iterations=iterations))
-    undisturbed = Run(folder / "undisturbed", settings, ["--set", "logging.keep_checkpoints=10000"])
-    undisturbed.finish()
+    undisturbed = Run(folder / "undisturbed", settings, ["logging.keep_checkpoints=10000"])
+    undisturbed.train_here()
 
     def note(what: str, when: str, same: bool) -> None:
         rows.append(Row(what, when, same))
@@ -240,6 +248,7 @@ def chaos(
 
 
 def main() -> None:
+    torch.set_num_threads(1)  # as in the other processes
     kills, inside_saves, terms = map(int, sys.argv[1:]) if len(sys.argv) > 1 else (30, 10, 5)
 
     def show(row: Row) -> None:

@@ -48,7 +48,7 @@ def test_torchrun_trains_as_one_process_does(tmp_path: Path) -> None:
     settings = tmp_path / "settings.toml"
     settings.write_text(SETTINGS.format(iterations=10).replace("16", "64"))  # large enough for `run_upsampled`
     alone = Run(tmp_path / "alone", settings)
-    alone.finish()
+    alone.train_here()
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command += ["-m", "hpunet", "train", str(settings), "--data", "synthetic:lesions", "--out", str(tmp_path / "two")]
     with (tmp_path / "two.txt").open("wb") as output:

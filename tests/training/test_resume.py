@@ -58,7 +58,7 @@ def test_crashed_runs_end_as_undisturbed_ones(changes: tuple[str, ...], tmp_path
 
 
 def test_killed_runs_end_as_undisturbed_ones(tmp_path: Path) -> None:
-    rows = chaos(tmp_path, kills=2, inside_saves=1, terms=1)
+    rows = chaos(tmp_path, kills=1, inside_saves=1, terms=1)  # more: `make chaos`
     assert [row for row in rows if not row.same] == []
     assert sum(row.when.startswith("inside a save") for row in rows) == 1
 
