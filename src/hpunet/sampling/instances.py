@@ -5,10 +5,10 @@ belong together. Everything here is numpy, for one image.
 """
 
 from collections.abc import Sequence
+from functools import reduce
 
 import numpy as np
 from jaxtyping import Float, Float64, Int32, Integer
-from numpy.lib.stride_tricks import sliding_window_view
 from scipy import ndimage
 
 from hpunet.errors import ConfigError, DataError
@@ -180,7 +180,12 @@ def _contains_square(instances: np.ndarray, c: int, pixels: np.ndarray, *, side:
     """Whether cluster c, with these flat pixel indices, contains a square of this side."""
     y, x = np.divmod(pixels, instances.shape[1])
     around = instances[y.min() : y.max() + 1, x.min() : x.max() + 1] == c
-    return min(around.shape) >= side and bool(sliding_window_view(around, (side, side)).all(axis=(2, 3)).any())
+    for _ in range(2):  # first along one axis, then along the other
+        length = len(around) - side + 1
+        if length < 1:
+            return False
+        around = reduce(np.logical_and, [around[i : i + length] for i in range(side)]).T
+    return bool(around.any())
 
 
 def _majority_around(instances: np.ndarray, y: int, x: int, *, radius: int, ignored: int) -> int | None:
