@@ -87,20 +87,6 @@ main()
     assert kept in done.stderr
 
 
-def test_data_errors_are_one_line_each(tmp_path: Path) -> None:
-    for args, expected in {
-        ("info", "nowhere"): "nowhere: no such file or folder",
-        ("info", "synthetic:lesions", "--set", "seize=3"): "seize: unknown option of synthetic data",
-        ("info", "synthetic:lesions", "--set", "size"): "expected name=value",
-        ("make", "bicycles", "x"): "layout 'bicycles' is unknown",
-        ("pack", "synthetic:lesions", "."): "exists already",
-    }.items():
-        result = hpunet("data", *args, cwd=tmp_path)
-        assert result.returncode != 0
-        assert "Traceback" not in result.stderr
-        assert expected in " ".join(result.stderr.split())
-
-
 @pytest.mark.parametrize(
     ("layout", "size", "options"),
     [
