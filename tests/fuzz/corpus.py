@@ -208,6 +208,15 @@ def folder_nifti() -> Corpus:
 
 
 @functools.cache
+def folder_raters() -> Corpus:
+    """Masks of four dimensions, the last of which is the rater."""
+    images = [nibabel.Nifti1Image(_noise(n, (12, 10, 3), 2000, np.int16), np.eye(4)).to_bytes() for n in range(4)]
+    stacks = [np.stack([np.repeat(_blob(n, (12, 10))[..., None], 3, axis=2)] * 2, axis=-1) for n in range(4)]
+    masks = [gzip.compress(nibabel.Nifti1Image(stack, np.eye(4)).to_bytes(), mtime=0) for stack in stacks]
+    return _folder(images, {"masks": masks}, "nii", "nii.gz")
+
+
+@functools.cache
 def folder_table() -> Corpus:
     rows = "".join(f"case{n}.png,p{n // 2},{'train' if n > 1 else 'val'}\n" for n in range(4))
     files = folder_png().files | {"data.csv": f"file,patient,split\n{rows}".encode()}

@@ -63,7 +63,7 @@ FORMATS = (
         ],
     ),
     Format("HDF5", 100, [(corpus.stack_hdf5, hdf5_mutations())]),
-    Format("NIfTI", 100, [(corpus.folder_nifti, nifti_mutations())]),
+    Format("NIfTI", 100, [(corpus.folder_nifti, nifti_mutations()), (corpus.folder_raters, nifti_mutations())]),
     Format("JPEG", 50, [(corpus.folder_jpeg, jpeg_mutations())]),
     Format("GIF", 50, [(corpus.folder_gif, gif_mutations("graders"))]),
     Format("CSV", 50, [(corpus.folder_table, csv_mutations())]),

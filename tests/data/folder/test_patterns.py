@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 from retina import GRADERS, PATIENT, write_retina
 
 from hpunet.data.folder.patterns import grader_names, propose_patterns
@@ -55,6 +56,41 @@ def test_masks_may_lie_in_a_folder(retina: Path, place: str, pattern: str) -> No
         open_folder(retina, split="train")
     if place in ("masks", "images"):
         assert f"--graders '{pattern}'" in str(error.value)
+
+
+def test_masks_may_be_gif_or_palette_pictures(retina: Path) -> None:
+    for file in retina.glob("*_1stHO.png"):
+        Image.open(file).save(file.with_suffix(".gif"))
+        file.unlink()
+    for file in retina.glob("*_2ndHO.png"):
+        marked = Image.fromarray(np.asarray(Image.open(file)) // 255).convert("P")
+        marked.putpalette([0, 0, 0, 200, 30, 10])
+        marked.save(file)
+    source = open_folder(retina, split="train", graders=["{name}_1stHO.gif", GRADERS[1]])
+    assert source[0].labels.sum(axis=(1, 2)).tolist() == [64, 72]
+
+
+def test_images_may_share_a_suffix_of_their_own(tmp_path: Path) -> None:
+    """As in DRIVE: images/21_training.tif, 1st_manual/21_manual1.gif."""
+    root = write_retina(tmp_path / "drive", num_patients=2)
+    for folder in ("images", "1st_manual", "mask"):
+        (root / folder).mkdir()
+    for file in root.glob("*.jpg"):
+        file.rename(root / f"images/{file.stem}_training.jpg")
+    for file in root.glob("*_1stHO.png"):
+        name = file.name.removesuffix("_1stHO.png")
+        Image.open(file).save(root / f"1st_manual/{name}_manual1.gif")
+        file.unlink()
+    for file in root.glob("*_2ndHO.png"):
+        file.rename(root / "mask" / file.name)
+    graders = ["1st_manual/{name}_manual1.gif"]
+    sources = open_splits(str(root), options={"graders": graders, "val_every": 2})
+    keys = {identity.key for source in sources.values() for identity in source.identities}
+    assert keys == {f"Image_{number}{eye}_training" for number in ("01", "02") for eye in "LR"}
+    assert sources["train"][0].labels.sum() == 64
+    (root / "images/Image_01L_training.jpg").rename(root / "images/Image_01L_test.jpg")
+    with pytest.raises(DataError, match="there is no image images/Image_01L"):
+        open_folder(root, split="train", graders=graders)
 
 
 def test_an_archive_is_the_folder(retina: Path, tmp_path: Path) -> None:

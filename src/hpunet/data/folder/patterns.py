@@ -30,6 +30,7 @@ def match_patterns(tree: FileTree, patterns: Sequence[str]) -> dict[str, tuple[s
                 add_by_stem(images, name, tree=tree)
             elif folder:
                 raise DataError(f"{tree.where(name)}: expected only files of {' '.join(ENDINGS)}")
+    images = _without_suffix(images, names={stem for found in masks for stem in found})
     for pattern, found in zip(patterns, masks, strict=True):
         if not found:
             raise DataError(f"{tree.path}: no file fits --graders {pattern!r}; found {_some(tree.names)}")
@@ -41,7 +42,18 @@ def match_patterns(tree: FileTree, patterns: Sequence[str]) -> dict[str, tuple[s
         if not any(stem in found for found in masks):
             wanted = " or ".join(one.replace(NAME, stem) for one in full)
             raise DataError(f"{tree.where(image)}: has no label map; by --graders it is {wanted}")
-    return {stem: (image, tuple(found.get(stem) for found in masks)) for stem, image in images.items()}
+    return {stem_of(image): (image, tuple(found.get(name) for found in masks)) for name, image in images.items()}
+
+
+def _without_suffix(images: dict[str, str], *, names: set[str]) -> dict[str, str]:
+    """Images by name: their stem, or what masks call them if all images share a suffix (21 of 21_training.tif)."""
+    if names.isdisjoint(images):
+        first = min(names, default="")
+        for suffix in (stem.removeprefix(first) for stem in images if first and stem.startswith(first)):
+            shorter = {stem.removesuffix(suffix): image for stem, image in images.items() if stem.endswith(suffix)}
+            if len(shorter) == len(images) and names <= shorter.keys():
+                return shorter
+    return images
 
 
 def grader_names(patterns: Sequence[str]) -> tuple[str, ...]:
