@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float32, Shaped
-from PIL import Image
+from PIL import Image, ImageOps
 
 from hpunet.data.field_of_view import differences
+from hpunet.data.io.images import in_colours
 from hpunet.data.io.inputs import Stored, input_name, read_stored, to_input
 from hpunet.data.io.windows import Window
 from hpunet.data.types import SetInfo
@@ -21,6 +22,7 @@ from hpunet.predict.place import Place
 ImageLike = str | Path | Image.Image | np.ndarray | torch.Tensor
 WARNING = "Warning: "
 """How notes begin that say how an image differs from those of training."""
+_EXIF_ORIENTATION = 0x0112
 _CHANNELS = (1, 2, 3, 4)
 _MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "I", "I;16", "F")
 
@@ -54,7 +56,8 @@ def open_image(
         stored, where = read_stored(path), str(path)
         name = input_name(path) if name is None else name
     else:
-        stored, where = Stored(_array(image)[None]), "image"
+        notes: list[str] = []
+        stored, where = Stored(_array(image, notes=notes)[None], notes=tuple(notes)), "image"
     depth, h, w = stored.values.shape[:3]
     place = Place((depth, h, w), (0, 0, 0), stored.geometry, stored.header)
     if region is not None and region != Region():
@@ -67,25 +70,29 @@ def open_image(
     return OpenedImage(found.name, found.images, place, (*found.notes, *warnings))
 
 
-def _array(image: Any) -> Shaped[np.ndarray, "h w *c"]:
+def _array(image: Any, *, notes: list[str]) -> Shaped[np.ndarray, "h w *c"]:
+    """Stored values; appends what was done to them."""
     if isinstance(image, Image.Image):
-        return _pillow_array(image)
+        return _pillow_array(image, notes=notes)
     if isinstance(image, torch.Tensor):
         image = image.detach().cpu()
         image = (image.float() if image.dtype == torch.bfloat16 else image).numpy()
     if not isinstance(image, np.ndarray):
         kinds = "a path, a Pillow image, a numpy array or a torch tensor"
         raise DataError(f"image: expected {kinds}, got {type(image).__name__}")
+    if image.dtype.kind not in "biuf":
+        raise DataError(f"image: expected numbers as pixels, got {image.dtype}")
     return _channels_last(image)
 
 
-def _pillow_array(image: Image.Image) -> np.ndarray:
-    """The values that a file of this image has."""
+def _pillow_array(image: Image.Image, *, notes: list[str]) -> np.ndarray:
+    """The values that a file of this image has; appends what was done to them."""
     if image.mode not in _MODES:
         raise DataError(f"image: Pillow mode {image.mode}; convert it, for instance by image.convert('RGB')")
-    if "transparency" in image.info and image.mode in ("P", "L", "RGB"):
-        image = image.convert("LA" if image.mode == "L" else "RGBA")
-    return np.asarray(image.convert({"P": "RGB", "1": "L"}.get(image.mode, image.mode)))
+    if image.getexif().get(_EXIF_ORIENTATION, 1) != 1:
+        notes.append("The image is turned upright, as its EXIF orientation says.")
+        image = ImageOps.exif_transpose(image)
+    return np.asarray(in_colours(image))
 
 
 def _channels_last(array: np.ndarray) -> np.ndarray:

@@ -108,7 +108,7 @@ def to_input(stored: Stored, *, name: str, where: str, info: SetInfo, window: Wi
         low, high = range_of(values)
         raise DataError(
             f"{where}: {values.dtype} pixels from {low:g} to {high:g}, the model was trained on images of "
-            f"{info.image_bits} bits; say which stored values are 0 and 1 in training with --window: {CHOICES}"
+            f"{info.image_bits} bits; say which stored values are 0 and 1 in training by window (--window): {CHOICES}"
         )
     notes = (*stored.notes, *_range_notes(values, planes, window=chosen))
     if values.ndim == 4 and values.shape[3] in (2, 4):
