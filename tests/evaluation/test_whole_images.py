@@ -119,6 +119,16 @@ def test_examples_of_several_sizes_share_one_array(tmp_path: Path, monkeypatch: 
     assert valid == {key: areas[key] for key in valid}
 
 
+def test_fewer_examples_of_large_images_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = photographs(tmp_path / "data", [(40, 40)] * 5)
+    monkeypatch.setattr(evaluation, "NUM_SHOWN", 4)
+    for side, number in ((40, {4, 5}), (20, {1, 2})):
+        monkeypatch.setattr(evaluation, "MAX_SIDE", side)
+        evaluate(scorer_of(source), source=source, folder=tmp_path / f"{side}")
+        with np.load(tmp_path / f"{side}" / EXAMPLES_FILE) as found:
+            assert len(found["keys"]) in number
+
+
 def test_instances_of_whole_images_are_those_of_an_equal_crop(tmp_path: Path) -> None:
     source = open_synthetic("streets", split="val", num_images=2, size=(32, 48))
     contents = []

@@ -12,7 +12,7 @@ import numpy as np
 
 from hpunet.data.types import SetInfo, Source
 from hpunet.errors import ConfigError
-from hpunet.evaluation.examples import example_arrays
+from hpunet.evaluation.examples import MAX_SIDE, example_arrays
 from hpunet.evaluation.images import Item, fast_batch_size, read_item
 from hpunet.evaluation.rows import EXAMPLES_FILE, SUMMARY_FILE, Row, RowStore, first_keys, mean_rows
 from hpunet.evaluation.scorer import Drawn, Scorer
@@ -158,10 +158,14 @@ def _save_examples(scorer: Scorer, source: Source, rows: Sequence[Row], folder: 
     good = [row for row in rows if not row.error]
     if not good:
         return
-    over_set = [good[i].key for i in spread(NUM_SHOWN, of=len(good))]
+    share = 1.0  # fewer of large whole images, which take as long as many small ones
+    if scorer.crop is None and (first := read_item(source, good[0].image, scorer.info).sample) is not None:
+        share = min(1.0, MAX_SIDE**2 / first.valid.size)
+    num_shown, num_hardest = (max(1, int(share * number)) for number in (NUM_SHOWN, NUM_HARDEST))
+    over_set = [good[i].key for i in spread(num_shown, of=len(good))]
     by_key = {row.key: row for row in good}
     by_hardness = sorted((row for row in good if metric in row.scores), key=lambda row: -row.scores[metric])
-    hardest = [row.key for row in by_hardness[:NUM_HARDEST]]
+    hardest = [row.key for row in by_hardness[:num_hardest]]
     arrays = example_arrays(scorer, source, [by_key[key].image for key in dict.fromkeys([*over_set, *hardest])])
     if not arrays:
         return
