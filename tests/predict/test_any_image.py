@@ -23,6 +23,7 @@ from hpunet.data.io.images import read_image
 from hpunet.data.io.windows import Window
 from hpunet.data.synthetic.source import INFO
 from hpunet.errors import DataError
+from hpunet.predict.draw import SamplingOptions
 
 PYDICOM = Path(pydicom.__file__).parent / "data" / "test_files"
 RANDOM = np.random.default_rng(0)
@@ -210,3 +211,32 @@ def test_impossible_images_name_the_problem(name: str, tmp_path: Path) -> None:
     write(str(tmp_path / name))
     with pytest.raises(DataError, match=rf"{name.replace('.', '[.]')}.*{message}"):
         make_predictor()(tmp_path / name, num_samples=1)
+
+
+@pytest.mark.parametrize("write", [grey_files, colour_files])
+def test_pillow_images_are_what_their_files_are(
+    write: Callable[[], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Palettes, transparency and EXIF orientation among them."""
+    monkeypatch.chdir(tmp_path)
+    write()
+    predictor = make_predictor(INFO["lesions" if write is grey_files else "streets"])
+    for path in sorted(path for path in Path().iterdir() if path.suffix in (".png", ".gif", ".jpg")):
+        with Image.open(path) as image:
+            as_image, as_path = (predictor.read(one, options=SamplingOptions()) for one in (image, path))
+        np.testing.assert_array_equal(as_image.images, as_path.images, err_msg=str(path))
+        assert as_image.notes == as_path.notes
+
+
+def test_paths_of_a_series_are_the_series(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    ct_files()
+    predictor = make_predictor()
+    files = sorted(Path("series").iterdir(), reverse=True)
+    given, folder = (
+        predictor.read(image, options=SamplingOptions(window="ct-lung")) for image in (files, Path("series"))
+    )
+    np.testing.assert_array_equal(given.images, folder.images)
+    assert (given.name, folder.name) == ("series", "series")
+    with pytest.raises(DataError, match="image: holds no DICOM file"):
+        predictor.read([], options=SamplingOptions())

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float32, Shaped
-from PIL import Image, ImageOps
+from PIL import Image
 
 from hpunet.data.field_of_view import differences
-from hpunet.data.io.images import in_colours
+from hpunet.data.io.images import in_colours, upright
 from hpunet.data.io.inputs import Stored, input_name, read_stored, to_input
 from hpunet.data.io.windows import Window
 from hpunet.data.types import SetInfo
@@ -19,10 +19,9 @@ from hpunet.errors import DataError
 from hpunet.predict.crop import Region, cut
 from hpunet.predict.place import Place
 
-ImageLike = str | Path | Image.Image | np.ndarray | torch.Tensor
+ImageLike = str | Path | Sequence[str | Path] | Image.Image | np.ndarray | torch.Tensor
 WARNING = "Warning: "
 """How notes begin that say how an image differs from those of training."""
-_EXIF_ORIENTATION = 0x0112
 _CHANNELS = (1, 2, 3, 4)
 _MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "I", "I;16", "F")
 
@@ -55,6 +54,10 @@ def open_image(
         path = Path(image)
         stored, where = read_stored(path), str(path)
         name = input_name(path) if name is None else name
+    elif isinstance(image, (list, tuple)) and all(isinstance(file, (str, Path)) for file in image):
+        files = [Path(file) for file in image]
+        stored, where = read_stored(files), "image"
+        name = input_name(files[0].absolute().parent) if name is None else name
     else:
         notes: list[str] = []
         stored, where = Stored(_array(image, notes=notes)[None], notes=tuple(notes)), "image"
@@ -78,7 +81,7 @@ def _array(image: Any, *, notes: list[str]) -> Shaped[np.ndarray, "h w *c"]:
         image = image.detach().cpu()
         image = (image.float() if image.dtype == torch.bfloat16 else image).numpy()
     if not isinstance(image, np.ndarray):
-        kinds = "a path, a Pillow image, a numpy array or a torch tensor"
+        kinds = "a path, the paths of a DICOM series, a Pillow image, a numpy array or a torch tensor"
         raise DataError(f"image: expected {kinds}, got {type(image).__name__}")
     if image.dtype.kind not in "biuf":
         raise DataError(f"image: expected numbers as pixels, got {image.dtype}")
@@ -89,10 +92,7 @@ def _pillow_array(image: Image.Image, *, notes: list[str]) -> np.ndarray:
     """The values that a file of this image has; appends what was done to them."""
     if image.mode not in _MODES:
         raise DataError(f"image: Pillow mode {image.mode}; convert it, for instance by image.convert('RGB')")
-    if image.getexif().get(_EXIF_ORIENTATION, 1) != 1:
-        notes.append("The image is turned upright, as its EXIF orientation says.")
-        image = ImageOps.exif_transpose(image)
-    return np.asarray(in_colours(image))
+    return np.asarray(in_colours(upright(image, notes=notes)))
 
 
 def _channels_last(array: np.ndarray) -> np.ndarray:

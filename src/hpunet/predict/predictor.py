@@ -100,8 +100,8 @@ class Predictor:
         """Draw hypotheses of an image or volume.
 
         Args:
-            image: a path, a Pillow image, an array or tensor (h, w), (h, w, c), (c, h, w) or (1, c, h, w), in stored
-                values: 0 to 255 for 8 bits.
+            image: a path, the paths of a DICOM series, a Pillow image, an array or tensor (h, w), (h, w, c),
+                (c, h, w) or (1, c, h, w), in stored values: 0 to 255 for 8 bits.
             num_samples: number of samples. The n-th sample is the same for any number.
             seed: of the noise.
             scales: "full", "global" (the coarsest), "local" (the finest), or numbers; the others use their mean.

@@ -85,12 +85,17 @@ def decode_jpeg(content: bytes, *, name: str, notes: list[str] | None = None) ->
         if image.mode not in ("L", "RGB"):
             how = "convert it, for instance by Pillow: Image.open(FILE).convert('RGB').save(OTHER)"
             raise DataError(f"{name}: expected a grey or RGB JPEG, got {image.mode}; {how}")
-        if image.getexif().get(_EXIF_ORIENTATION, 1) == 1:
-            return np.asarray(image)
-        if notes is None:
+        if notes is None and image.getexif().get(_EXIF_ORIENTATION, 1) != 1:
             raise DataError(f"{name}: is stored rotated (EXIF orientation); save it upright, as its masks are")
-        notes.append("The image is turned upright, as its EXIF orientation says.")
-        return np.asarray(ImageOps.exif_transpose(image))
+        return np.asarray(upright(image, notes=[] if notes is None else notes))
+
+
+def upright(image: Image.Image, *, notes: list[str]) -> Image.Image:
+    """The image turned as its EXIF orientation says, and a note if it was."""
+    if image.getexif().get(_EXIF_ORIENTATION, 1) == 1:
+        return image
+    notes.append("The image is turned upright, as its EXIF orientation says.")
+    return ImageOps.exif_transpose(image)
 
 
 def decode_tiff(

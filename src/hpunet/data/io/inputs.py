@@ -63,19 +63,13 @@ def input_name(path: Path) -> str:
     return f"image-{hashlib.sha256(name.encode()).hexdigest()[:8]}" if _UID.search(name) else name
 
 
-def read_input(path: Path | Sequence[Path], *, name: str, info: SetInfo, window: Window | None = None) -> Input:
-    """A file for a model trained on data like `info`; `name` names the results. See `read_stored` and `to_input`."""
-    where = str(path) if isinstance(path, Path) else str(path[0].parent)
-    return to_input(read_stored(path), name=name, where=where, info=info, window=window)
-
-
 def read_stored(path: Path | Sequence[Path]) -> Stored:
     """A PNG, JPEG, TIFF, GIF, .npy array (h, w) or (h, w, c), NIfTI volume, or DICOM file.
 
     A DICOM series is a folder, or a sequence of its files.
     """
     if not isinstance(path, Path):
-        return _read_dicom(path, name=str(path[0].parent))
+        return _read_dicom(path, name=str(path[0].parent) if path else "image")
     if path.is_dir():
         return _read_dicom(dicom_files(path), name=str(path))
     if not path.name.lower().endswith(ENDINGS) or path.suffix.lower() == ".dcm":
