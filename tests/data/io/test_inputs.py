@@ -41,7 +41,7 @@ def test_windows_work_alike_for_every_kind_of_file(tmp_path: Path, window: Windo
         found = as_input(stored, window)
         np.testing.assert_allclose(found.images[:, 0], expected, atol=1e-6)
         assert "0 to 1" in found.notes[-1]
-        with pytest.raises(DataError, match="--window: LOW HIGH, auto"):
+        with pytest.raises(DataError, match=r"window \(--window\): LOW HIGH, auto"):
             as_input(stored)
 
 
