@@ -34,7 +34,7 @@ def info(
     options: Options = None,
     out: Annotated[Path, typer.Option(help="Folder for the contact sheets.")] = Path("runs/data"),
 ) -> None:
-    """Print counts, sizes, graders and class shares of each split, and draw contact sheets."""
+    """Print counts, sizes, agreement of graders and class shares of each split, and draw contact sheets."""
     from hpunet.data.folder.patients import patient_warning
     from hpunet.data.open import open_splits, with_pack_options
     from hpunet.data.summary import contact_sheet, summarise
