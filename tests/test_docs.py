@@ -133,9 +133,9 @@ def test_python_of_page_runs(page: str, capsys: pytest.CaptureFixture[str]) -> N
         exec(block, {})
     printed = capsys.readouterr().out
     assert page != "guides/sample.md" or [line.split()[0] for line in printed.splitlines()[1:]] == [
-        "1/2",
-        "1/4",
-        "1/4",
+        "50%",
+        "25%",
+        "25%",
     ]
 
 

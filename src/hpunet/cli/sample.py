@@ -109,6 +109,6 @@ def _hypotheses_table(name: str, hypotheses: Sequence["Hypothesis"]) -> Table:
     title = f"{name}: {summarise(hypotheses)}"
     table = Table("share", "samples", "what it shows", "typical", title=escape(title), title_justify="left")
     for hypothesis in hypotheses:
-        share, count = f"{float(hypothesis.share):.0%}", str(len(hypothesis.members))
+        share, count = f"{hypothesis.share:.0%}", str(len(hypothesis.members))
         table.add_row(share, count, hypothesis.description, sample_name(hypothesis.representative))
     return table

@@ -43,7 +43,7 @@ def sample_sheet(
     }
     letters = [_letters(number) for number in range(len(hypotheses))]
     distinct = [
-        (f"{letter}: {float(hypothesis.share):.0%}, {hypothesis.description}", hypothesis.representative)
+        (f"{letter}: {hypothesis.share:.0%}, {hypothesis.description}", hypothesis.representative)
         for letter, hypothesis in zip(letters, hypotheses, strict=True)
     ]
     group_of = {member: letter for letter, h in zip(letters, hypotheses, strict=True) for member in h.members}

@@ -53,7 +53,7 @@ def _save_slice(part: Prediction, folder: Path, *, colour: str | None) -> None:
     hypotheses = part.hypotheses
     listed = [
         {
-            "share": float(hypothesis.share),
+            "share": hypothesis.share,
             "count": len(hypothesis.members),
             "description": hypothesis.description,
             "area_pixels": hypothesis.area,

@@ -7,7 +7,6 @@ without any of the classes have IoU 1 with each other and 0 with all others: "no
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from fractions import Fraction
 
 import numpy as np
 from jaxtyping import Integer
@@ -30,8 +29,8 @@ class Hypothesis:
     """The medoid: the sample with the highest IoU to the rest of its group."""
     members: tuple[int, ...]
     """Indices of the group's samples, ascending."""
-    share: Fraction
-    """Members / samples; a `Fraction`, so that all shares add up to exactly 1."""
+    share: float
+    """Members / samples."""
     area: int
     """Foreground pixels of the representative."""
     num_parts: int
@@ -86,7 +85,7 @@ def distinct_hypotheses(
             Hypothesis(
                 representative=medoid,
                 members=tuple(members.tolist()),
-                share=Fraction(len(members), num_samples),
+                share=len(members) / num_samples,
                 area=int(np.isin(shown, chosen).sum()),
                 num_parts=sum(ndimage.label(shown == c, structure=neighbours)[1] for c in chosen),
                 same_iou=used,

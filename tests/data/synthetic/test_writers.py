@@ -89,7 +89,7 @@ def test_writers_refuse_a_folder_that_holds_something(tmp_path):
 
 def test_write_snemi3d_stack_names_the_missing_package(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tifffile", None)
-    with pytest.raises(DataError, match=r"hpunet\[data\]"):
+    with pytest.raises(DataError, match=r"tifffile"):
         write_snemi3d_stack(tmp_path, depth=1)
 
 
