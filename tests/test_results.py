@@ -74,21 +74,6 @@ def test_results_page_names_kept_rows() -> None:
     assert 9 <= len(named & {str(folder.relative_to(ROOT)) for folder in KEPT}) == len(named)
 
 
-@pytest.mark.parametrize(
-    ("folder", "row"),
-    [
-        ("neurites/full-hpu", "neurites | HPU-Net"),
-        ("neurites/full-punet", "neurites | Probabilistic U-Net"),
-        ("streets/scenes-hpu", "generated streets | HPU-Net"),
-    ],
-)
-def test_readme_says_what_the_kept_rows_of_instances_say(folder: str, row: str) -> None:
-    (line,) = re.findall(rf"^\| {re.escape(row)}.*", README, flags=re.MULTILINE)
-    found = in_line(line)
-    assert found == numbers_of(RESULTS / folder)[: len(found)]
-    assert len(found) >= 2
-
-
 RENAMED = dict(
     re.findall(r"^\| `([\w.]+)` \| `([\w.]+)` \|$", (RESULTS / "README.md").read_text(), flags=re.MULTILINE)
 )

@@ -8,7 +8,7 @@ WIDTH, HEIGHT = 1200, 770
 
 TOP, STEP, BAR = 196, 82, 40
 """Height of the first row, distance of rows, and height of a block."""
-SCALES = (("128×128",), ("64", "32", "16"), ("8×8",), ("4×4",), ("2×2",), ("1×1",))
+SCALES = (("128×128",), ("64²", "32²", "16²"), ("8×8",), ("4×4",), ("2×2",), ("1×1",))
 WIDTHS = (150, 126, 102, 82, 64, 48)
 ENCODER, DECODER, PRIOR_Z = 130, 330, 486
 POSTERIOR_Z, POSTERIOR_DECODER, POSTERIOR_ENCODER = 720, 876, 1076
@@ -128,7 +128,7 @@ def architecture() -> str:
         ),
         _io(ENCODER, "image"),
         _arrow(ENCODER, 148, ENCODER, TOP - BAR / 2 - 5),
-        _io(DECODER, "hypothesis"),
+        _io(DECODER, "sample"),
         _arrow(DECODER, TOP - BAR / 2, DECODER, 153),
         _io(POSTERIOR_ENCODER, "image + labels"),
         _arrow(POSTERIOR_ENCODER, 148, POSTERIOR_ENCODER, TOP - BAR / 2 - 5),

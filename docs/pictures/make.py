@@ -129,7 +129,7 @@ def samples_picture() -> str:
         text(xs[1], 44, "4 radiologists", size=22),
         text(xs[2], 44, f"{len(quantiles)} of {num_samples} samples from hpunet, from small to large", size=22),
     ]
-    captions = ("2 of 4 marked a lesion", "4 marked one, outlines differ", "4 marked one, outlines similar")
+    captions = ("2 of 4 marked a lesion", "4 of 4, outlines differ", "4 of 4, outlines similar")
     for number, caption in enumerate(captions, start=1):
         example = hpunet.example(f"lidc-{number}")
         samples = draw(example, num_samples)
@@ -142,7 +142,7 @@ def samples_picture() -> str:
             parts.append(place(name, x, y, tile, sample_over(lines, tile)))
             if not lines:
                 middle = 'text-anchor="middle"'
-                parts.append(text(x + tile / 2, y + tile + 25, "nothing", size=19, colour=GREY, more=middle))
+                parts.append(text(x + tile / 2, y + tile + 25, "nothing marked", size=19, colour=GREY, more=middle))
         parts.append(text(xs[0], y + tile + 25, caption, size=19, colour=GREY))
     return page(top + 3 * row + 24, tile, *parts, title="CT crops, four gradings each, and samples from hpunet")
 
