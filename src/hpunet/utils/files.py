@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from hpunet.errors import CheckpointError, ConfigError, HPUNetError
+from hpunet.utils.limits import MAX_FILE_BYTES
 
 TEMPORARY, REPLACED = ".tmp-hpunet-", ".old-hpunet-"
 """Prefixes: being written or deleted; being replaced."""
@@ -29,8 +30,6 @@ _ADVICE = {
     errno.EPERM: "not permitted; change its permissions or choose another folder",
     errno.ENOENT: "it does not exist",
 }
-MAX_FILE_BYTES = 2**30
-"""Default limit for reading."""
 
 
 @contextmanager

@@ -18,9 +18,9 @@ from hpunet.data.io.limits import ImageSize
 from hpunet.data.types import Identity, NoSuchSplitError, Sample, SetInfo, check_split, make_sample
 from hpunet.errors import ConfigError, DataError
 from hpunet.utils.files import read_file
+from hpunet.utils.limits import MAX_POLYGON_BYTES
 
 VAL_CITIES = ("darmstadt", "monchengladbach", "ulm")  # of the official training set, for validation in the paper
-MAX_JSON_BYTES = 2**22  # the official polygon files have less than 1 MiB
 _IMAGE_ENDING = "_leftImg8bit.png"
 _ANNOTATION_ENDINGS = ("_gtFine_instanceIds.png", "_gtFine_polygons.json")
 
@@ -106,7 +106,7 @@ class CityscapesSource:
 
 def _read_instance_ids(path: Path, *, size: ImageSize) -> np.ndarray:
     if path.suffix == ".json":
-        content = read_file(path, max_bytes=MAX_JSON_BYTES, error=DataError)
+        content = read_file(path, max_bytes=MAX_POLYGON_BYTES, error=DataError)
         return render_instance_ids(read_polygons(content, name=str(path), size=size))
     instance_ids = decode_png(read_file(path, error=DataError), name=str(path), labels=True, size=size)
     if instance_ids.ndim != 2:

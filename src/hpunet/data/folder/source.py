@@ -25,7 +25,7 @@ import numpy as np
 from hpunet.data.folder.layouts import find_items
 from hpunet.data.folder.names import TABLE, Item, ending, stem_of
 from hpunet.data.folder.patients import patients_by_pattern
-from hpunet.data.folder.table import MAX_TABLE_BYTES, Entry, assign_splits, read_table
+from hpunet.data.folder.table import Entry, assign_splits, read_table
 from hpunet.data.io.archives import FileTree
 from hpunet.data.io.geometry import Geometry
 from hpunet.data.io.images import decode_image
@@ -35,6 +35,7 @@ from hpunet.data.io.limits import ImageSize
 from hpunet.data.io.volumes import NIFTI_ENDINGS, NIFTI_HEAD_BYTES, decode_nifti, nifti_depth
 from hpunet.data.types import Identity, NoSuchSplitError, Sample, SetInfo, check_split, make_sample
 from hpunet.errors import ConfigError, DataError
+from hpunet.utils.limits import MAX_TABLE_BYTES
 
 
 def open_folder(

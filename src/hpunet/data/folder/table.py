@@ -8,7 +8,6 @@ from typing import NamedTuple
 from hpunet.data.types import SPLITS, Identity, check_disjoint, split_by_patient
 from hpunet.errors import ConfigError, DataError
 
-MAX_TABLE_BYTES = 2**23
 FRACTIONS = {"train": 0.8, "val": 0.1, "test": 0.1}  # default shares of the patients
 
 

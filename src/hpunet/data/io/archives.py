@@ -14,11 +14,11 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, cast
 
-from hpunet.data.io.limits import max_unpacked_bytes, named_errors
+from hpunet.data.io.limits import named_errors
 from hpunet.errors import DataError
-from hpunet.utils.files import MAX_FILE_BYTES, check_file, explain_os_errors, read_file
+from hpunet.utils.files import check_file, explain_os_errors, read_file
+from hpunet.utils.limits import MAX_ARCHIVE_BYTES, MAX_FILE_BYTES, allowed
 
-MAX_ARCHIVE_BYTES = 2**32  # unpacked: it is held in memory
 MAX_DEPTH = 6  # deepest folder below the root that is searched: derivatives/NAME/sub-1/ses-1/anat and one more
 _ARCHIVE_ENDINGS = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")
 
@@ -66,7 +66,7 @@ class _BoundedStream:
 
     def __init__(self, file: io.BufferedIOBase, *, path: Path) -> None:
         self._file, self._path = file, path
-        self._limit = min(MAX_ARCHIVE_BYTES, max_unpacked_bytes(path.stat().st_size))
+        self._limit = min(MAX_ARCHIVE_BYTES, allowed(path.stat().st_size).unpacked)
         self.seek, self.tell = file.seek, file.tell
         self.last = b""  # the most recent read
 

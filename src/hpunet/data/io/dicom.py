@@ -12,9 +12,9 @@ from jaxtyping import Shaped
 
 from hpunet.data.io.limits import check_image_size, check_unpacked, named_errors, need, parse_decimal
 from hpunet.errors import DataError
-from hpunet.utils.files import MAX_FILE_BYTES, check_file
+from hpunet.utils.files import check_file
+from hpunet.utils.limits import MAX_FILE_BYTES, MAX_SLICES
 
-MAX_FRAMES = 2**15
 _MAGIC_PLACE, _MAGIC = 128, b"DICM"
 _UNCOMPRESSED = tuple(f"1.2.840.10008.1.2{version}" for version in ("", ".1", ".2"))  # transfer syntaxes
 _DEFLATED = "1.2.840.10008.1.2.1.99"
@@ -123,8 +123,8 @@ def read_image_file(path: Path) -> ImageFile | None:
     bits, frames = integer(dataset, "BitsAllocated", path=path), optional(dataset, "NumberOfFrames", path=path) or 1
     if bits not in (8, 16, 32) or "ModalityLUTSequence" in dataset:
         raise DataError(f"{path}: expected pixels of 8, 16 or 32 bits with a RescaleSlope, not a lookup table")
-    if not isinstance(frames, int) or not 1 <= frames <= MAX_FRAMES or min(shape) < 1:
-        raise DataError(f"{path}: expected 1...{MAX_FRAMES} frames of at least a pixel, found {shape}")
+    if not isinstance(frames, int) or not 1 <= frames <= MAX_SLICES or min(shape) < 1:
+        raise DataError(f"{path}: expected 1...{MAX_SLICES} frames of at least a pixel, found {shape}")
     packed, frame_bytes = path.stat().st_size, math.prod(shape) * samples * bits // 8
     check_image_size(*shape, num_bytes=frame_bytes, packed=packed, size=None, name=str(path))
     check_unpacked(frames * frame_bytes, packed=packed, name=str(path))

@@ -7,11 +7,12 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from hpunet.data.io.gif import read_gif_header
-from hpunet.data.io.limits import MAX_PIXELS, ImageSize, check_image_size, named_errors, need
+from hpunet.data.io.limits import ImageSize, check_image_size, named_errors, need
 from hpunet.data.io.png import check_png_pixels, num_pixel_bytes, read_png_header
 from hpunet.data.io.tiff import check_tiff_series, open_tiff
 from hpunet.errors import DataError
 from hpunet.utils.files import read_file
+from hpunet.utils.limits import MAX_PIXELS
 
 _EXIF_ORIENTATION = 0x0112
 _WITH_TRANSPARENCY = {"P": "RGBA", "L": "LA", "RGB": "RGBA"}

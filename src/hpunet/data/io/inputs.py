@@ -14,13 +14,14 @@ from hpunet.data.io.dicom import is_dicom
 from hpunet.data.io.geometry import Geometry
 from hpunet.data.io.images import read_image
 from hpunet.data.io.intensity import range_of, to_planes, unit_floats
-from hpunet.data.io.limits import MAX_PIXELS, named_errors
+from hpunet.data.io.limits import named_errors
 from hpunet.data.io.series import dicom_files, read_scan
 from hpunet.data.io.volumes import NIFTI_ENDINGS, NIFTI_HEAD_BYTES, decode_nifti, nifti_header
 from hpunet.data.io.windows import CHOICES, Window, in_numbers
 from hpunet.data.types import SetInfo
 from hpunet.errors import DataError
 from hpunet.utils.files import check_file, read_file
+from hpunet.utils.limits import MAX_PIXELS
 
 _UID = re.compile(r"\d+(\.\d+){4}")
 ENDINGS = (*NIFTI_ENDINGS, ".png", ".jpg", ".jpeg", ".tif", ".tiff", ".gif", ".npy", ".dcm")

@@ -1,7 +1,6 @@
-"""What all readers share: named errors, and size limits that a header is checked against before unpacking.
+"""What all readers share: named errors, and checks of a header against `utils/limits.py` before unpacking.
 
-A few bytes can claim to be gigabytes. Label maps do compress that well, so instead of a limit by their size on disk
-they must have the size of their image.
+Label maps compress so well that instead of a limit by their size on disk they must have the size of their image.
 """
 
 import importlib
@@ -12,10 +11,8 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from hpunet.errors import DataError
+from hpunet.utils.limits import MAX_PIXELS, allowed
 
-MAX_PIXELS = 2**26
-MAX_EXPANSION = 100  # unpacked size / size on disk; images and scans hardly reach a tenth of it
-_ALWAYS_ALLOWED = 2**25  # bytes that any file may unpack to
 _DECIMAL = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,2})?", flags=re.ASCII)
 
 
@@ -55,14 +52,9 @@ def named_errors(kind: str, *, name: str) -> Iterator[None]:
         raise DataError(f"{name}: not a readable {kind} ({error})") from None
 
 
-def max_unpacked_bytes(packed: int) -> int:
-    """Largest unpacked size of a file of `packed` bytes."""
-    return max(_ALWAYS_ALLOWED, MAX_EXPANSION * packed)
-
-
 def check_unpacked(num_bytes: int, *, packed: int, name: str) -> None:
     """Refuse content out of proportion to its file."""
-    if num_bytes > max_unpacked_bytes(packed):
+    if num_bytes > allowed(packed).unpacked:
         raise DataError(f"{name}: {packed} bytes that claim to hold {num_bytes}; damaged or malicious")
 
 

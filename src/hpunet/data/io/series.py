@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float64, Shaped
 
-from hpunet.data.io.dicom import MAX_FRAMES, ImageFile, Plane, is_dicom, read_frames, read_image_file
+from hpunet.data.io.dicom import ImageFile, Plane, is_dicom, read_frames, read_image_file
 from hpunet.data.io.geometry import Geometry
-from hpunet.data.io.volumes import MAX_VOLUME_BYTES
 from hpunet.errors import DataError
+from hpunet.utils.limits import MAX_SLICES, MAX_VOLUME_BYTES
 
 _SAME_PLACE = 0.01  # mm
 _UNEVEN = 0.05  # of the distance of slices
@@ -48,8 +48,8 @@ def read_scan(paths: Sequence[Path], *, name: str) -> Scan:
         raise DataError(f"{name}: holds {len(sizes)} series, of {counts} files; give each a folder of its own")
     frames = [(file, number) for file in files for number in range(len(file.planes))]
     first = files[0]
-    if len(frames) > MAX_FRAMES:
-        raise DataError(f"{name}: {len(frames)} slices, expected at most {MAX_FRAMES}")
+    if len(frames) > MAX_SLICES:
+        raise DataError(f"{name}: {len(frames)} slices, expected at most {MAX_SLICES}")
     for file in files:
         if (file.shape, file.is_inverted) != (first.shape, first.is_inverted):
             raise DataError(f"{file.path}: its size or colours differ from {first.path} of the same series")

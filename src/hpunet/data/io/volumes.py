@@ -16,11 +16,10 @@ from jaxtyping import Float64, Shaped
 from hpunet.data.io.limits import ImageSize, check_unpacked, named_errors, need
 from hpunet.data.io.tiff import check_tiff_series, open_tiff
 from hpunet.errors import DataError
+from hpunet.utils.limits import MAX_SLICES, MAX_VOLUME_BYTES
 
-MAX_VOLUME_BYTES = 2**32  # unpacked
 NIFTI_HEAD_BYTES = 4096  # of a file, gzipped or not, hold its header
 NIFTI_ENDINGS = (".nii", ".nii.gz")
-MAX_SLICES = 2**15
 _GZIP_MAGIC = b"\x1f\x8b"
 _SILENT = logging.Logger("hpunet.nifti", level=logging.CRITICAL + 1)
 

@@ -21,9 +21,7 @@ from jaxtyping import Bool, Int64
 from hpunet.data.io.limits import need, parse_decimal
 from hpunet.errors import DataError
 from hpunet.utils.files import read_file
-
-MAX_XML_BYTES = 2**23
-MAX_SIDE = 4096  # largest height or width of a scan
+from hpunet.utils.limits import MAX_SIDE, MAX_XML_BYTES
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,8 @@ from jaxtyping import Float32
 
 from hpunet.data.io.dicom import decimals, integer, optional, read_dataset, required, text
 from hpunet.data.io.limits import named_errors
-from hpunet.data.lidc.annotations import MAX_SIDE
 from hpunet.errors import DataError
-
-MAX_DICOM_BYTES = 2**26
+from hpunet.utils.limits import MAX_DICOM_BYTES, MAX_SIDE
 
 
 @dataclass(frozen=True)

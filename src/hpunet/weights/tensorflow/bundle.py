@@ -18,12 +18,11 @@ import numpy as np
 
 from hpunet.errors import CheckpointError
 from hpunet.utils.files import explain_os_errors, read_file
+from hpunet.utils.limits import MAX_INDEX_BYTES, MAX_VARIABLE_BYTES
 
 _MAGIC = bytes.fromhex("57fb808b247547db")
 _FOOTER_BYTES = 48
 _TRAILER_BYTES = 5  # of a block: its compression and checksum
-_MAX_INDEX_BYTES = 2**26
-_MAX_VARIABLE_BYTES = 2**32
 _MAX_DIMENSIONS = 8
 _TYPES = {1: "<f4", 2: "<f8", 3: "<i4", 9: "<i8", 19: "<f2"}
 """TensorFlow's type numbers; others (text, bfloat16, ...) are not supported."""
@@ -58,7 +57,7 @@ class _UnsupportedError(Exception):
 def read_bundle(prefix: Path, *, wanted: Callable[[str], bool]) -> tuple[dict[str, np.ndarray], list[str]]:
     """The variables whose names are wanted, and the names of all others; a `CheckpointError` if one is damaged."""
     index = prefix.with_name(prefix.name + ".index")
-    content = read_file(index, max_bytes=_MAX_INDEX_BYTES)
+    content = read_file(index, max_bytes=MAX_INDEX_BYTES)
     try:
         num_shards, entries = _read_index(content)
     except _UnsupportedError as error:
@@ -81,7 +80,7 @@ def _read_variable(path: Path, entry: _Entry, *, name: str) -> np.ndarray:
         raise CheckpointError(f"{path}: {name}: of TensorFlow's type {entry.dtype}, expected one of {known}")
     dtype = np.dtype(_TYPES[entry.dtype])
     num_bytes = dtype.itemsize * int(np.prod(entry.shape, dtype=object))
-    if entry.size != num_bytes or not 0 < num_bytes <= _MAX_VARIABLE_BYTES or len(entry.shape) > _MAX_DIMENSIONS:
+    if entry.size != num_bytes or not 0 < num_bytes <= MAX_VARIABLE_BYTES or len(entry.shape) > _MAX_DIMENSIONS:
         raise CheckpointError(f"{path}: {name}: {entry.size} bytes do not hold {entry.shape} of {dtype}")
     with explain_os_errors(path, action="read"):
         if not stat.S_ISREG((status := path.stat()).st_mode):
