@@ -17,7 +17,7 @@ def constant_map_loss(pack: Pack, example_builder: ExampleBuilder, objective: Ob
     """
     affordable = max(1, MAX_PIXELS // (example_builder.crop[0] * example_builder.crop[1]))
     indices = torch.linspace(0, len(pack) - 1, min(MAX_IMAGES, affordable, len(pack))).long()
-    positions = torch.arange(len(indices))
+    positions = torch.arange(len(indices), device=pack.device)
     examples = [
         example_builder(pack.batch(indices[i : i + 1].to(pack.device)), step=0, positions=positions[i : i + 1])
         for i in range(len(indices))
