@@ -32,7 +32,7 @@ def measure(model_name: str, tile: str, side: int, out: Path) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     start = time.perf_counter()
     network = model if tile == "whole" else Tiled(model, tile=int(tile))
-    (drawn,) = stream(network, image=image, num_samples=1, generator=torch.Generator().manual_seed(0))
+    ((_, drawn),) = stream(network, image=image, num_samples=1, generator=torch.Generator().manual_seed(0))
     seconds = time.perf_counter() - start
     print(seconds, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
     torch.save(drawn.logits, out)

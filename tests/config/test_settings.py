@@ -53,6 +53,14 @@ def test_assignments_do_not_overwrite_a_value_by_a_group() -> None:
         ("objective.energy=-1", "objective.energy: expected 0.0 or more (got -1)"),
         ("objective.energy_samples=1", "objective.energy_samples: expected 2 or more (got 1)"),
         ("seed=-1", "seed: expected 0 or more (got -1)"),
+        ("model.channels=[8,1000000000]", "model.channels.1: expected 4096 at most (got 1000000000)"),
+        ("model.channels=[8,8,8,8,8,8,8,8,8,8,8,8,8]", "model.channels: expected 12 entries at most"),
+        ("model.blocks_per_scale=1000000", "model.blocks_per_scale: expected 32 at most (got 1000000)"),
+        ("model.latent_dims=[1000000]", "model.latent_dims.0: expected 1024 at most"),
+        ("data.crop=[128,1000000]", "data.crop.1: expected 8192 at most (got 1000000)"),
+        ("data.num_workers=100000", "data.num_workers: expected 256 at most"),
+        ("optimiser.batch_size=1000000000", "optimiser.batch_size: expected 65536 at most"),
+        ("logging.validate_samples=100000", "logging.validate_samples: expected 1024 at most"),
     ],
 )
 def test_settings_that_cannot_be_are_named(assignment: str, message: str) -> None:

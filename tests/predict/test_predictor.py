@@ -50,6 +50,20 @@ def test_load_gives_a_predictor() -> None:
         hpunet.load("lidc-hpu-2026", device="cpu", kernels="fused")
 
 
+def test_a_large_image_gives_the_same_prediction_orientation_by_orientation(
+    predictor: Predictor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    together = predictor(pixels(16, 16), num_samples=12)
+    monkeypatch.setattr("hpunet.sampling.orientations.PIXELS_ENCODED_AT_ONCE_CPU", 100)
+    alone = predictor(pixels(16, 16), num_samples=12)
+    np.testing.assert_array_equal(alone.samples, together.samples)
+    assert alone.orientation_ids is not None
+    assert torch.equal(alone.orientation_ids, together.orientation_ids)
+    np.testing.assert_allclose(alone.mean, together.mean, atol=1e-4)
+    np.testing.assert_allclose(alone.std, together.std, atol=1e-4)
+    assert same(predictor.redraw(alone, scales=()), alone)
+
+
 def test_prediction_holds_what_sample_gives(predictor: Predictor) -> None:
     image = pixels(16, 16)
     prediction = predictor(image, num_samples=6, seed=3, temperature=0.9)

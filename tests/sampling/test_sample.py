@@ -3,7 +3,7 @@ import torch
 from torch import Tensor, nn
 
 from hpunet import ConfigError, DataError, HPUNet, ProbUNet, reconstruct, sample
-from hpunet.sampling.orientations import encode_orientations, orient, undo_orientation
+from hpunet.sampling.orientations import Features, encode_orientations, orient, undo_orientation
 from hpunet.sampling.sample import Samples
 
 
@@ -190,16 +190,39 @@ def test_sample_runs_the_encoder_once_and_the_decoder_for_each_hypothesis() -> N
     assert max(hypotheses) == 6
 
 
+def test_large_images_are_encoded_one_orientation_at_a_time_with_the_same_result(
+    model: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    labels = torch.zeros(2, 2, 16, 24, dtype=torch.long)
+    encoded: list[int] = []
+    model.orientations = 4
+
+    def run() -> tuple[Samples, Samples]:
+        features = encode_orientations(model, image=IMAGE)
+        drawn = sample(model, image=IMAGE, num_samples=9, generator=seeded(), features=features, chunk_size=2)
+        return drawn, reconstruct(model, image=IMAGE, labels=labels, features=features)
+
+    together = run()
+    monkeypatch.setattr("hpunet.sampling.orientations.PIXELS_ENCODED_AT_ONCE_CPU", 4 * IMAGE.numel() - 1)
+    encode = model.encode
+    monkeypatch.setattr(model, "encode", lambda **how: encoded.append(len(how["image"])) or encode(**how))
+    for one_by_one, expected in zip(run(), together, strict=True):
+        assert torch.equal(one_by_one.labels, expected.labels)
+        torch.testing.assert_close(logits(one_by_one), logits(expected), rtol=0, atol=1e-6)
+        for mine, other in zip(one_by_one.latents, expected.latents, strict=True):
+            torch.testing.assert_close(mine, other, rtol=0, atol=1e-6)
+    assert encoded == [2] * 5  # each orientation of both images once, and the first again
+
+
 def test_given_features_replace_the_encoder(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
     labels = torch.zeros(2, 1, 16, 24, dtype=torch.long)
 
-    def run(features: list[Tensor] | None = None) -> tuple[Tensor, Tensor]:
+    def run(features: Features | None = None) -> tuple[Tensor, Tensor]:
         drawn = sample(model, image=IMAGE, num_samples=3, generator=seeded(), features=features)
         return logits(drawn), logits(reconstruct(model, image=IMAGE, labels=labels, features=features))
 
     expected = run()
-    with torch.no_grad():
-        features = encode_orientations(model, image=IMAGE)
+    features = encode_orientations(model, image=IMAGE)
     monkeypatch.setattr(model, "encode", lambda **_: pytest.fail("encoded again"))
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(run(features), expected, strict=True))
 

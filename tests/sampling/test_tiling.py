@@ -59,6 +59,21 @@ def test_margin_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (draws[0].logits - draws[1].logits).abs().max() > 1e-4
 
 
+def test_tiles_decide_the_memory_at_every_scale() -> None:
+    how = {"in_channels": 1, "num_classes": 2, "channels": (4, 8, 16, 32)}
+    for model in (HPUNet(**how, latent_dims=(1,), blocks_per_scale=1), ProbUNet(**how)):
+        inputs: list[int] = []
+        for module in model.modules():
+            if isinstance(module, torch.nn.Conv2d):
+                module.register_forward_hook(lambda _m, args, _o, inputs=inputs: inputs.append(args[0].numel()))
+        tiled, image = Tiled(model, tile=64), torch.rand(1, 1, 256, 256)
+        features = tiled.encode(image=image)
+        tiled.decode(features)
+        assert max(inputs) <= (64 + 16) ** 2 * (4 + 8) * 1.5  # with margins, which count for more in smaller tiles
+        if isinstance(model, HPUNet):
+            assert features[-1].shape == image.shape  # features of the finest scale are computed again
+
+
 def test_upsample_bilinear_window_is_a_window_of_the_whole() -> None:
     x = torch.rand(1, 2, 300, 7)
     window = Window(slice(410, 600), slice(3, 14))
@@ -68,7 +83,10 @@ def test_upsample_bilinear_window_is_a_window_of_the_whole() -> None:
 def test_stream_yields_what_sample_returns() -> None:
     model, image = make("hpu"), torch.rand(1, 1, 256, 256)
     whole = sample(model, image=image, num_samples=3, generator=torch.Generator().manual_seed(4))
-    parts = list(stream(model, image=image, num_samples=3, generator=torch.Generator().manual_seed(4)))
+    numbers, parts = zip(
+        *stream(model, image=image, num_samples=3, generator=torch.Generator().manual_seed(4)), strict=True
+    )
+    assert numbers == ([0], [1], [2])
     assert [part.labels.shape[1] for part in parts] == [1, 1, 1]
     assert torch.equal(torch.cat([part.labels for part in parts], dim=1), whole.labels)
     assert torch.equal(torch.cat([part.probs for part in parts], dim=1), whole.probs)

@@ -15,7 +15,11 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from hpunet.errors import ConfigError
 
-Positive = Annotated[int, Field(ge=1)]
+MAX_SCALES, MAX_CHANNELS, MAX_BLOCKS, MAX_LATENT_DIM = 12, 4096, 32, 1024
+MAX_CROP = 8192  # of each side, in pixels: their product is the largest image that is read
+MAX_SAMPLES = 1024  # per image, where pairs of samples are compared
+Positive = Annotated[int, Field(ge=1, le=10**9)]
+_Side = Annotated[int, Field(ge=1, le=MAX_CROP)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
 _PRESETS = resources.files("hpunet.config") / "presets"
 _FROM_LIST = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)  # TOML has lists only
@@ -29,9 +33,10 @@ class ModelSettings(_Section):
     """Which network; image channels and classes come from the data."""
 
     kind: Literal["hpu", "punet"] = "hpu"
-    channels: list[Positive]
-    latent_dims: list[Annotated[int, Field(ge=0)]]  # per latent scale, coarsest first
-    blocks_per_scale: Positive = 3  # residual blocks (hpu)
+    channels: Annotated[list[Annotated[int, Field(ge=1, le=MAX_CHANNELS)]], Field(max_length=MAX_SCALES)]
+    latent_dims: Annotated[list[Annotated[int, Field(ge=0, le=MAX_LATENT_DIM)]], Field(max_length=MAX_SCALES)]
+    """Per latent scale, coarsest first."""
+    blocks_per_scale: Annotated[int, Field(ge=1, le=MAX_BLOCKS)] = 3  # residual blocks (hpu)
     activation_checkpointing: bool = False
     orientations: Literal[1, 2, 4, 8] = 1  # sampled from: mirrored (2), also upside down (4), also rotated by 90° (8)
 
@@ -45,11 +50,13 @@ class ModelSettings(_Section):
 class DataSettings(_Section):
     """How training reads its data; `--data` says where they are."""
 
-    crop: Annotated[tuple[Positive, Positive], _FROM_LIST]  # height and width that the network sees
+    crop: Annotated[tuple[_Side, _Side], _FROM_LIST]  # height and width that the network sees
     options: dict[str, Any] = {}  # of the kind of data, as for `hpunet data`
     extrapolate: bool = False  # hide a part of every image; the prior sees the rest and its labels
     evaluate: Literal["whole", "crop"] = "whole"  # what is scored: whole images, or the centre, as large as the crop
-    num_workers: Annotated[int, Field(ge=0)] = 0  # processes that read ahead when the data do not fit on the GPU
+    num_workers: Annotated[int, Field(ge=0, le=256)] = (
+        0  # processes that read ahead when the data do not fit on the GPU
+    )
 
 
 class AugmentationSettings(_Section):
@@ -98,7 +105,7 @@ class ObjectiveSettings(_Section):
     prior_gradient_scale: Annotated[float, Field(gt=0)] = 1.0
     kl_warm_up: list[Annotated[int, Field(ge=0)]] = []  # iterations or shares of all; GECO
     energy: Annotated[float, Field(ge=0)] = 0.0  # weight of the energy distance; not in the paper
-    energy_samples: Annotated[int, Field(ge=2)] = 4
+    energy_samples: Annotated[int, Field(ge=2, le=MAX_SAMPLES)] = 4
     energy_weighting: Literal["pixels", "instances"] = "pixels"
     energy_background: Annotated[float, Field(ge=0)] = 0.0
     energy_start: Annotated[int, Field(ge=0)] = 0  # iteration or share of all; samples are costly
@@ -110,7 +117,7 @@ class OptimiserSettings(_Section):
     """Adam, its schedule, and how a step is computed."""
 
     iterations: Positive
-    batch_size: Positive
+    batch_size: Annotated[int, Field(ge=1, le=2**16)]
     learning_rates: Annotated[list[Annotated[float, Field(gt=0)]], Field(min_length=1)]
     boundaries: list[Positive] | None = None
     """Iterations (or shares of all) at which the next learning rate starts; by default all have an equal share."""
@@ -141,7 +148,7 @@ class LoggingSettings(_Section):
     log_every: Positive = 50
     validate_every: Positive = 2000
     validate_images: Positive = 100  # a fixed subset, spread over the validation images
-    validate_samples: Positive = 16
+    validate_samples: Annotated[int, Field(ge=1, le=MAX_SAMPLES)] = 16
     best: Literal["ged2", "hm_iou", "iou_rec"] = "ged2"  # metric that selects the best checkpoint
     checkpoint_every: Positive = 1000
     keep_checkpoints: Positive = 2  # the newest ones; the best one is kept too
@@ -266,6 +273,7 @@ _WORDS = {
     "greater_than": "more than {gt}",
     "less_than_equal": "{le} at most",
     "less_than": "less than {lt}",
+    "too_long": "{max_length} entries at most",
 }
 
 
@@ -287,7 +295,7 @@ def _in_words(problems: Iterable[Mapping[str, Any]]) -> list[str]:
             said.append(f"{key}: is a group of settings ({known}), got {_shown(problem['input'])}")
         elif kind == "value_error":  # ours, and it begins with a key of this group
             said.append(f"{key}.{problem['ctx']['error']}")
-        elif kind in _WORDS:
+        elif kind in _WORDS and problem.get("ctx", {}).get("field_type") != "Tuple":  # those have a fixed length
             wanted.setdefault(key, []).append(_WORDS[kind].format(**problem.get("ctx", {})))
             got[key] = problem["input"]
         else:

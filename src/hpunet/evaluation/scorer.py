@@ -43,7 +43,7 @@ from hpunet.models.base import SegmentationModel
 from hpunet.models.hpunet import HPUNet
 from hpunet.models.punet import ProbUNet
 from hpunet.sampling.instances import clustering_threshold, instance_scores
-from hpunet.sampling.orientations import encode_orientations
+from hpunet.sampling.orientations import Features, encode_orientations
 from hpunet.sampling.sample import Samples, reconstruct, sample
 from hpunet.sampling.tiling import Padding, choose_sampler
 
@@ -160,8 +160,7 @@ class Scorer:
         batch, truth = self.prepare(samples, keys)
         try:
             inputs = self.inputs(batch, indices)
-            with torch.no_grad():  # not around a `yield`, where it would affect the caller
-                features = encode_orientations(inputs.network, image=inputs.image, cond=inputs.cond)
+            features = encode_orientations(inputs.network, image=inputs.image, cond=inputs.cond)
             how: dict[str, Any] = {"image": inputs.image, "labels": inputs.labels, "features": features}
             rebuilt = reconstruct(inputs.network, **how, return_logits=False).labels[inputs.padding.inside].cpu()
             visible = None if inputs.cond is None else inputs.cond[:, 0][inputs.padding.inside].cpu() > 0
@@ -242,7 +241,7 @@ class Scorer:
         return with_evaluation_ids(batch, keys=keys, info=self.info, seed=self.seed), truth
 
     def _sampled(
-        self, inputs: Inputs, *, features: Sequence[Tensor], generators: Sequence[torch.Generator]
+        self, inputs: Inputs, *, features: Features, generators: Sequence[torch.Generator]
     ) -> tuple[UInt8[np.ndarray, "b s h w"], Float[np.ndarray, "b h w"] | None]:
         """Samples, and the mean softmax of the stochastic classes if average precision needs it."""
         wants_scores, inside = self.scope.has_average_precision, inputs.padding.inside

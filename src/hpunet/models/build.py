@@ -10,6 +10,8 @@ from hpunet.errors import ConfigError
 from hpunet.models.hpunet import HPUNet
 from hpunet.models.punet import ProbUNet
 
+MAX_PARAMETERS = 2**31
+
 
 def build_model(
     settings: ModelSettings,
@@ -43,6 +45,9 @@ def check_network(settings: Settings) -> None:
     """Raise a `ConfigError` for settings of an impossible network, before anyone packs data for it."""
     with torch.device("meta"):
         model = build_model(settings.model, in_channels=1, num_classes=2, extrapolate=settings.data.extrapolate)
+    if (count := sum(p.numel() for p in model.parameters())) > MAX_PARAMETERS:
+        words = f"the network has {count:,} parameters, at most {MAX_PARAMETERS:,} are possible"
+        raise ConfigError(f"model.channels, model.blocks_per_scale: {words}")
     crop, multiple, num_scales = settings.data.crop, model.size_multiple, len(settings.model.channels)
     if not any(side % multiple for side in crop):
         return

@@ -70,8 +70,11 @@ def sample_image(
     h, w = image.shape[1:]
     padding = Padding.of(h, w, multiple=model.size_multiple)
     padded = padding.add(torch.from_numpy(image)[None]).to(trained.device)
-    size, labels, ids = (padded.shape[2], padded.shape[3]), [], []
+    size, count = (padded.shape[2], padded.shape[3]), options.num_samples
+    labels = np.empty((count, h, w), dtype=np.min_scalar_type(model.num_classes - 1))
+    order: list[int] = []
     drawn: list[list[Tensor]] = []
+    ids: list[Tensor] = []
     mean = torch.zeros(h, w, device=trained.device)
     squares = torch.zeros_like(mean)  # of distances from the running mean (Welford)
     sampler = choose_sampler(model, size=size, tile=options.tile, sampler=trained.sampler)
@@ -82,24 +85,27 @@ def sample_image(
         "orientation_ids": orientation_ids,
     }
     try:
-        for part in stream(sampler, image=padded, num_samples=options.num_samples, latents=sources, **how):
+        for numbers, part in stream(sampler, image=padded, num_samples=count, latents=sources, **how):
             drawn.append([scale.cpu() for scale in part.latents])
             ids += [] if part.orientation_ids is None else [part.orientation_ids.cpu()]
-            for probs, chosen in zip(part.probs[0][padding.inside], part.labels[0][padding.inside], strict=True):
-                labels.append(chosen.cpu().numpy().astype(np.min_scalar_type(model.num_classes - 1)))
+            each = zip(numbers, part.probs[0][padding.inside], part.labels[0][padding.inside], strict=True)
+            for number, probs, chosen in each:
+                labels[number] = chosen.cpu().numpy()
+                order.append(number)
                 marked = probs[list(trained.info.foreground)].sum(dim=0)
                 before = marked - mean
-                mean += before / len(labels)
+                mean += before / len(order)
                 squares += before * (marked - mean)
                 advance(1)
     except torch.OutOfMemoryError:
         raise DataError(f"{h}x{w} pixels do not fit the device's memory; choose smaller tiles, --tile 256") from None
+    by_number = torch.tensor(order).argsort()
     return ImageSamples(
-        np.stack(labels),
+        labels,
         mean.clamp(0, 1).cpu().numpy(),
-        (squares / len(labels)).clamp(min=0).sqrt().cpu().numpy(),
-        [torch.cat(scale, dim=1) for scale in zip(*drawn, strict=True)],
-        torch.cat(ids, dim=1) if ids else None,
+        (squares / count).clamp(min=0).sqrt().cpu().numpy(),
+        [torch.cat(scale, dim=1)[:, by_number] for scale in zip(*drawn, strict=True)],
+        torch.cat(ids, dim=1)[:, by_number] if ids else None,
     )
 
 

@@ -1,5 +1,7 @@
 """The eight orientations of an image (flips and the transpose), which models can sample hypotheses from."""
 
+from dataclasses import dataclass, field
+
 import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
@@ -38,16 +40,59 @@ def num_orientations(model: SegmentationModel, *, height: int, width: int) -> in
     return model.orientations if height == width else min(model.orientations, 4)
 
 
+PIXELS_ENCODED_AT_ONCE = 2**23
+"""Pixels of all images and orientations that are encoded at once; of larger ones, orientation by orientation."""
+PIXELS_ENCODED_AT_ONCE_CPU = 2**21
+
+
+@dataclass
+class Features:
+    """What all hypotheses of a batch of images share, for each of `count` orientations."""
+
+    model: SegmentationModel
+    image: Float[Tensor, "b c h w"]
+    cond: Float[Tensor, "b e h w"] | None
+    count: int
+    together: list[Tensor] | None = None
+    """Image by image, one entry per orientation; None for large images, of which one orientation is kept."""
+    _latest: tuple[int, list[Tensor]] | None = field(default=None, repr=False)
+
+    @torch.no_grad()
+    def of(self, orientation: int) -> list[Tensor]:
+        """One entry per image."""
+        if self.together is not None:
+            entries = torch.arange(orientation, len(self.together[0]), self.count, device=self.image.device)
+            return [select(f, entries) for f in self.together]
+        if self._latest is None or self._latest[0] != orientation:
+            self._latest = None  # frees the memory for the next one
+            cond = None if self.cond is None else orient(self.cond, orientation)
+            self._latest = orientation, self.model.encode(image=orient(self.image, orientation), cond=cond)
+        return self._latest[1]
+
+
+@torch.no_grad()
 def encode_orientations(
     model: SegmentationModel, *, image: Float[Tensor, "b c h w"], cond: Float[Tensor, "b e h w"] | None = None
-) -> list[Tensor]:
-    """The model's features for `sample`: image by image, one entry per orientation."""
+) -> Features:
+    """The model's features for `sample` and `reconstruct`; those of large images are computed when needed."""
     if model.orientations == 1:
-        return model.encode(image=image, cond=cond)
+        return Features(model, image, cond, 1, model.encode(image=image, cond=cond))
     check_model_image(model, image)  # before it is flipped: an error has the caller's shape, and counts pixels once
-    ids = range(num_orientations(model, height=image.shape[2], width=image.shape[3]))
+    b, _, h, w = image.shape
+    count = num_orientations(model, height=h, width=w)
+    limit = PIXELS_ENCODED_AT_ONCE_CPU if image.device.type == "cpu" else PIXELS_ENCODED_AT_ONCE
+    if b * count * h * w > limit:
+        return Features(model, image, cond, count)
 
     def oriented(maps: Tensor) -> Tensor:
-        return torch.stack([orient(maps, i) for i in ids], dim=1).flatten(0, 1)
+        return torch.stack([orient(maps, i) for i in range(count)], dim=1).flatten(0, 1)
 
-    return model.encode(image=oriented(image), cond=None if cond is None else oriented(cond))
+    together = model.encode(image=oriented(image), cond=None if cond is None else oriented(cond))
+    return Features(model, image, cond, count, together)
+
+
+def select(features: Tensor, entries: Tensor) -> Tensor:
+    """These entries, in the features' memory format (`index_select` alone returns NCHW)."""
+    if not features.is_contiguous(memory_format=torch.channels_last):
+        return features.index_select(0, entries)
+    return features.permute(0, 2, 3, 1).index_select(0, entries).permute(0, 3, 1, 2)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hpunet.errors import ConfigError, DataError
 from hpunet.models.base import PerScale, SegmentationModel
-from hpunet.sampling.orientations import encode_orientations, num_orientations, undo_orientations
+from hpunet.sampling.orientations import Features, encode_orientations, num_orientations, select, undo_orientations
 from hpunet.utils.tensors import check_is_tensor, check_labels
 
 T = TypeVar("T")
@@ -83,7 +83,7 @@ def sample(
     orientation_ids: Int[Tensor, "b s"] | None = None,
     chunk_size: int | None = None,
     return_logits: bool = True,
-    features: Sequence[Tensor] | None = None,
+    features: Features | None = None,
 ) -> Samples:
     """Draw segmentation hypotheses for each image in [0, 1].
 
@@ -123,12 +123,14 @@ def stream(
     temperature: float | Sequence[float] = 1.0,
     generator: torch.Generator | None = None,
     orientation_ids: Int[Tensor, "1 s"] | None = None,
-) -> Iterator[Samples]:
-    """The hypotheses that `sample` draws for one image, a few at a time, to save memory."""
+) -> Iterator[tuple[list[int], Samples]]:
+    """The hypotheses that `sample` draws for one image, a few at a time, to save memory, each part with its numbers.
+
+    They come in order, or, for large images in several orientations, orientation by orientation.
+    """
     if image.shape[0] != 1:
         raise DataError(f"image: expected a batch of one image, got shape {tuple(image.shape)}")
-    with torch.no_grad():  # not around a `yield`, where it would reach the caller
-        features = encode_orientations(model, image=image)
+    features = encode_orientations(model, image=image)
     how: dict[str, Any] = {
         "num_samples": num_samples,
         "latents": latents,
@@ -137,7 +139,7 @@ def stream(
     }
     inputs = _decoder_inputs(model, image=image, **how, orientation_ids=orientation_ids)
     for chunk in _decode_in_chunks(model, features, inputs):
-        yield _concat([chunk], shape=(1, len(chunk.labels)))
+        yield chunk.numbers, _concat([chunk], shape=(1, len(chunk.labels)))
 
 
 @torch.no_grad()
@@ -150,7 +152,7 @@ def reconstruct(
     cond: Float[Tensor, "b e h w"] | None = None,
     generator: Generators = None,
     return_logits: bool = True,
-    features: Sequence[Tensor] | None = None,
+    features: Features | None = None,
 ) -> Samples:
     """Reconstruct segmentations, one per grader, from the posterior's means, Y' = S(X, μ_post(X, Y)), or a draw.
 
@@ -164,10 +166,7 @@ def reconstruct(
         raise DataError(f"labels: expected (batch, [graders,] height, width), got {tuple(labels.shape)}")
     b, _, h, w = image.shape
     if features is None:
-        features = model.encode(image=image, cond=cond)
-    elif len(features[0]) > b:
-        upright = torch.arange(0, len(features[0]), len(features[0]) // b, device=image.device)
-        features = [_select(f, upright) for f in features]
+        features = Features(model, image, cond, 1, model.encode(image=image, cond=cond))
     r = labels.shape[1]
     for grader in range(r):
         check_labels(labels[:, grader], image=image, num_classes=model.num_classes, values=model.check_values)
@@ -239,8 +238,9 @@ def _decoder_inputs(
 
 @dataclass(frozen=True)
 class _Chunk:
-    """Some of the b × s hypotheses, decoded."""
+    """Some of the b × s hypotheses, by number, decoded."""
 
+    numbers: list[int]
     labels: Int[Tensor, "n h w"]
     logits: Float[Tensor, "n k h w"] | None
     latents: list[Tensor]
@@ -248,46 +248,67 @@ class _Chunk:
 
 
 def _decode_in_chunks(
-    model: SegmentationModel, features: Sequence[Tensor], inputs: _DecoderInputs, *,
+    model: SegmentationModel, features: Features, inputs: _DecoderInputs, *,
     chunk_size: int | None = None, return_logits: bool = True,
 ) -> Iterator[_Chunk]:  # fmt: skip
-    """Decode `chunk_size` hypotheses at a time. `features` has one entry per image and orientation."""
+    """Decode `chunk_size` hypotheses at a time: in order, or orientation by orientation (see `Features`)."""
     if chunk_size is not None and chunk_size < 1:
         raise ConfigError(f"chunk_size: expected at least 1, got {chunk_size}")
-    device, (b, s) = features[0].device, inputs.shape
-    count = len(features[0]) // b  # of orientations
-    ids = None if inputs.orientation_ids is None else inputs.orientation_ids.flatten()
+    (b, s), count, ids = inputs.shape, features.count, inputs.orientation_ids
+    ids = None if ids is None else ids.flatten()
 
     def flat(per_scale: PerScale) -> list[Tensor | None]:
         return [None if t is None else t.expand(b, s, *t.shape[2:]).flatten(0, 1) for t in per_scale]
 
     noise, given = flat(inputs.noise), flat(inputs.given)
-    for pairs in _chunks(b * s, size=chunk_size or _default_chunk_size(inputs.num_pixels, device=device)):
-        entries = torch.arange(pairs.start, pairs.stop, device=device) // s
-        if ids is not None:
-            entries = entries * count + ids[pairs]
+
+    @torch.no_grad()
+    def decoded(maps: Sequence[Tensor], pairs: slice | Tensor, entries: Tensor, numbers: list[int]) -> _Chunk:
         # One image and one hypothesis: no copy of large features.
-        copy = len(features[0]) > 1 or pairs.stop - pairs.start > 1
-        with torch.no_grad():
-            logits, latents, _ = model.decode(
-                [_select(f, entries) for f in features] if copy else features,
-                noise=[None if t is None else t[pairs] for t in noise],
-                given=[None if t is None else t[pairs] for t in given],
-            )
-            if ids is not None:
-                logits = undo_orientations(logits, ids[pairs], count=count)
-        kept = logits if return_logits else None
-        yield _Chunk(logits.argmax(dim=1), kept, latents, None if ids is None else ids[pairs])
+        copy = len(maps[0]) > 1 or len(entries) > 1
+        logits, latents, _ = model.decode(
+            [select(f, entries) for f in maps] if copy else maps,
+            noise=[None if t is None else t[pairs] for t in noise],
+            given=[None if t is None else t[pairs] for t in given],
+        )
+        own = None if ids is None else ids[pairs]
+        if own is not None:
+            logits = undo_orientations(logits, own, count=count)
+        return _Chunk(numbers, logits.argmax(dim=1), logits if return_logits else None, latents, own)
+
+    size = chunk_size or _default_chunk_size(inputs.num_pixels, device=features.image.device)
+    if features.together is None or (ids is None and count > 1):
+        of_pairs = [0] * (b * s) if ids is None else ids.tolist()
+        for orientation in sorted(set(of_pairs)):
+            mine = [n for n, each in enumerate(of_pairs) if each == orientation]
+            maps = features.of(orientation)
+            for part in _chunks(len(mine), size=size):
+                chosen = torch.tensor(mine[part], device=features.image.device)
+                yield decoded(maps, chosen, chosen // s, mine[part])
+            del maps  # before the next ones are computed
+        return
+    for pairs in _chunks(b * s, size=size):
+        numbers = range(pairs.start, pairs.stop)
+        entries = torch.arange(pairs.start, pairs.stop, device=features.image.device) // s
+        entries = entries if ids is None else entries * count + ids[pairs]
+        yield decoded(features.together, pairs, entries, list(numbers))
 
 
 def _concat(chunks: Sequence[_Chunk], *, shape: tuple[int, int]) -> Samples:
     logits = [chunk.logits for chunk in chunks if chunk.logits is not None]
     ids = [chunk.orientation_ids for chunk in chunks if chunk.orientation_ids is not None]
+    numbers = [number for chunk in chunks for number in chunk.numbers]
+    order = None if sorted(numbers) == numbers else torch.tensor(numbers).argsort()
+
+    def whole(parts: Sequence[Tensor]) -> Tensor:
+        every = torch.cat(list(parts))
+        return (every if order is None else select(every, order.to(every.device))).view(*shape, *every.shape[1:])
+
     return Samples(
-        labels=torch.cat([chunk.labels for chunk in chunks]).unflatten(0, shape),
-        logits=torch.cat(logits).unflatten(0, shape) if logits else None,
-        latents=[torch.cat(z).unflatten(0, shape) for z in zip(*(chunk.latents for chunk in chunks), strict=True)],
-        orientation_ids=torch.cat(ids).unflatten(0, shape) if ids else None,
+        labels=whole([chunk.labels for chunk in chunks]),
+        logits=whole(logits) if logits else None,
+        latents=[whole(z) for z in zip(*(chunk.latents for chunk in chunks), strict=True)],
+        orientation_ids=whole(ids) if ids else None,
     )
 
 
@@ -297,13 +318,6 @@ def _default_chunk_size(num_pixels: int, *, device: torch.device) -> int:
 
 def _chunks(count: int, *, size: int) -> Iterator[slice]:
     return (slice(start, min(start + size, count)) for start in range(0, count, size))
-
-
-def _select(features: Tensor, entries: Tensor) -> Tensor:
-    """These entries, in the features' memory format (`index_select` alone returns NCHW)."""
-    if not features.is_contiguous(memory_format=torch.channels_last):
-        return features.index_select(0, entries)
-    return features.permute(0, 2, 3, 1).index_select(0, entries).permute(0, 3, 1, 2)
 
 
 def temperature_per_scale(temperature: float | Sequence[float], *, num_scales: int) -> list[float]:

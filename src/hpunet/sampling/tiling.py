@@ -3,7 +3,8 @@
 The receptive field of the network is too wide for a margin, but the convolutions of one scale (a stage) see only a
 few pixels. So each stage is tiled by itself: a tile is computed from a window that is wider by the receptive field of
 the stage. Windows stop at the border of the image, where zero padding belongs. Latents are drawn for the whole image.
-Only the encoder's features, the last scale's input and the logits exist at full size.
+At full size only image and logits exist: the features of the finest scale are most of the memory, and are computed
+again for each tile of the decoder.
 """
 
 from collections.abc import Callable, Sequence
@@ -44,6 +45,10 @@ class Window(NamedTuple):
         return Window(rows, columns)
 
 
+Source = Callable[[Window], Tensor]
+"""Gives a map's values in a window."""
+
+
 class Padding(NamedTuple):
     """Makes an image as large as a model needs; its border pixels repeat."""
 
@@ -68,7 +73,7 @@ class Padding(NamedTuple):
 
 
 class Tiled(SamplingProxy[HPUNet | ProbUNet]):
-    """An `HPUNet` or `ProbUNet` whose stages compute `tile`×`tile` pixels of their own map at a time."""
+    """An `HPUNet` or `ProbUNet` whose stages compute at most `tile`×`tile` pixels of their own map at a time."""
 
     def __init__(self, model: HPUNet | ProbUNet, *, tile: int) -> None:
         if tile < MIN_TILE or tile % 2:
@@ -85,7 +90,7 @@ class Tiled(SamplingProxy[HPUNet | ProbUNet]):
         check_image(image, channels=self.in_channels, multiple=self.size_multiple, values=self.check_values)
         x = match_memory_format(image, channels_last=self.model.channels_last)
         if isinstance(self.model, HPUNet):
-            return self._encode(self.model.prior.encoder, x)[::-1]
+            return self._encode(self.model.prior.encoder, x)[::-1]  # the finest is the image itself
         prior = self._global_gaussian(self.model.prior, x)  # first, because its maps are not kept
         return [self._unet(self.model, x), prior.mean, prior.log_sigma]
 
@@ -134,8 +139,10 @@ class Tiled(SamplingProxy[HPUNet | ProbUNet]):
             if i == len(net.decoder):
                 break
 
-            def joined(window: Window, x: Tensor = x, skip: Tensor = features[i + 1]) -> Tensor:
-                return torch.cat([upsample_nearest(window.scaled(0.5).of(x)), window.of(skip)], dim=1)
+            skip = self._skip(net.encoder, features[i + 1], is_finest=i + 2 == len(net.encoder))
+
+            def joined(window: Window, x: Tensor = x, skip: Source = skip) -> Tensor:
+                return torch.cat([upsample_nearest(window.scaled(0.5).of(x)), skip(window)], dim=1)
 
             stage = net.decoder[i]
             if last is not None and i + 1 == len(net.decoder):
@@ -159,16 +166,22 @@ class Tiled(SamplingProxy[HPUNet | ProbUNet]):
         return self._run(nn.Sequential(model.combine, model.logits), joined, like=x), [z], [prior]
 
     def _encode(self, stages: nn.ModuleList, x: Tensor, *, keep: bool = True) -> list[Tensor]:
-        """The maps of an encoder's stages, finest first; without `keep` only the last one."""
-        features: list[Tensor] = []
-        for depth, stage in enumerate(stages):
-            if depth == 0:
-                x = self._run(stage, lambda window, x=x: window.of(x), like=x)  # type: ignore[misc]
-            else:
-                half = x[:, :, ::2, ::2]
-                x = self._run(stage, lambda window, x=x: downsample(window.scaled(2.0).of(x)), like=half)  # type: ignore[misc]
+        """The input, then the maps of an encoder's stages after the finest; without `keep` only the last one."""
+        features, source = [x], self._computed(stages[0], as_source(x), like=x)
+        for stage in list(stages)[1:]:
+
+            def halved(window: Window, source: Source = source) -> Tensor:
+                return downsample(source(window.scaled(2.0)))
+
+            x = self._run(stage, halved, like=x[:, :, ::2, ::2])
+            source = as_source(x)
             features = [*features, x] if keep else [x]
         return features
+
+    def _skip(self, encoder: nn.ModuleList, features: Tensor, *, is_finest: bool) -> Source:
+        """What a decoder stage gets from the encoder: features, or at the finest scale those of the input."""
+        source = as_source(features)
+        return self._computed(encoder[0], source, like=features) if is_finest else source
 
     def _global_gaussian(self, prior: GlobalGaussian, x: Tensor) -> Gaussian:
         """The prior net, with its mean over the positions of the whole image."""
@@ -178,33 +191,55 @@ class Tiled(SamplingProxy[HPUNet | ProbUNet]):
     def _unet(self, model: ProbUNet, x: Tensor) -> Tensor:
         *skips, x = self._encode(model.encoder.stages, x)
         for stage in model.decoder:
-            skip = skips.pop()
+            features = skips.pop()
+            skip = self._skip(model.encoder.stages, features, is_finest=not skips)
 
-            def joined(window: Window, x: Tensor = x, skip: Tensor = skip) -> Tensor:
-                return torch.cat([window.of(skip), upsample_bilinear_window(x, window)], dim=1)
+            def joined(window: Window, x: Tensor = x, skip: Source = skip) -> Tensor:
+                return torch.cat([skip(window), upsample_bilinear_window(x, window)], dim=1)
 
-            x = self._run(stage, joined, like=skip)
+            x = self._run(stage, joined, like=features)
         return x
 
-    def _run(self, stage: nn.Module, source: Callable[[Window], Tensor], *, like: Tensor) -> Tensor:
+    def _computed(self, stage: nn.Module, source: Source, *, like: Tensor) -> Source:
+        """The stage's output in a window, computed when asked for; its map has the size of `like`."""
+        size, margin = (like.shape[2], like.shape[3]), receptive_margin(stage)
+
+        def compute(window: Window) -> Tensor:
+            outer = _widened(window, by=margin + margin % 2, size=size)
+            piece: Tensor = stage(source(outer))
+            starts = window.rows.start - outer.rows.start, window.columns.start - outer.columns.start
+            sides = window.rows.stop - window.rows.start, window.columns.stop - window.columns.start
+            rows, columns = (slice(start, start + side) for start, side in zip(starts, sides, strict=True))
+            return Window(rows, columns).of(piece)
+
+        return compute
+
+    def _run(self, stage: nn.Module, source: Source, *, like: Tensor) -> Tensor:
         """Run a stage tile by tile; the result has the size of `like`, and `source` gives the input for a window."""
-        (height, width), margin = like.shape[-2:], receptive_margin(stage)
+        (height, width), compute, side = like.shape[-2:], self._computed(stage, source, like=like), self._side(stage)
         out: Tensor | None = None
-        for top in range(0, height, self.tile):
-            for left in range(0, width, self.tile):
-                inner = Window(*(slice(i, min(i + self.tile, n)) for i, n in ((top, height), (left, width))))
-                outer = _widened(inner, by=margin + margin % 2, size=(height, width))
-                piece: Tensor = stage(source(outer))
+        for top in range(0, height, side):
+            for left in range(0, width, side):
+                window = Window(*(slice(i, min(i + side, n)) for i, n in ((top, height), (left, width))))
+                piece = compute(window)
                 if out is None:
                     layout = torch.channels_last if self.model.channels_last else torch.contiguous_format
                     shape = (*piece.shape[:2], height, width)
                     out = torch.empty(shape, dtype=piece.dtype, device=piece.device, memory_format=layout)
-                starts = inner.rows.start - outer.rows.start, inner.columns.start - outer.columns.start
-                sides = inner.rows.stop - inner.rows.start, inner.columns.stop - inner.columns.start
-                rows, columns = (slice(start, start + side) for start, side in zip(starts, sides, strict=True))
-                inner.of(out).copy_(Window(rows, columns).of(piece))
+                window.of(out).copy_(piece)
         assert out is not None
         return out
+
+    def _side(self, stage: nn.Module) -> int:
+        """The side of a stage's tiles: with more channels they are smaller, so that they take the same memory."""
+        channels = next(conv.in_channels for conv in stage.modules() if isinstance(conv, nn.Conv2d))
+        side = self.tile * min(1.0, sum(self.model.channels[:2]) / channels) ** 0.5
+        return max(MIN_TILE, int(side) // 2 * 2)
+
+
+def as_source(x: Tensor) -> Source:
+    """The windows of a map."""
+    return lambda window: window.of(x)
 
 
 def _widened(window: Window, *, by: int, size: tuple[int, int]) -> Window:
