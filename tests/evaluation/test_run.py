@@ -185,6 +185,19 @@ def test_interrupted_evaluation_goes_on_with_what_it_has(tmp_path: Path) -> None
     assert heard == [(0, 0)]
 
 
+def test_evaluation_leaves_a_folder_alone_that_another_one_writes(tmp_path: Path) -> None:
+    source = lesions(2)
+
+    def second_writer(done: int, _total: int) -> None:
+        if done == 0:
+            with pytest.raises(ConfigError, match="in use"):
+                run_it(tmp_path, source, replace=True)
+
+    summary = run_it(tmp_path, source, batch_size=1, watch=second_writer)
+    assert summary["num_images"] == 2
+    assert not list(tmp_path.glob(".*"))
+
+
 def test_evaluation_of_something_else_is_refused_unless_replaced(tmp_path: Path) -> None:
     source = lesions(3)
     run_it(tmp_path, source)

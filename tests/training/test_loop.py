@@ -450,3 +450,16 @@ def test_train_says_which_crops_are_possible_before_it_packs(
     with pytest.raises(ConfigError, match=advice):
         train(settings, data="synthetic:lesions", run=tmp_path / "run", device=CPU)
     assert not (tmp_path / "run").exists()
+
+
+def test_train_leaves_a_run_alone_that_another_process_writes(pack: Path, tmp_path: Path) -> None:
+    settings = tiny_settings("optimiser.iterations=2", "logging.checkpoint_every=1")
+
+    def second_writer(step: int, _numbers: dict[str, float]) -> None:
+        if step == 1:
+            with pytest.raises(ConfigError, match="in use"):
+                quietly(settings, pack=pack, run=tmp_path, resume=True)
+
+    quietly(settings, pack=pack, run=tmp_path, watch=second_writer)
+    assert [line["step"] for line in read_log(tmp_path / LOG_FILE) if "loss" in line] == [1, 2]
+    assert not list(tmp_path.rglob(".*"))

@@ -20,6 +20,7 @@ from hpunet.metrics import Bootstrap, bootstrap
 from hpunet.reports.page import Table, write_report
 from hpunet.training.loop import Callback, train
 from hpunet.utils.files import atomic_write, dump_json
+from hpunet.utils.locks import lock_folder
 from hpunet.weights.load import load_trained
 
 MODELS = {"HPU-Net": "demo", "Probabilistic U-Net": "demo-punet"}
@@ -80,6 +81,13 @@ def run_demo(
     `out` is new, empty, or an earlier demonstration, which is replaced. `changes` are settings of both models.
     """
     show = display or (lambda _name, _settings: nullcontext(lambda _step, _numbers: None))
+    with lock_folder(out):
+        return _run_demo(out, seed=seed, changes=changes, show=show, say=say)
+
+
+def _run_demo(
+    out: Path, *, seed: int, changes: Sequence[str], show: TrainingDisplay, say: Callable[[str], None]
+) -> DemoResult:
     settings = {name: load_settings(preset, [*changes, f"seed={seed}"]) for name, preset in MODELS.items()}
     _clear(out)
     size = settings["HPU-Net"].data.crop

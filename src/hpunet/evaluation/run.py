@@ -17,7 +17,7 @@ from hpunet.evaluation.images import Item, fast_batch_size, read_item
 from hpunet.evaluation.rows import EXAMPLES_FILE, SUMMARY_FILE, Row, RowStore, first_keys, mean_rows
 from hpunet.evaluation.scorer import Drawn, Scorer
 from hpunet.evaluation.summary import sizes_scored, summarise
-from hpunet.utils.distributed import rank, world_size
+from hpunet.utils.distributed import rank, shared_lock, world_size
 from hpunet.utils.files import atomic_write, dump_json
 from hpunet.utils.pictures import spread
 
@@ -61,7 +61,7 @@ def evaluate(
     chosen = chosen_images(source, limit)
     identity = scorer.identity(source, options=options or {})
     watch = watch or (lambda _done, _total: None)
-    with RowStore(folder, identity=identity, replace=replace) as store:
+    with shared_lock(folder), RowStore(folder, identity=identity, replace=replace) as store:
         # Which images go together depends neither on the processes nor, but for the last one, on an interruption.
         size = batch_size or fast_batch_size(scorer.device)
         batches = [chosen[i : i + size] for i in range(0, len(chosen), size)]
@@ -81,20 +81,20 @@ def evaluate(
             say(sizes_scored(sizes, crop=scorer.crop))
         wanted = {source.identities[i].key for i in chosen}
         rows = [row for row in store.finish() if row.key in wanted]
-    summary = {
-        **(about or {}),
-        "split": source.split,
-        "limit": limit if len(chosen) < len(source) else None,
-        "seed": scorer.seed,
-        "num_seeds": scorer.num_seeds,
-        "data_fingerprint": identity["data"],
-        "crop": identity["crop"],
-        **summarise(rows, scope=scorer.scope),
-        "duration_s": round(time.perf_counter() - start, 3),
-    }
-    if rank() == 0:
-        atomic_write(folder / SUMMARY_FILE, dump_json(summary, name=SUMMARY_FILE))
-        _save_examples(scorer, source, rows, folder)
+        summary = {
+            **(about or {}),
+            "split": source.split,
+            "limit": limit if len(chosen) < len(source) else None,
+            "seed": scorer.seed,
+            "num_seeds": scorer.num_seeds,
+            "data_fingerprint": identity["data"],
+            "crop": identity["crop"],
+            **summarise(rows, scope=scorer.scope),
+            "duration_s": round(time.perf_counter() - start, 3),
+        }
+        if rank() == 0:
+            atomic_write(folder / SUMMARY_FILE, dump_json(summary, name=SUMMARY_FILE))
+            _save_examples(scorer, source, rows, folder)
     return summary
 
 

@@ -28,9 +28,10 @@ from hpunet.training.state import Training
 from hpunet.training.threads import ThreadWatch
 from hpunet.training.validation import Validation
 from hpunet.training.verdict import VERDICT_FILE, verdict
-from hpunet.utils.distributed import barrier, rank, world_size
+from hpunet.utils.distributed import barrier, rank, shared_lock, world_size
 from hpunet.utils.files import atomic_write, dump_json, parse_json
 from hpunet.utils.signals import Interrupted, Stop, stop_on_signals
+from hpunet.weights.load import TrainedModel
 from hpunet.weights.run_state import describe_run
 
 SETTINGS_FILE, RUN_FILE = "settings.json", "run.json"
@@ -69,11 +70,29 @@ def train(
         loggers: loggers in addition to the log file and TensorBoard.
     """
     device = device or pick_device()
-    has_checkpoints = (run / "checkpoints").is_dir() and any((run / "checkpoints").iterdir())
-    if has_checkpoints and not resume:
-        raise ConfigError(f"{run}: already holds a run; continue it with --resume or choose another --out")
     check_network(settings)
     trained = None if start is None else load_start(start, settings, device=device)
+    shown: dict[str, Any] = {"say": say, "watch": watch or (lambda _step, _numbers: None), "progress": progress}
+    with shared_lock(run):
+        has_checkpoints = (run / "checkpoints").is_dir() and any((run / "checkpoints").iterdir())
+        if has_checkpoints and not resume:
+            raise ConfigError(f"{run}: already holds a run; continue it with --resume or choose another --out")
+        return _train(settings, data, run, resume=resume, trained=trained, device=device, loggers=loggers, **shown)
+
+
+def _train(
+    settings: Settings,
+    data: str,
+    run: Path,
+    *,
+    resume: bool,
+    trained: TrainedModel | None,
+    device: torch.device,
+    say: Callable[[str], None],
+    watch: Callback,
+    progress: Any,
+    loggers: Sequence[Logger],
+) -> dict[str, float]:
     pack_path = prepare_data(data, options=settings.data.options, run=run, progress=progress)
     options = with_pack_options(data, settings.data.options)
     settings = settings.model_copy(update={"data": settings.data.model_copy(update={"options": options})})
@@ -112,7 +131,6 @@ def train(
         open_logs = open_loggers(run, last_step=training.step, more=loggers)
     try:
         with stop_on_signals(say) as stop:
-            watch = watch or (lambda _step, _numbers: None)
             newest = _loop(training, validation, open_logs, stop=stop, say=say, watch=watch)
     finally:
         for logger in open_logs:

@@ -2,12 +2,18 @@
 
 import os
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from jaxtyping import Float, Shaped
 from torch import Tensor
+
+from hpunet.errors import ConfigError
+from hpunet.utils.locks import lock_folder
 
 TIMEOUT = timedelta(hours=1)
 """How long to wait for a process that is late, for example because it packs data; a dead one is noticed at once."""
@@ -45,6 +51,21 @@ def destroy_process_group() -> None:
 def barrier() -> None:
     """Wait for all processes."""
     all_reduce(torch.zeros(()))
+
+
+@contextmanager
+def shared_lock(folder: Path) -> Iterator[None]:
+    """`lock_folder` for all processes of the group: the first one takes it, and all fail if it cannot."""
+    with ExitStack() as stack:
+        why = ""
+        if rank() == 0:
+            try:
+                stack.enter_context(lock_folder(folder))
+            except ConfigError as error:
+                why = str(error)
+        if all_reduce(torch.tensor(float(bool(why)))):
+            raise ConfigError(why or f"{folder}: process 0 cannot use it")
+        yield
 
 
 def all_reduce(value: Shaped[Tensor, "*shape"]) -> Shaped[Tensor, "*shape"]:

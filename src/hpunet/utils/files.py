@@ -12,12 +12,13 @@ import secrets
 import shutil
 import stat
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
 from hpunet.errors import CheckpointError, ConfigError, HPUNetError
 from hpunet.utils.limits import MAX_FILE_BYTES
+from hpunet.utils.locks import lock_beside, open_locked
 
 TEMPORARY, REPLACED = ".tmp-hpunet-", ".old-hpunet-"
 """Prefixes: being written or deleted; being replaced."""
@@ -43,17 +44,25 @@ def explain_os_errors(path: Path, *, action: str, error: type[HPUNetError] = Che
 
 
 def atomic_write(path: Path, content: bytes, *, error: type[HPUNetError] = CheckpointError) -> None:
-    """Write or replace a file in one step: after a crash it holds the old or the new content. Makes its folder."""
+    """Write or replace a file in one step: after a crash it holds the old or the new content. Makes its folder.
+
+    The temporary file is locked: a second writer waits, and takes over what a killed one left.
+    """
     temporary = path.with_name(TEMPORARY + path.name)
     with explain_os_errors(path, action="written", error=error):
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.unlink(missing_ok=True)
-        try:
-            write_synced(temporary, content)
-            os.replace(temporary, path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+        with os.fdopen(open_locked(temporary, wait=True)[0], "r+b") as file:
+            try:
+                file.truncate()
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+                if os.name == "nt":  # open files cannot be renamed there
+                    file.close()
+                os.replace(temporary, path)
+            except BaseException:
+                temporary.unlink(missing_ok=True)
+                raise
         sync_folder(path.parent)
 
 
@@ -62,13 +71,14 @@ def atomic_folder(path: Path, *, replace: bool = False, error: type[HPUNetError]
     """A temporary folder to fill; it becomes `path` if the block succeeds and is deleted if it fails.
 
     With `replace`, an existing folder is moved to its `REPLACED` name first and deleted last, so that one of the two
-    is complete at any moment; without, an existing `path` is an error.
+    is complete at any moment; without, an existing `path` is an error, as is another process that writes it.
     """
-    if not replace and os.path.lexists(path):
-        raise ConfigError(f"{path}: exists already; choose another folder")
     temporary = path.with_name(TEMPORARY + path.name)
-    with explain_os_errors(path, action="written", error=error):
+    with explain_os_errors(path, action="written", error=error), ExitStack() as stack:
         path.parent.mkdir(parents=True, exist_ok=True)
+        stack.enter_context(lock_beside(path))
+        if not replace and os.path.lexists(path):
+            raise ConfigError(f"{path}: exists already; choose another folder")
         shutil.rmtree(temporary, ignore_errors=True)
         try:
             os.mkdir(temporary)
@@ -142,8 +152,9 @@ def read_file(
     path: Path, *, max_bytes: int = MAX_FILE_BYTES, error: type[HPUNetError] = CheckpointError, growing: bool = False
 ) -> bytes:
     """The content of a plain file of at most `max_bytes`; of a `growing` file, what was there when it was opened."""
-    size = check_file(path, max_bytes=max_bytes, error=error)
+    check_file(path, max_bytes=max_bytes, error=error)
     with explain_os_errors(path, action="read", error=error), open(path, "rb") as file:
+        size = min(os.fstat(file.fileno()).st_size, max_bytes)  # not that of a file which has just been replaced
         content = file.read(size + (not growing))
     if len(content) != size and not growing:
         raise error(f"{path}: changed while being read")

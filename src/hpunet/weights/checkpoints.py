@@ -37,6 +37,7 @@ from hpunet.utils.files import (
     write_hashed,
     write_synced,
 )
+from hpunet.utils.locks import LOCK
 from hpunet.weights.safetensors_io import MAX_BYTES, decode, encode
 
 FORMAT, VERSION = "hpunet-checkpoint", 1
@@ -105,6 +106,8 @@ def _clean_up(folder: Path) -> None:
                 os.rename(entry, target)
         elif entry.name.startswith(TEMPORARY):
             shutil.rmtree(entry, ignore_errors=True)
+        elif entry.name.startswith(LOCK):
+            entry.unlink(missing_ok=True)
 
 
 def prune(folder: Path, *, keep: int, protect: Sequence[Path] = ()) -> list[Path]:

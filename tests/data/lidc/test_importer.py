@@ -14,7 +14,9 @@ from scipy.ndimage import map_coordinates
 
 from hpunet.data.lidc.crops import open_lidc_crops
 from hpunet.data.lidc.importer import FRACTIONS, ImportSummary, import_lidc
-from hpunet.errors import DataError
+from hpunet.data.synthetic.writers import write_lidc_crops
+from hpunet.errors import ConfigError, DataError
+from hpunet.utils.locks import lock_folder
 
 LOCATION_RULE = "slice: |SliceLocation| is not |ImagePositionPatient[2]|"
 
@@ -526,3 +528,11 @@ def test_import_lidc_names_files_that_a_rule_left_out(tmp_path):
         "1-003.dcm: file: not a CT slice",
         "alone.xml: XML: its series is not there",
     ]
+
+
+def test_import_lidc_leaves_a_folder_alone_that_another_process_writes(tmp_path):
+    (tmp_path / "source").mkdir()
+    with lock_folder(tmp_path / "out"), pytest.raises(ConfigError, match="in use"):
+        import_lidc(tmp_path / "source", tmp_path / "out", processes=1, progress=False)
+    with lock_folder(tmp_path / "made"), pytest.raises(ConfigError, match="in use"):
+        write_lidc_crops(tmp_path / "made", num_patients=1)

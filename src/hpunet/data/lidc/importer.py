@@ -26,6 +26,7 @@ from hpunet.data.types import split_by_patient
 from hpunet.data.workers import workers
 from hpunet.errors import DataError
 from hpunet.utils.files import atomic_write, read_file
+from hpunet.utils.locks import is_vacant, lock_folder
 
 FRACTIONS = {"train": 722 / 1010, "val": 144 / 1010, "test": 144 / 1010}  # of the patients, as in the paper
 _PATIENT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -83,7 +84,7 @@ def import_lidc(
     for package in ("pydicom", "defusedxml"):
         need(package)
     source, out, summary = Path(source), Path(out), ImportSummary(seed=seed)
-    with workers(processes, out) as run:
+    with lock_folder(out), workers(processes, out) as run:
         headers, annotations = _read_source(source, run=run, progress=progress, summary=summary)
         scans = _match(headers, annotations, summary=summary)
         splits = split_by_patient({h.patient for h in headers}, fractions=FRACTIONS, seed=seed)
@@ -101,17 +102,17 @@ def import_lidc(
         done = run(_import_patient, jobs)
         for (patient, _, _), record in zip(jobs, _with_progress(done, len(jobs), "patients", progress), strict=True):
             records[patient] = record
-    summary.patients = {split: len(patients) for split, patients in splits.items()}
-    summary.images = dict.fromkeys(splits, 0)
-    for patient, record in sorted(records.items()):
-        summary.images[split_of[patient]] += record.num_images
-        summary.num_scans += len(record.inputs)
-        summary.num_lesions += record.num_lesions
-        summary.dropped.update(record.dropped)
-        summary.noted.update(record.noted)
-        summary.failures += record.failures
-    summary.dropped, summary.noted = +summary.dropped, +summary.noted  # drops zero counts
-    _write_json(out / "summary.json", vars(summary))
+        summary.patients = {split: len(patients) for split, patients in splits.items()}
+        summary.images = dict.fromkeys(splits, 0)
+        for patient, record in sorted(records.items()):
+            summary.images[split_of[patient]] += record.num_images
+            summary.num_scans += len(record.inputs)
+            summary.num_lesions += record.num_lesions
+            summary.dropped.update(record.dropped)
+            summary.noted.update(record.noted)
+            summary.failures += record.failures
+        summary.dropped, summary.noted = +summary.dropped, +summary.noted  # drops zero counts
+        _write_json(out / "summary.json", vars(summary))
     return summary
 
 
@@ -259,7 +260,7 @@ def _begin_or_resume(out: Path, *, plan: Mapping[str, Any]) -> None:
     if path.exists():
         if _read_json(path) != plan:
             raise DataError(f"{out}: begun with another seed or other patients; use an empty folder")
-    elif out.exists() and any(out.iterdir()):
+    elif not is_vacant(out):
         raise DataError(f"{out}: not empty and not begun by this importer; use an empty folder")
     else:
         _write_json(path, plan)

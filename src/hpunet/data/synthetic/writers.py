@@ -1,6 +1,7 @@
 """Synthetic data in the layouts of the real data sets, to try every reader and preset."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from hpunet.data.synthetic.streets import make_street
 from hpunet.data.types import SPLITS
 from hpunet.data.workers import workers
 from hpunet.errors import ConfigError, DataError
+from hpunet.utils.locks import is_vacant, lock_folder
 
 CITIES = {
     "train": ("train", ("aachen", "bochum")),
@@ -29,16 +31,16 @@ def write_lidc_crops(out: Path, *, num_patients: int, size: int | tuple[int, int
 
     Images are those of `open_synthetic`, 4 per patient.
     """
-    _make_empty_folder(out)
-    for split in SPLITS:
-        num_images = num_patients * IMAGES_PER_PATIENT
-        source = open_synthetic("lesions", split=split, num_images=num_images, size=size, seed=seed)
-        for i, identity in enumerate(source.identities):
-            sample, name = source[i], f"z-{i % IMAGES_PER_PATIENT:03d}_c0"
-            _save(out / split / "images" / identity.patient / f"{name}.png", sample.pixels[0])
-            for grader, labels in enumerate(sample.labels):
-                pixels = (labels * 255).astype(np.uint8)
-                _save(out / split / "gt" / identity.patient / f"{name}_l{grader}.png", pixels)
+    with _empty_folder(out):
+        for split in SPLITS:
+            num_images = num_patients * IMAGES_PER_PATIENT
+            source = open_synthetic("lesions", split=split, num_images=num_images, size=size, seed=seed)
+            for i, identity in enumerate(source.identities):
+                sample, name = source[i], f"z-{i % IMAGES_PER_PATIENT:03d}_c0"
+                _save(out / split / "images" / identity.patient / f"{name}.png", sample.pixels[0])
+                for grader, labels in enumerate(sample.labels):
+                    pixels = (labels * 255).astype(np.uint8)
+                    _save(out / split / "gt" / identity.patient / f"{name}_l{grader}.png", pixels)
 
 
 def write_snemi3d_stack(out: Path, *, depth: int, size: int | tuple[int, int] = 256, seed: int = 0) -> None:
@@ -47,11 +49,11 @@ def write_snemi3d_stack(out: Path, *, depth: int, size: int | tuple[int, int] = 
     if depth < 1:
         raise ConfigError(f"depth must be at least 1, got {depth}")
     source = open_synthetic("neurites", split="train", size=size, seed=seed)
-    _make_empty_folder(out)
-    slices = make_neurite_slices(source.rng(0), size=source.size)
-    images, cells = (np.stack(volume) for volume in zip(*islice(slices, depth), strict=True))
-    for name, volume in (("train-input", images), ("train-labels", cells.astype(np.uint16))):
-        tifffile.imwrite(out / f"{name}.tif", volume, photometric="minisblack", compression="zlib")
+    with _empty_folder(out):
+        slices = make_neurite_slices(source.rng(0), size=source.size)
+        images, cells = (np.stack(volume) for volume in zip(*islice(slices, depth), strict=True))
+        for name, volume in (("train-input", images), ("train-labels", cells.astype(np.uint16))):
+            tifffile.imwrite(out / f"{name}.tif", volume, photometric="minisblack", compression="zlib")
 
 
 def write_cityscapes_scenes(
@@ -67,11 +69,10 @@ def write_cityscapes_scenes(
 
     Each split gets the `num_images` scenes of `open_synthetic`; `processes` paint them (None: one per core).
     """
-    _make_empty_folder(out)
     scenes = [(split, i) for split in CITIES for i in range(num_images)]
     how: dict[str, Any] = {"num_images": num_images, "size": size, "seed": seed}
     sources = {split: open_synthetic("streets", split=split, **how) for split in CITIES}
-    with workers(processes, out, sources) as run:
+    with _empty_folder(out), workers(processes, out, sources) as run:
         written = run(_write_scene, scenes)
         for _ in progress(written, len(scenes), "painting scenes") if progress else written:
             pass
@@ -89,11 +90,16 @@ def _write_scene(out: Path, sources: Mapping[str, SyntheticSource], scene: tuple
     _save(out / "gtFine" / f"{stem}_gtFine_instanceIds.png", ids.astype(np.uint16))
 
 
-def _make_empty_folder(out: Path) -> None:
-    """Create the folder; an existing one must be empty."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise DataError(f"{out}: already exists and is not an empty folder, choose another one")
-    out.mkdir(parents=True, exist_ok=True)
+@contextmanager
+def _empty_folder(out: Path) -> Iterator[None]:
+    """Create the folder and lock it; an existing one must be empty."""
+    words = f"{out}: already exists and is not an empty folder, choose another one"
+    if out.exists() and not out.is_dir():
+        raise DataError(words)
+    with lock_folder(out):
+        if not is_vacant(out):
+            raise DataError(words)
+        yield
 
 
 def _save(path: Path, pixels: np.ndarray) -> None:
