@@ -66,7 +66,7 @@ def _commands(args: argparse.Namespace, identity: dict[str, Any], summary: dict[
     options = [word for option in shlex.split(args.options) for word in ("--set", option)]
     train = ["hpunet", "train", args.preset, "--data", args.data, "--out", "RUN"]
     for key, value in changed.items():
-        if not key.startswith("watch."):  # what a trained model does not depend on
+        if not key.startswith("logging."):  # what a trained model does not depend on
             train += ["--set", f"{key}={json.dumps(value)}"]
     yield train
     if args.published != "RUN":

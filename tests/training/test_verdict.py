@@ -62,6 +62,10 @@ CASES: dict[str, tuple[dict[str, Values | None], tuple[str, ...], dict[str, Any]
         {},
         ["still improves: GED² 0.500", "0.550 before", "Next: train longer"],
     ),
+    "hardly improves": (
+        *({"val_ged2": lambda step: 0.5 - step / 1e6}, (), {}),
+        ["hardly improves any more: GED² 0.500 at the end is the best"],
+    ),
     "overfits": (
         *({"val_ged2": lambda step: 0.2 + abs(step - 50) / 100}, (), {}),
         ["not improve any more: GED² 0.700, the best at iteration 50 was 0.200", "--checkpoint best"],

@@ -57,6 +57,8 @@ class _Run:
                 f"Validation still improves: {title} {value:.3f} at iteration {step:,}, {points[-2][1]:.3f} before."
             )
         best_step, best = self.best
+        if best_step == step:
+            return f"Validation hardly improves any more: {title} {value:.3f} at the end is the best."
         words = f"Validation does not improve any more: {title} {value:.3f}"
         return f"{words}, the best at iteration {best_step:,} was {best:.3f}."
 
