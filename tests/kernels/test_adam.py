@@ -1,16 +1,24 @@
 import copy
+import math
+from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
+from torch import Tensor
 
 pytest.importorskip("triton")
 
+from hpunet.data.batch import Batch
 from hpunet.kernels.adam import Adam
 from hpunet.kernels.network import FusedNetwork
 from hpunet.models.hpunet import HPUNet
+from hpunet.objectives.base import Terms
 from hpunet.objectives.geco import GECO
-from hpunet.objectives.loss import parameter_groups
+from hpunet.objectives.loss import Loss, parameter_groups
+from hpunet.training.examples import ExampleBuilder
+from hpunet.training.step import TrainingStep
 from hpunet.weights.run_state import optimiser_tensors, restore_optimiser
 
 HOW: dict[str, Any] = {"lr": 1e-2, "fused": True}
@@ -67,3 +75,43 @@ def test_the_first_group_must_be_the_flat_buffer() -> None:
     *_, flat_adam = networks()
     with pytest.raises(ValueError, match="flat buffer"):
         Adam([{"params": flat_adam.weights.parameters[1:]}], weights=flat_adam.weights, **HOW)
+
+
+class _Step(TrainingStep):
+    """A training step whose backward pass is a function."""
+
+    def __init__(self, model: HPUNet, adam: torch.optim.Adam) -> None:
+        loss = Mock(spec=Loss, num_prior_samples=0, buffers=list)
+        builder = Mock(spec=ExampleBuilder, return_value=[None])
+        super().__init__(
+            model=model, loss=loss, optimiser=adam, example_builder=builder, grad_clip=2.0, ema_decay=0.5
+        )
+
+    def take(self, step: int, *, loss: float, backward: Callable[[], None]) -> Tensor:
+        """The norm of the gradient before clipping."""
+        self.loss_of_step, self.backward = torch.tensor(loss), backward
+        return self(Mock(spec=Batch), step=step, positions=torch.arange(1))[1]
+
+    def _backward(self, *_: Any, **__: Any) -> Terms:
+        self.backward()
+        zero = torch.zeros(())
+        return Terms(loss=self.loss_of_step, rec=zero, kl=zero[None], num_kept=zero.long(), batch_size=1)
+
+
+def test_training_step_on_flat_buffers_equals_one_on_many_tensors() -> None:
+    model, objective, plain, model2, objective2, flat_adam = networks()
+    pairs = list(zip([*model.parameters(), objective.w], [*model2.parameters(), objective2.w], strict=True))
+    one, other = _Step(model, plain), _Step(model2, flat_adam)
+    for step in range(5):  # the first creates moments; one has gradients elsewhere, one is skipped
+        is_flat, loss = step not in (0, 3), math.nan if step == 2 else 1.0
+
+        def backward(step: int = step, is_flat: bool = is_flat) -> None:
+            torch.manual_seed(step)
+            set_gradients(pairs, flat_adam, flat=is_flat)
+
+        norms = [taken.take(step, loss=loss, backward=backward) for taken in (one, other)]
+        torch.testing.assert_close(norms[1], norms[0])
+        for value, flat_value in (*pairs, *zip(one.averaged, other.averaged, strict=True)):
+            torch.testing.assert_close(flat_value, value)
+        assert (flat_adam.flat_gradients() is not None) == is_flat
+        assert flat_adam.flat_values() is not None

@@ -1,5 +1,6 @@
 """Adam for parameters in one flat buffer: one kernel instead of one for every few parameters."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -22,6 +23,28 @@ class Adam(torch.optim.Adam):
         self.moments = torch.zeros(2, weights.num_elements, device=weights.device)
         self.num_steps = torch.zeros(len(weights.parameters), device=weights.device)
 
+    def flat_values(self) -> Tensor | None:
+        """The first group's parameters as one tensor, once they are views of the flat buffer."""
+        return self._as_one(self.weights.parameters, self.weights.flat)
+
+    def flat_gradients(self) -> Tensor | None:
+        """The gradients of the first group as one tensor, if that is where they lie."""
+        return self._as_one([p.grad for p in self.weights.parameters], self.weights.flat_gradient)
+
+    @torch.no_grad()
+    def flat_copy(self) -> tuple[Tensor, list[Tensor]]:
+        """A copy of the first group's parameters: as one tensor, and each of them as a view of it."""
+        parameters, offsets = self.weights.parameters, self.weights.offsets
+        flat = torch.zeros(self.weights.num_elements, device=self.weights.device)
+        views = [flat.as_strided(p.shape, p.stride(), start) for p, start in zip(parameters, offsets, strict=True)]
+        return flat, [view.copy_(p) for view, p in zip(views, parameters, strict=True)]
+
+    def _as_one(self, tensors: Sequence[Tensor | None], flat: Tensor) -> Tensor | None:
+        places = zip(tensors, self.weights.offsets, strict=True)
+        if all(tensor is not None and _is_view_at(tensor, flat, start) for tensor, start in places):
+            return flat[: self.weights.num_elements]
+        return None
+
     @torch.no_grad()
     def flatten_moments(self) -> None:
         """Move the moments to their flat buffers. Call it before a CUDA graph, or anything else, keeps references."""
@@ -41,18 +64,14 @@ class Adam(torch.optim.Adam):
     def step(self, closure: Any = None) -> Any:
         """As in torch, also with `found_inf`."""
         weights, group = self.weights, self.param_groups[0]
-        offsets = zip(weights.parameters, weights.offsets, strict=True)
-        gradients_are_flat = all(
-            p.grad is not None and _is_view_at(p.grad, weights.flat_gradient, start) for p, start in offsets
-        )
-        if closure is not None or not gradients_are_flat or not all(p in self.state for p in weights.parameters):
+        flat_values, flat_gradient = weights.flat[: weights.num_elements], self.flat_gradients()
+        if closure is not None or flat_gradient is None or not all(p in self.state for p in weights.parameters):
             return super().step(closure)
         self.flatten_moments()
         found_inf, (beta1, beta2) = getattr(self, "found_inf", None), group["betas"]
         self.num_steps += 1
-        values, flat_gradient = (flat[: weights.num_elements] for flat in (weights.flat, weights.flat_gradient))
         torch._fused_adam_(
-            [values], [flat_gradient], [self.moments[0]], [self.moments[1]], [], [self.num_steps[0]],
+            [flat_values], [flat_gradient], [self.moments[0]], [self.moments[1]], [], [self.num_steps[0]],
             lr=group["lr"], beta1=beta1, beta2=beta2, weight_decay=group["weight_decay"], eps=group["eps"],
             amsgrad=False, maximize=False, grad_scale=None, found_inf=found_inf,
         )  # fmt: skip
