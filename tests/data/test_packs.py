@@ -1,6 +1,7 @@
 import json
 import pickle
 import shutil
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,10 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from hpunet.data.packs import Pack, is_pack, open_pack, write_pack
+from hpunet.data.packs import Pack, is_pack, open_pack, pack_origin, write_pack
 from hpunet.data.synthetic.source import open_synthetic
 from hpunet.data.types import Identity, Sample, SetInfo, make_sample
 from hpunet.errors import ConfigError, DataError
+from hpunet.utils import files
+from hpunet.utils.files import dump_hashed_json, dump_json
 
 
 class ListSource:
@@ -162,11 +165,49 @@ def test_pack_refuses_damage_by_name(tmp_path: Path) -> None:
     }.items():
         wrong = damaged(name)
         manifest = json.loads((wrong / "pack.json").read_text()) | change
-        (wrong / "pack.json").write_text(json.dumps(manifest))
+        del manifest["sha256"]
+        (wrong / "pack.json").write_bytes(dump_hashed_json(manifest, name="as if we had written it"))
         with pytest.raises(DataError, match=r"pack\.json"):
             open_pack(wrong, split="train")
     with pytest.raises(DataError, match="no split 'val', only train"):
         open_pack(good, split="val")
+
+
+def test_pack_is_sealed_against_every_flipped_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pack = write_pack({"train": random_source(**SOURCES["two classes as bits"])}, tmp_path / "pack")
+    sealed = (pack / "pack.json").read_bytes()
+    content, passed = bytearray(sealed), []
+    monkeypatch.setattr(files, "read_file", lambda _path, **_how: bytes(content))
+    for bit in range(8 * len(sealed)):
+        content[bit // 8] ^= 1 << bit % 8
+        with suppress(DataError):
+            pack_origin(pack)
+            passed.append(bit)
+        content[bit // 8] ^= 1 << bit % 8
+    assert not passed
+    assert pack_origin(pack) == ("test", None)
+
+
+def test_pack_refuses_a_list_from_which_a_file_was_dropped(tmp_path: Path) -> None:
+    pack = write_pack({"train": random_source(**SOURCES["two classes as bits"])}, tmp_path / "pack")
+    sealed = (pack / "pack.json").read_bytes()
+    manifest = json.loads(sealed)
+    for name in manifest["files"]:
+        left = {other: entry for other, entry in manifest["files"].items() if other != name}
+        (pack / "pack.json").write_bytes(dump_json(manifest | {"files": left}, name="one dropped"))
+        with pytest.raises(DataError, match="changed"):
+            open_pack(pack, split="train")
+    (pack / "pack.json").write_bytes(sealed)
+    open_pack(pack, split="train")
+
+
+def test_pack_refuses_files_that_it_does_not_list(tmp_path: Path) -> None:
+    pack = write_pack({"val": open_synthetic("lesions", split="val", num_images=2, size=16)}, tmp_path / "pack")
+    (pack / "val/.DS_Store").touch()
+    open_pack(pack, split="val")
+    (pack / "val/valid.bin").write_bytes(bytes(2 * 16 * 16 // 8))  # as if no pixel were valid
+    with pytest.raises(DataError, match=r"valid\.bin"):
+        open_pack(pack, split="val")
 
 
 def test_pack_refuses_what_it_cannot_hold(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Packs: a data set as a few flat files that training maps into memory or copies to the GPU.
 
-    <pack>/pack.json              format, set description, splits, options, size and SHA-256 of files
+    <pack>/pack.json              format, set description, splits, options, size and SHA-256 of files, its own SHA-256
     <pack>/<split>/images.bin     8 or 16 bit or float32 pixels, (c, h, w) per image
     <pack>/<split>/labels.bin     one map per grader: bits for two classes, 8 bit for more, 16 for instances
     <pack>/<split>/valid.bin      one bit per pixel; absent when all pixels are valid
@@ -27,11 +27,12 @@ from torch.nn.functional import pad
 from hpunet.data.batch import Batch
 from hpunet.data.types import Identity, NoSuchSplitError, Sample, SetInfo, Source, make_sample, refuse_shared_patients
 from hpunet.data.workers import workers
-from hpunet.errors import ConfigError, DataError
-from hpunet.utils.files import atomic_folder, read_file
+from hpunet.errors import CheckpointError, ConfigError, DataError
+from hpunet.utils.files import atomic_folder, dump_hashed_json, read_file, read_hashed_json, write_synced
 
 FORMAT, VERSION = "hpunet-pack", 1
 MANIFEST = "pack.json"
+_MAX_MANIFEST_BYTES = 2**20
 _PIXELS: dict[int, np.dtype[Any]] = {8: np.dtype("u1"), 16: np.dtype("<u2"), 32: np.dtype("<f4")}
 
 Progress = Callable[[Iterable[Sample], int, str], Iterable[Sample]]
@@ -71,10 +72,10 @@ def write_pack(
             "version": VERSION,
             "info": info.as_json(),
             "splits": {split: len(source) for split, source in sources.items()},
-            **({} if options is None else {"options": dict(options)}),
+            **({} if options is None else {"options": json.loads(json.dumps(dict(options)))}),  # tuples become lists
             "files": {name: {"bytes": p.stat().st_size, "sha256": _sha256(p)} for name, p in files.items()},
         }
-        (partial / MANIFEST).write_text(json.dumps(manifest, indent=1, ensure_ascii=False))
+        write_synced(partial / MANIFEST, dump_hashed_json(manifest, name=MANIFEST))
     return out
 
 
@@ -83,9 +84,11 @@ def open_pack(path: Path, *, split: str, verify: bool = True) -> "Pack":
     manifest = _read_manifest(path)
     if split not in manifest["splits"]:
         raise NoSuchSplitError(f"{path}: has no split {split!r}, only {', '.join(manifest['splits'])}")
-    for name, expected in manifest["files"].items():
-        if name.split("/")[0] != split:
-            continue
+    listed = {name: entry for name, entry in manifest["files"].items() if name.split("/")[0] == split}
+    present = {file.relative_to(path).as_posix() for file in (path / split).glob("[!.]*")}
+    if extra := sorted(present - listed.keys()):
+        raise DataError(f"{path / extra[0]}: not part of the pack; move it elsewhere")
+    for name, expected in listed.items():
         file = path / name
         if not file.is_file() or file.stat().st_size != expected["bytes"]:
             raise DataError(f"{file}: is missing or not {expected['bytes']} bytes long; make the pack again")
@@ -267,21 +270,19 @@ def _stored_labels(sample: Sample, info: SetInfo) -> np.ndarray:
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
-    file = path / MANIFEST
+    file, what = path / MANIFEST, "the description of a pack"
     try:
-        manifest = json.loads(read_file(file, error=DataError))
-        if manifest["format"] != FORMAT or manifest["version"] != VERSION:
-            raise DataError(f"{file}: not a pack of format {FORMAT} {VERSION}; make the pack again")
+        manifest = read_hashed_json(file, kind=FORMAT, version=VERSION, what=what, max_bytes=_MAX_MANIFEST_BYTES)
         for name, entry in manifest["files"].items():
             if ".." in Path(name).parts or Path(name).is_absolute():
                 raise DataError(f"{file}: names a file outside the pack, {name!r}")
             int(entry["bytes"]), str(entry["sha256"])
         dict(manifest["splits"]), dict(manifest["info"]), dict(manifest.get("options", {}))
-    except DataError:
-        raise
+    except CheckpointError as error:
+        raise DataError(f"{error}; make the pack again") from None
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise DataError(f"{file}: not a pack's description ({error})") from None
-    return dict(manifest)
+    return manifest
 
 
 def _sha256(path: Path) -> str:

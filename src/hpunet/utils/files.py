@@ -185,8 +185,11 @@ def is_hash_entry(entry: object) -> bool:
 
 def dump_hashed_json(value: Mapping[str, Any], *, name: str) -> bytes:
     """`value` as JSON that includes its own SHA-256, so that any change is detected."""
-    own = hashlib.sha256(dump_json(dict(value), name=name)).hexdigest()
-    return dump_json({**value, "sha256": own}, name=name)
+    return dump_json({**value, "sha256": _own_hash(value, name=name)}, name=name)
+
+
+def _own_hash(value: Mapping[str, Any], *, name: str) -> str:
+    return hashlib.sha256(dump_json(dict(value), name=name)).hexdigest()
 
 
 def read_hashed_json(path: Path, *, kind: str, version: int, what: str, max_bytes: int) -> dict[str, Any]:
@@ -198,7 +201,8 @@ def read_hashed_json(path: Path, *, kind: str, version: int, what: str, max_byte
     if found.get("version") != version:
         other = found.get("version")
         raise CheckpointError(f"{path}: version {other!r}, this hpunet reads {version}; use the one that wrote it")
-    if found.pop("sha256", None) is None or content != dump_hashed_json(found, name=path.name):
+    own, name = found.pop("sha256", None), path.name
+    if own != _own_hash(found, name=name) or content != dump_json({**found, "sha256": own}, name=name):
         raise CheckpointError(f"{path}: damaged or changed (its own SHA-256 is wrong)")
     return found
 
@@ -227,20 +231,23 @@ def _check_json(value: Any, *, where: str) -> None:
 
 def parse_json(content: bytes, *, name: str) -> Any:
     """Parse strict JSON: UTF-8, no NaN or infinity, no duplicate keys. `name` is for errors."""
-
-    def refuse(token: str) -> NoReturn:
-        raise ValueError(f"{token} is not JSON")
-
-    def number(text: str) -> float:
-        return float(text) if math.isfinite(float(text)) else refuse(text)
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) != len(pairs):
-            raise ValueError("duplicate key")
-        return found
-
     try:
-        return json.loads(content.decode(), parse_constant=refuse, parse_float=number, object_pairs_hook=unique)
+        how: dict[str, Any] = {"parse_constant": _refuse, "parse_float": _finite, "object_pairs_hook": _unique}
+        return json.loads(content.decode(), **how)
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{name}: not valid JSON ({error})") from None
+
+
+def _refuse(token: str) -> NoReturn:
+    raise ValueError(f"{token} is not JSON")
+
+
+def _finite(text: str) -> float:
+    return float(text) if math.isfinite(float(text)) else _refuse(text)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("duplicate key")
+    return found
