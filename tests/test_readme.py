@@ -37,7 +37,9 @@ def test_readme_python_runs() -> None:
     blocks = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         exec("\n".join(blocks), {})
-    assert "nothing marked" in printed.getvalue()
+    shown = re.findall(r"`(\d+%: [^`]+)`", README)
+    assert len(shown) == 2
+    assert printed.getvalue().splitlines()[:2] == shown
 
 
 def test_readme_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
