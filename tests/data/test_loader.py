@@ -1,3 +1,4 @@
+import multiprocessing
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from hpunet.data.batch import Batch
 from hpunet.data.loader import TrainingSteps, images_at
 from hpunet.data.packs import Pack, open_pack, write_pack
 from hpunet.data.synthetic.source import open_synthetic
-from hpunet.errors import ConfigError
+from hpunet.errors import ConfigError, DataError
 
 FIELDS = ("image", "labels", "valid", "graders")
 
@@ -38,7 +39,6 @@ def augmented(batch: Batch, step: int) -> Batch:
     return augment(batch, settings=AugmentationSettings(), crop_size=(16, 16), seed=1, step=step, index=index)
 
 
-@pytest.mark.filterwarnings("ignore:This DataLoader will create 4 worker processes")  # on two cores
 @pytest.mark.parametrize("num_workers", [1, 2, 4])
 def test_training_batches_do_not_depend_on_the_number_of_workers(pack: Pack, num_workers: int) -> None:
     steps = TrainingSteps(pack, batch_size=4, seed=5)
@@ -50,6 +50,14 @@ def test_training_batches_do_not_depend_on_the_number_of_workers(pack: Pack, num
             assert torch.equal(getattr(one, field), getattr(other, field))
             warped = (getattr(augmented(b, step), field) for b in (one, other))
             assert torch.equal(*warped)
+
+
+def test_killed_reader_of_batches_is_an_error_with_a_cure(pack: Pack) -> None:
+    batches = TrainingSteps(pack, batch_size=4, seed=5).iterate(0, 10**6, num_workers=1)
+    next(batches)
+    multiprocessing.active_children()[0].kill()
+    with pytest.raises(DataError, match=r"data\.num_workers"):
+        list(batches)
 
 
 def test_training_batches_are_shared_out_over_processes(pack: Pack) -> None:

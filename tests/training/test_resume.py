@@ -1,5 +1,6 @@
 """A run that was interrupted ends as one that was not, bit for bit; `make chaos` is the long version."""
 
+import multiprocessing
 import signal
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import torch
 from chaos import SETTINGS, Run, chaos, kill_at, same_end
 from tiny_run import PUNET, tiny_settings, write_tiny_pack
 
+from hpunet.errors import DataError
 from hpunet.training.loggers import LOG_FILE, read_log
 from hpunet.training.loop import train
 
@@ -55,6 +57,39 @@ def test_crashed_runs_end_as_undisturbed_ones(changes: tuple[str, ...], tmp_path
     assert same_end(crashed, undisturbed)
     steps = [line["step"] for line in read_log(crashed.folder / LOG_FILE) if "loss" in line]
     assert steps == list(range(1, 13))
+
+
+def test_run_whose_reader_was_killed_resumes_with_fewer(tmp_path: Path) -> None:
+    pack, said = str(write_tiny_pack(tmp_path / "pack")), []
+    undisturbed, killed = (Run(tmp_path / name, tmp_path) for name in ("undisturbed", "killed"))
+    common = {"data": pack, "device": torch.device("cpu"), "say": said.append}
+
+    def kill_at_7(step: int, _numbers: dict[str, float]) -> None:
+        if step == 7:
+            for reader in multiprocessing.active_children():
+                reader.kill()
+
+    train(tiny_settings(), run=undisturbed.folder, **common)
+    with pytest.raises(DataError, match="killed"):
+        train(tiny_settings("data.num_workers=1"), run=killed.folder, watch=kill_at_7, **common)
+    train(tiny_settings("data.num_workers=0"), run=killed.folder, resume=True, **common)
+    assert same_end(killed, undisturbed)
+    assert not [line for line in said if "warning" in line]
+
+
+def test_other_number_of_threads_is_named_with_its_cure(tmp_path: Path) -> None:
+    pack, said = str(write_tiny_pack(tmp_path / "pack")), []
+    common = {"data": pack, "run": tmp_path / "run", "device": torch.device("cpu"), "say": said.append}
+    before = torch.get_num_threads()
+    for iterations, threads in ((1, before), (2, before + 1)):
+        assert not [line for line in said if line.startswith("warning")]
+        try:
+            torch.set_num_threads(threads)
+            train(tiny_settings(f"optimiser.iterations={iterations}"), resume=True, **common)
+        finally:
+            torch.set_num_threads(before)
+    (warning,) = [line for line in said if line.startswith("warning")]
+    assert f"OMP_NUM_THREADS={before}" in warning
 
 
 def test_killed_runs_end_as_undisturbed_ones(tmp_path: Path) -> None:

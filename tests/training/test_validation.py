@@ -88,6 +88,25 @@ def test_validation_measures_how_far_graders_agree(tmp_path: Path) -> None:
     assert newest["grader_iou"] == pytest.approx(np.mean(ious))
 
 
+def test_validation_is_logged_when_its_examples_can_be_read(tmp_path: Path) -> None:
+    """A report may be made at any moment."""
+
+    class Reader:
+        def numbers(self, step: int, values: dict[str, float]) -> None:
+            if "val_ged2" in values:
+                steps.append(read_run(tmp_path / "run").step)
+
+        def picture(self, *_: object) -> None: ...
+
+        def close(self) -> None: ...
+
+    steps: list[int] = []
+    settings = tiny_settings("optimiser.iterations=2", "logging.validate_every=1")
+    how = {"data": str(write_tiny_pack(tmp_path / "pack")), "device": torch.device("cpu"), "say": lambda _line: None}
+    train(settings, run=tmp_path / "run", loggers=[Reader()], **how)
+    assert steps == [1, 2]
+
+
 def agreement(one: np.ndarray, other: np.ndarray) -> float:
     either = ((one == 1) | (other == 1)).sum()
     return float(((one == 1) & (other == 1)).sum() / either) if either else 1.0

@@ -8,6 +8,7 @@ import random
 import resource
 import shutil
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from hpunet.errors import CheckpointError, ConfigError
+from hpunet.utils import files as storage
 from hpunet.utils.files import dump_hashed_json
 from hpunet.weights import checkpoints as checkpoint
 from hpunet.weights.checkpoints import latest_checkpoint, load_checkpoint, prune, save_checkpoint
@@ -116,6 +118,48 @@ def test_named_checkpoint_is_replaced_and_load_recovers_its_predecessor(tmp_path
     assert load_checkpoint(path).step == 4
     save(tmp_path, 4)
     assert names(tmp_path) == ["best", "step-00000003", "step-00000004"]
+
+
+def test_readers_follow_a_run_that_replaces_what_they_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Saves between the files that are read, with `keep_checkpoints=1`."""
+    read, steps, reads = checkpoint._read, count(1), count()
+    save(tmp_path, 0)
+    save(tmp_path, 0, name="best")
+
+    def read_slowly(*arguments: Any) -> bytes:
+        if next(reads) % 7 == 0:  # a checkpoint has four files
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(checkpoint, "_read", read)
+                step = next(steps)
+                save(tmp_path, step)
+                save(tmp_path, step, name="best")
+                prune(tmp_path, keep=1)
+        return read(*arguments)
+
+    monkeypatch.setattr(checkpoint, "_read", read_slowly)
+    for _ in range(5):
+        latest, best = latest_checkpoint(tmp_path), load_checkpoint(tmp_path / "best")
+        assert latest is not None
+        for found in (latest, best):
+            assert found.skipped == []
+            assert torch.equal(found.tensors["model"]["conv.bias"], contents(found.step)["model"]["conv.bias"])
+
+
+def test_reader_gives_up_on_what_never_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tries = []
+
+    def vanish(path: Path) -> None:
+        tries.append(path)
+        shutil.rmtree(path, ignore_errors=True)
+        save(tmp_path, len(tries))
+        raise CheckpointError("gone")
+
+    save(tmp_path, 0)
+    monkeypatch.setattr(storage, "MAX_READS", 5)
+    monkeypatch.setattr(checkpoint, "_load", vanish)
+    with pytest.raises(CheckpointError, match="gone"):
+        latest_checkpoint(tmp_path)
+    assert 5 <= len(tries) <= 25
 
 
 def test_save_cleans_up_only_what_it_could_have_left(tmp_path: Path) -> None:

@@ -2,17 +2,19 @@
 
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import Any
+from multiprocessing import get_all_start_methods
 
 import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
 
 from hpunet.data.batch import Batch
 from hpunet.data.packs import Pack
+from hpunet.data.workers import worker_pool
 from hpunet.errors import ConfigError
+
+_ADVICE = "set data.num_workers lower, and continue from the last checkpoint with --resume"
 
 
 @lru_cache(maxsize=2)
@@ -27,7 +29,7 @@ def images_at(*, seed: int, step: int, batch_size: int, num_images: int) -> Int[
     return torch.from_numpy(np.array(chosen, dtype=np.int64))
 
 
-class TrainingSteps(Dataset[Batch]):
+class TrainingSteps:
     """The batches of a run by step, before augmentation; each process takes an equal, consecutive share."""
 
     def __init__(self, pack: Pack, *, batch_size: int, seed: int, rank: int = 0, world_size: int = 1) -> None:
@@ -50,8 +52,12 @@ class TrainingSteps(Dataset[Batch]):
         if num_workers == 0 or self.pack.device.type != "cpu":
             yield from (self[step] for step in range(first, end))
             return
-        how: dict[str, Any] = {"batch_size": None, "num_workers": num_workers}
-        context = "spawn" if torch.cuda.is_initialized() else "fork"
-        generator = torch.Generator()  # keeps the global generator unchanged
-        steps = range(first, end)
-        yield from DataLoader(self, sampler=steps, generator=generator, multiprocessing_context=context, **how)
+        # A fork starts at once, but cannot use CUDA.
+        method = "fork" if "fork" in get_all_start_methods() and not torch.cuda.is_initialized() else "spawn"
+        with worker_pool(num_workers, self, method=method, advice=_ADVICE) as run:
+            yield from run(_batch, range(first, end), chunk=1)
+
+
+def _batch(steps: TrainingSteps, step: int) -> Batch:
+    torch.set_num_threads(1)  # the others are for training
+    return steps[step]

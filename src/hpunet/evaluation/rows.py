@@ -22,7 +22,15 @@ import numpy as np
 from hpunet.errors import ConfigError, DataError
 from hpunet.metrics import InstanceMatches
 from hpunet.utils.distributed import barrier, rank
-from hpunet.utils.files import atomic_write, dump_json, explain_os_errors, parse_json, read_file
+from hpunet.utils.files import (
+    atomic_write,
+    dump_json,
+    entries,
+    explain_os_errors,
+    parse_json,
+    read_file,
+    read_live,
+)
 
 IDENTITY_FILE, ROWS_FILE, SUMMARY_FILE, EXAMPLES_FILE = "evaluation.json", "rows.csv", "summary.json", "examples.npz"
 FORMAT = "hpunet-evaluation 1"
@@ -179,6 +187,10 @@ def first_keys(keys: Iterable[str], limit: int | None) -> set[str]:
 
 def read_evaluation(folder: Path) -> tuple[dict[str, Any], list[Row]]:
     """The identity of a finished evaluation, with its seeds and limit, and the rows that its summary uses."""
+    return read_live(lambda: _read_finished(folder), seen=lambda: entries(folder))
+
+
+def _read_finished(folder: Path) -> tuple[dict[str, Any], list[Row]]:
     identity = _read_identity(folder)
     if identity is None or not all((folder / name).is_file() for name in (ROWS_FILE, SUMMARY_FILE)):
         unfinished = identity is not None and any(folder.glob("rows*.csv"))

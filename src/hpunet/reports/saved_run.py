@@ -11,7 +11,7 @@ from hpunet.config.settings import Settings, check_settings
 from hpunet.errors import DataError
 from hpunet.reports.examples import Examples, read_examples
 from hpunet.training.loggers import LOG_FILE, read_log
-from hpunet.utils.files import parse_json, read_file
+from hpunet.utils.files import entries, parse_json, read_file, read_live
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,12 @@ class SavedRun:
 
 
 def read_run(folder: Path, *, name: str | None = None) -> SavedRun:
-    """Read a run's folder, or raise an error that names the file and what is wrong with it."""
+    """Read a run's folder, or raise an error that names the file and what is wrong with it; it may be in use."""
+    parts = [folder, folder / "pictures", *folder.glob("evaluation/*")]
+    return read_live(lambda: _read_run(folder, name=name), seen=lambda: entries(*parts))
+
+
+def _read_run(folder: Path, *, name: str | None) -> SavedRun:
     if not (folder / "settings.json").exists():
         why = "not a run's folder (no settings.json)" if folder.is_dir() else "no such folder"
         raise DataError(f"{folder}: {why}; expected one that `hpunet train` wrote")

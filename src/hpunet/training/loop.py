@@ -9,11 +9,13 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from hpunet.config.settings import Settings
 from hpunet.data.folder.patients import patient_warning
@@ -21,6 +23,7 @@ from hpunet.data.open import check_data_options, pack_data, with_pack_options
 from hpunet.data.packs import is_pack, open_pack
 from hpunet.errors import ConfigError
 from hpunet.models.build import check_network
+from hpunet.objectives.base import Terms
 from hpunet.training.constant_map import constant_map_loss, kappa_warning
 from hpunet.training.loggers import LOG_FILE, Logger, open_loggers, read_log
 from hpunet.training.resume import load_start, restore, save, start_from
@@ -126,12 +129,14 @@ def _train(
         about = {"data": training.pack.fingerprint, "processes": world_size(), "kernels": kernels}
         about |= {} if constant is None else {"constant_map_rec": constant}
         about |= {} if training.started_from is None else {"started_from": training.started_from}
-        atomic_write(run / SETTINGS_FILE, dump_json(settings.model_dump(mode="json"), name=SETTINGS_FILE))
+        # The settings last: they make the folder a run.
         atomic_write(run / RUN_FILE, dump_json({**describe_run(), **about}, name=RUN_FILE))
+        atomic_write(run / SETTINGS_FILE, dump_json(settings.model_dump(mode="json"), name=SETTINGS_FILE))
         open_logs = open_loggers(run, last_step=training.step, more=loggers)
     try:
-        with stop_on_signals(say) as stop:
-            newest = _loop(training, validation, open_logs, stop=stop, say=say, watch=watch)
+        # Closed, so that processes that read ahead end with the loop.
+        with stop_on_signals(say) as stop, closing(training.run_steps()) as steps:
+            newest = _loop(steps, training, validation, open_logs, stop=stop, say=say, watch=watch)
     finally:
         for logger in open_logs:
             logger.close()
@@ -142,6 +147,7 @@ def _train(
 
 
 def _loop(
+    steps: Iterable[tuple[Terms, Tensor]],
     training: Training,
     validation: Validation,
     loggers: list[Logger],
@@ -156,7 +162,7 @@ def _loop(
     last_time = last_shown = time.perf_counter()
     last_step = training.step
     threads = ThreadWatch(torch.get_num_threads() if training.device.type == "cpu" else 1)
-    for terms, norm in training.run_steps():
+    for terms, norm in steps:
         training.step += 1
         step, now = training.step, time.perf_counter()
         log_now = step % logging.log_every == 0 or step == end

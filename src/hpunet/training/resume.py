@@ -16,7 +16,7 @@ from hpunet.training.state import Training
 from hpunet.utils.distributed import all_gather, rank
 from hpunet.weights.checkpoints import latest_checkpoint, prune, save_checkpoint
 from hpunet.weights.load import TrainedModel, load_trained, require_posterior
-from hpunet.weights.run_state import optimiser_tensors, restore_optimiser
+from hpunet.weights.run_state import optimiser_tensors, restore_optimiser, rounding
 from hpunet.weights.safetensors_io import check_same_tensors
 
 STATE_KEYS = {"settings", "data", "info", "optimiser", "best", "started_from", "skipped", "skipped_in_a_row"}
@@ -36,6 +36,7 @@ def save(training: Training, *, name: str | None = None) -> None:
         "started_from": training.started_from,
         "skipped": int(training.train_step.skipped),
         "skipped_in_a_row": int(training.train_step.skipped_in_a_row),
+        "rounding": rounding(training.device),
     }
     save_checkpoint(folder, step=training.step, tensors=training.state_tensors(), state=state, name=name)
     if name is None:
@@ -69,7 +70,19 @@ def restore(training: Training, say: Callable[[str], None]) -> bool:
     training.train_step.skipped_in_a_row.fill_(state["skipped_in_a_row"])
     training.step, training.best, training.started_from = step, state["best"], state["started_from"]
     say(f"resuming from {found.path} at iteration {step}")
+    if words := _rounding_warning(state.get("rounding", {}), rounding(training.device)):
+        say(f"warning: {words}")
     return True
+
+
+def _rounding_warning(then: dict[str, Any], now: dict[str, Any]) -> str:
+    """What to say where the run goes on with other threads or the like; nothing if bits stay the same."""
+    changed = [name for name in then if name in now and then[name] != now[name]]
+    if not changed:
+        return ""
+    what = ", ".join(f"{name} was {then[name]}, is {now[name]}" for name in changed)
+    cure = f"; to repeat it, set OMP_NUM_THREADS={then['num_threads']}" if "num_threads" in changed else ""
+    return f"{what}: sums round differently, and the run will not end bit for bit as it would have{cure}"
 
 
 def load_start(start: str | Path, settings: Settings, *, device: torch.device) -> TrainedModel:
@@ -114,13 +127,14 @@ def _deciding(settings: Settings, *, step: int) -> dict[str, Any]:
     """The settings that decide the weights after `step` iterations, by name ("optimiser.batch_size").
 
     Not what starts later (learning rates, fading, energy distance), the number of iterations, kernels (which only
-    round differently), orientations (which are for sampling) and what evaluation scores.
+    round differently), processes that read ahead, orientations (which are for sampling) and what evaluation scores.
     """
     flat: dict[str, Any] = {"seed": settings.seed}
     for group, section in settings.model_dump(mode="json").items():
         if isinstance(section, dict) and group != "logging":
             flat |= {f"{group}.{key}": value for key, value in section.items()}
-    for key in ("optimiser.kernels", "optimiser.iterations", "model.orientations", "data.evaluate"):
+    later = ("optimiser.iterations", "model.orientations", "data.evaluate")
+    for key in ("optimiser.kernels", "data.num_workers", *later):
         del flat[key]
     past = [boundary for boundary in learning_rate_boundaries(settings.optimiser) if boundary < step]
     flat["optimiser.boundaries"] = past

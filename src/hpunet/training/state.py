@@ -1,7 +1,7 @@
 """The state of a run in memory: model, loss, optimiser and data, built from settings; runs the steps."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +80,7 @@ class Training:
             "averaged": dict(averaged),
         }
 
-    def run_steps(self) -> Iterator[tuple[Terms, Tensor]]:
+    def run_steps(self) -> Generator[tuple[Terms, Tensor], None, None]:
         """Train from the current step to the last; yields terms and gradient norm of each step."""
         objective, end = self.settings.objective, self.settings.optimiser.iterations
         for last in (min(objective.energy_start, end), end):  # without the energy distance, then with it

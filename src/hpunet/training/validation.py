@@ -4,6 +4,7 @@ Images are scored as by `hpunet evaluate` with seed 0: noise is keyed by image. 
 here, so that it needs neither model nor data.
 """
 
+import io
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ from hpunet.evaluation.scores import metric_arguments
 from hpunet.metrics import pair_ious
 from hpunet.training.loggers import Logger
 from hpunet.utils.distributed import all_reduce, rank, world_size
+from hpunet.utils.files import atomic_write
 from hpunet.utils.label_painter import contrast_palette, overlay
 from hpunet.utils.pictures import grey_or_colour, save_picture, sheet, spread, stretched
 
@@ -78,9 +80,10 @@ class Validation:
         with swapped(self.model, averaged):
             numbers = self._score() | {f"raw_{name}": raw[name] for name in METRICS if raw}
             if rank() == 0:
+                picture = self._save_examples(step)  # first: a report reads those of the last line of the log
                 for logger in loggers:
                     logger.numbers(step, {f"val_{name}": value for name, value in numbers.items()})
-                self._show(step, loggers)
+                    logger.picture(step, "samples", picture)
         return numbers
 
     def scores_raw(self, step: int) -> bool:
@@ -128,8 +131,8 @@ class Validation:
         pairs = pair_ious(samples=batch.labels[:, :1], **metric_arguments(batch, self.pack.info))
         return {name: torch.from_numpy(getattr(pairs, name)()) for name in GRADERS}
 
-    def _show(self, step: int, loggers: Sequence[Logger]) -> None:
-        """A sheet of samples, and the arrays behind it and the figures (see `reports/examples.py`)."""
+    def _save_examples(self, step: int) -> np.ndarray:
+        """Save a sheet of samples, and the arrays behind it and the figures (`reports/examples.py`); returns it."""
         info = self.pack.info
         chosen = [self.indices[i] for i in spread(self.num_shown, of=len(self.indices))]
         arrays = example_arrays(self.scorer, self.pack, chosen)
@@ -138,13 +141,12 @@ class Validation:
         arrays["class_names"] = np.array(names)
         if "instances" in arrays:
             arrays["hardness_metric"] = np.array("rand_error")
-        folder = self.run / "pictures"
-        folder.mkdir(parents=True, exist_ok=True)
-        np.savez_compressed(folder / f"step-{step:08d}.npz", **arrays)  # type: ignore[arg-type]
+        folder, content = self.run / "pictures", io.BytesIO()
+        np.savez_compressed(content, **arrays)  # type: ignore[arg-type]
+        atomic_write(folder / f"step-{step:08d}.npz", content.getvalue())
         picture = _samples_sheet(arrays, title=f"iteration {step}: graders, reconstructions, samples")
         save_picture(picture, folder / f"step-{step:08d}.png")
-        for logger in loggers:
-            logger.picture(step, "samples", np.asarray(picture))
+        return np.asarray(picture)
 
 
 def _samples_sheet(arrays: Mapping[str, np.ndarray], *, title: str) -> Any:

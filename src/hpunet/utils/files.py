@@ -11,15 +11,18 @@ import os
 import secrets
 import shutil
 import stat
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from hpunet.errors import CheckpointError, ConfigError, HPUNetError
 from hpunet.utils.limits import MAX_FILE_BYTES
 from hpunet.utils.locks import lock_beside, open_locked
 
+T = TypeVar("T")
+MAX_READS = 100
+"""Attempts to read what another process keeps replacing; the second or third succeeds."""
 TEMPORARY, REPLACED = ".tmp-hpunet-", ".old-hpunet-"
 """Prefixes: being written or deleted; being replaced."""
 _ADVICE = {
@@ -159,6 +162,32 @@ def read_file(
     if len(content) != size and not growing:
         raise error(f"{path}: changed while being read")
     return content
+
+
+def read_live(read: Callable[[], T], *, seen: Callable[[], object]) -> T:
+    """`read()` of what another process may be replacing: again, if it fails and what can be `seen` has changed."""
+    for _ in range(MAX_READS - 1):
+        before = seen()
+        try:
+            return read()
+        except HPUNetError:
+            if seen() == before:
+                raise
+    return read()
+
+
+def entries(*folders: Path) -> dict[Path, tuple[int, int] | None]:
+    """What is in these folders, or None for those that are not there: inode and time of each file and folder."""
+    found: dict[Path, tuple[int, int] | None] = {}
+    for folder in folders:
+        try:
+            for entry in os.scandir(folder):
+                with suppress(FileNotFoundError):
+                    status = entry.stat(follow_symlinks=False)
+                    found[Path(entry.path)] = (status.st_ino, status.st_mtime_ns)
+        except OSError:
+            found[folder] = None
+    return found
 
 
 def write_hashed(path: Path, content: bytes) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Images as pictures, and captioned sheets of pictures. Needs only numpy and pillow."""
 
+import io
 from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -7,6 +8,8 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float, UInt8
 from PIL import Image, ImageDraw, ImageFont
+
+from hpunet.utils.files import atomic_write
 
 _ENOUGH_CONTRAST, _MOST_GAIN = 0.4, 10.0
 
@@ -93,6 +96,7 @@ def _scale(pixels: UInt8[np.ndarray, "h w 3"], tile: int | None) -> Image.Image:
 
 def save_picture(picture: Image.Image, path: Path) -> Path:
     """Write a PNG, with its folder; returns its path."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    picture.save(path, format="PNG")
+    content = io.BytesIO()
+    picture.save(content, format="PNG")
+    atomic_write(path, content.getvalue())
     return path

@@ -8,7 +8,7 @@ A checkpoint is a folder, `step-00001000` or a name such as `best`:
 
 It is written as `.tmp-hpunet-<name>` and renamed when complete. A replaced one is moved to `.old-hpunet-<name>` first
 and deleted last, so that a kill at any moment leaves one of the two; readers look in both places. One process may
-write while others read: these get an error at worst, never wrong data.
+write while others read: these read again if the checkpoint has been replaced or deleted meanwhile.
 """
 
 import os
@@ -28,11 +28,13 @@ from hpunet.utils.files import (
     atomic_folder,
     dump_hashed_json,
     dump_json,
+    entries,
     explain_os_errors,
     is_hash_entry,
     parse_json,
     read_hashed,
     read_hashed_json,
+    read_live,
     remove_folder,
     write_hashed,
     write_synced,
@@ -131,6 +133,11 @@ def prune(folder: Path, *, keep: int, protect: Sequence[Path] = ()) -> list[Path
 
 def load_checkpoint(path: Path) -> Checkpoint:
     """The checkpoint at `path`, verified; if its replacement was interrupted, the older one (see `skipped`)."""
+    both = (path, path.with_name(REPLACED + path.name))
+    return read_live(lambda: _load_either(path), seen=lambda: entries(*both))
+
+
+def _load_either(path: Path) -> Checkpoint:
     try:
         return _load(path)
     except CheckpointError as error:
@@ -145,11 +152,17 @@ def load_checkpoint(path: Path) -> Checkpoint:
 
 def latest_checkpoint(folder: Path) -> Checkpoint | None:
     """The newest intact `step-*` checkpoint; None if there is none at all, a `CheckpointError` if none is intact."""
+    return read_live(lambda: _load_latest(folder), seen=lambda: _step_names(folder))
+
+
+def _load_latest(folder: Path) -> Checkpoint | None:
     skipped: list[str] = []
     for name in _step_names(folder):
         try:
             found = load_checkpoint(folder / name)
         except CheckpointError as error:
+            if name not in _step_names(folder):  # a newer one has been written since, and this one deleted
+                raise
             skipped.append(str(error))
         else:
             return replace(found, skipped=skipped + found.skipped)

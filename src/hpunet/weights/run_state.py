@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from hpunet import __version__
 from hpunet.errors import CheckpointError
+from hpunet.utils.distributed import world_size
 
 _IMPLEMENTATION = ("capturable", "differentiable", "foreach", "fused")
 """Options of how an optimiser computes, not what; they are not restored."""
@@ -148,6 +149,19 @@ def describe_run() -> dict[str, Any]:
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "num_threads": torch.get_num_threads(),
         **_source_commit(Path(__file__).parents[2]),
+    }
+
+
+def rounding(device: torch.device) -> dict[str, Any]:
+    """What decides how sums round, as JSON; of GPUs, which sum in an order of their own, only that it is one."""
+    if device.type != "cpu":
+        return {"device": device.type}
+    return {
+        "device": "cpu",
+        "num_threads": torch.get_num_threads(),
+        "processes": world_size(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "torch": str(torch.__version__),
     }
 
 

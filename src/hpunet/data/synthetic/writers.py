@@ -1,5 +1,6 @@
 """Synthetic data in the layouts of the real data sets, to try every reader and preset."""
 
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
@@ -16,7 +17,7 @@ from hpunet.data.synthetic.streets import make_street
 from hpunet.data.types import SPLITS
 from hpunet.data.workers import workers
 from hpunet.errors import ConfigError, DataError
-from hpunet.utils.locks import is_vacant, lock_folder
+from hpunet.utils.locks import LOCK, is_vacant, lock_folder
 
 CITIES = {
     "train": ("train", ("aachen", "bochum")),
@@ -92,14 +93,22 @@ def _write_scene(out: Path, sources: Mapping[str, SyntheticSource], scene: tuple
 
 @contextmanager
 def _empty_folder(out: Path) -> Iterator[None]:
-    """Create the folder and lock it; an existing one must be empty."""
+    """Create the folder and lock it; an existing one must be empty. After an error it is empty again."""
     words = f"{out}: already exists and is not an empty folder, choose another one"
     if out.exists() and not out.is_dir():
         raise DataError(words)
     with lock_folder(out):
         if not is_vacant(out):
             raise DataError(words)
-        yield
+        try:
+            yield
+        except BaseException:
+            for entry in out.iterdir():
+                if entry.is_dir():
+                    shutil.rmtree(entry, ignore_errors=True)
+                elif entry.name != LOCK:
+                    entry.unlink(missing_ok=True)
+            raise
 
 
 def _save(path: Path, pixels: np.ndarray) -> None:
