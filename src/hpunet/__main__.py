@@ -1,6 +1,6 @@
 """`python -m hpunet` is the `hpunet` command."""
 
-from hpunet.cli.main import main
+from hpunet.cli.start import main
 
 if __name__ == "__main__":
     main()

@@ -3,17 +3,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from hpunet.cli import progress as cli_progress
 from hpunet.cli.progress import PeriodicLog
+from hpunet.cli.terminal import Terminal
 
 
 def lines_of(times: Sequence[tuple[float, float]], **how: Any) -> list[str]:
     """What is said of 280 images when so many are done at such seconds."""
     out = io.StringIO()
     terminal = how.pop("terminal", False)
-    console = Console(file=out, force_terminal=terminal, width=40)
+    console = Terminal(file=out, force_terminal=terminal, width=40)
     lines = PeriodicLog(
         "evaluate [a]", console=console, clock=iter([0.0, *(float(now) for now, _ in times)]).__next__, **how
     )
@@ -42,7 +42,7 @@ def test_images_in_a_log_have_lines_of_their_progress(
     monkeypatch: pytest.MonkeyPatch, number: int, last: str
 ) -> None:
     out = io.StringIO()
-    monkeypatch.setattr(cli_progress, "notes", Console(file=out, width=80))
+    monkeypatch.setattr(cli_progress, "notes", Terminal(file=out, width=80))
     monkeypatch.setattr(cli_progress, "LOG_INTERVAL_S", 0.0)
 
     def work(_item: str, begin: Any, advance: Any) -> None:

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
-from hpunet.cli.progress import console, notes
+from hpunet.cli.terminal import console, line, notes
 
 if TYPE_CHECKING:
     from hpunet.bench.run import Row
@@ -44,7 +43,7 @@ def bench_command(
         how: dict[str, Any] = {"batch": batch, "only": only or [], "repeats": repeats}
         if markdown:
             print(*markdown_header(), sep="\n", flush=True)
-        for rows in run_bench(preset, device=device, say=lambda words: status.update(escape(words)), **how):
+        for rows in run_bench(preset, device=device, say=lambda words: status.update(line(words)), **how):
             found += rows
             if markdown:
                 print(*map(markdown_row, rows), sep="\n", flush=True)
@@ -56,7 +55,7 @@ def bench_command(
     else:
         console.print(_table(found, header))
     for row in (row for row in found if row.failure):
-        notes.print(f"{row.candidate}: {row.failure}", highlight=False, markup=False, soft_wrap=True)
+        notes.print(f"{row.candidate}: {row.failure}")
 
 
 def markdown_header() -> list[str]:
@@ -70,13 +69,13 @@ def markdown_row(row: "Row") -> str:
 
 
 def _table(rows: Sequence["Row"], header: Mapping[str, Any]) -> Table:
-    table = Table(title=escape(f"{header['preset']}: {_where(header)}"), title_justify="left")
+    table = Table(title=f"{header['preset']}: {_where(header)}", title_justify="left")
     with_memory = any(row.peak_mib is not None for row in rows)
     for number, column in enumerate(_COLUMNS if with_memory else _COLUMNS[:-1]):
         table.add_column(column, justify="left" if number < 2 else "right", no_wrap=number >= 2)
     for _, same in groupby(rows, key=lambda row: row.question):
         for number, row in enumerate(same):
-            question, *numbers = map(escape, _cells(row))
+            question, *numbers = _cells(row)
             table.add_row("" if number else question, *numbers[: None if with_memory else -1])
         table.add_section()
     table.caption = "speed: relative to the first of each question; spread: (slowest − fastest repeat) / median"

@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 from hpunet.cli.options import run_names
-from hpunet.cli.progress import console, mean_and_std, metric_title, notes
+from hpunet.cli.progress import mean_and_std, metric_title
+from hpunet.cli.terminal import console, notes
 from hpunet.errors import ConfigError
+from hpunet.utils.text import as_utf8
 
 _ALSO_OVER_SUBSET = ("ged2", "ged2_unbiased", "hm_iou", "iou_rec")
 _MODELS = (
@@ -51,10 +52,10 @@ def compare_command(
     for kind, content in contents.items():
         atomic_write(files.with_name(f"{files.name}.{kind}"), content)
     if csv_file:
-        atomic_write(csv_file, comparison_csv(comparison).encode())
+        atomic_write(csv_file, as_utf8(comparison_csv(comparison)))
     _print_comparison(comparison)
     for kind in contents:
-        console.print(f"{files}.{kind}", highlight=False, soft_wrap=True)
+        console.print(f"{files}.{kind}")
 
 
 def _model(text: str) -> tuple[str, list[Path]]:
@@ -70,7 +71,7 @@ def _model(text: str) -> tuple[str, list[Path]]:
 def _print_comparison(comparison: Mapping[str, Any]) -> None:
     from hpunet.evaluation.summary import counts, listed, plural
 
-    names = [escape(run["name"]) for run in comparison["runs"]]
+    names = [run["name"] for run in comparison["runs"]]
     values = Table("mean ± std over images", *names, title=counts(comparison), title_justify="left")
     gaps = Table(title=f"difference to {names[0]}: mean ± std [95 % interval]", title_justify="left")
     gaps.add_column("", no_wrap=True)
@@ -90,11 +91,11 @@ def _print_comparison(comparison: Mapping[str, Any]) -> None:
     console.print(gaps)
     if comparison["num_failed"]:
         failed = plural(comparison["num_failed"], "image")
-        notes.print(f"excluded, since a run failed on them: {failed}", highlight=False)
+        notes.print(f"excluded, since a run failed on them: {failed}")
     if not comparison["same_data"]:
-        notes.print("the image names agree, but the fingerprints of the data differ", highlight=False)
+        notes.print("the image names agree, but the fingerprints of the data differ")
 
 
 def _interval(gap: Mapping[str, Any], prefix: str) -> str:
     mean, std, low, high = (gap[prefix + key] for key in ("mean", "std", "low", "high"))
-    return f"{mean:+.4f} ± {std:.4f} \\[{low:+.4f}, {high:+.4f}]"
+    return f"{mean:+.4f} ± {std:.4f} [{low:+.4f}, {high:+.4f}]"

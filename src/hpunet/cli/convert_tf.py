@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from hpunet.cli.options import NewFolder
-from hpunet.cli.progress import console
+from hpunet.cli.terminal import console
 from hpunet.config.settings import load_settings
 
 _NAMES_SHOWN = 3
@@ -35,4 +35,4 @@ def convert_tf_command(
         more = ", …" if len(done.unused) > _NAMES_SHOWN else ""
         lines.append(f"Not used: {len(done.unused)} ({', '.join(done.unused[:_NAMES_SHOWN])}{more}).")
     lines.append(f"Use it like any run folder: hpunet sample {out} IMAGE --out DIR")
-    console.print("\n".join(lines), soft_wrap=True, markup=False, highlight=False)
+    console.print(*lines, sep="\n")

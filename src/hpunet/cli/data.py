@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
-from rich.text import Text
 
 from hpunet.cli.options import CommandWithGraders, DataArgument, Graders, NewFolder, Patient, data_options
-from hpunet.cli.progress import console, print_warning, tracked
+from hpunet.cli.progress import tracked
+from hpunet.cli.terminal import console, print_warning
 from hpunet.errors import ConfigError
 from hpunet.utils.files import explain_os_errors
 
@@ -48,7 +48,7 @@ def info(
     words += f"{description.num_graders} grader(s){names}, {description.num_classes} classes"
     if description.has_instances:
         words += f" ({description.num_random_ids} of them random instance ids)"
-    console.print(words, markup=False, highlight=False, soft_wrap=True)
+    console.print(words)
     table = Table("", *sources)
     rows: dict[str, list[str]] = {}
     rare: list[str] = []
@@ -60,7 +60,7 @@ def info(
         if split == "train":
             rare = [f"{name} (in {count} of {found.num_images:,})" for name, count in found.rare_classes.items()]
     for name, values in rows.items():
-        table.add_row(Text(name), *values)
+        table.add_row(name, *values)
     console.print(table)
     if rare:
         print_warning(
@@ -73,7 +73,7 @@ def info(
         page = contact_sheet(source)
         with explain_os_errors(out, action="written"):
             sheets.append(save_picture(page, out / f"{name}-{split}.png"))
-    console.print(f"Contact sheets: {', '.join(map(str, sheets))}", soft_wrap=True, highlight=False, markup=False)
+    console.print(f"Contact sheets: {', '.join(map(str, sheets))}")
 
 
 def _facts(found: "Summary", info: "SetInfo") -> Iterator[tuple[str, str]]:
@@ -169,10 +169,10 @@ def make(
         else:
             raise ConfigError(f"layout {layout!r} is unknown, expected lidc, snemi3d or cityscapes")
     options = _options_to_read(layout, size)
-    console.print(f"Wrote {out}. Inspect it: hpunet data info {out}{options}", soft_wrap=True, highlight=False)
+    console.print(f"Wrote {out}. Inspect it: hpunet data info {out}{options}")
     if options:
         words = f"data pack and init need the size too:{options} (train takes it from the settings)."
-        console.print(words, soft_wrap=True, highlight=False)
+        console.print(words)
 
 
 def _options_to_read(layout: str, size: int | None) -> str:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from hpunet.cli.progress import TrainingProgress, console, notes
+from hpunet.cli.progress import TrainingProgress
+from hpunet.cli.terminal import console, notes
 from hpunet.config.settings import Settings
 
 if TYPE_CHECKING:
@@ -34,20 +35,20 @@ def demo_command(
     try:
         result = run_demo(out, seed=seed, changes=change or [], display=_training, say=_say)
     except Interrupted as stop:
-        notes.print(f"Stopped. Partial results are in {out}; the next run replaces them.", highlight=False)
+        notes.print(f"Stopped. Partial results are in {out}; the next run replaces them.")
         raise typer.Exit(128 + stop.signal_number) from None
     for shown in result.tables():
         table = Table(*shown.columns, title=shown.title, title_justify="left")
         for row in shown.rows:
             table.add_row(*row)
         console.print(table)
-        console.print(shown.caption, highlight=False)
-    console.print(f"Took {time.perf_counter() - start:.0f} seconds. Open the page:", highlight=False)
-    console.print(str(result.report), highlight=False, soft_wrap=True)
+        console.print(shown.caption)
+    console.print(f"Took {time.perf_counter() - start:.0f} seconds. Open the page:")
+    console.print(str(result.report))
 
 
 def _say(message: str) -> None:
-    notes.print(message, highlight=False)
+    notes.print(message)
 
 
 @contextmanager

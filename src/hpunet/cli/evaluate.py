@@ -5,20 +5,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from hpunet.cli import options as cli
-from hpunet.cli.progress import (
-    PeriodicLog,
-    console,
-    mean_and_std,
-    metric_title,
-    notes,
-    print_warning,
-    progress_bar,
-)
+from hpunet.cli.progress import PeriodicLog, mean_and_std, metric_title, progress_bar
+from hpunet.cli.terminal import console, line, notes, print_warning
 from hpunet.config.settings import parse_assignments
+from hpunet.utils.text import printable
 
 _RUNS = (
     "Run folders, or names of published weights. Several also get one pooled summary: means over runs, and standard "
@@ -162,15 +156,15 @@ def _evaluate_run(
 
     def say(words: str) -> None:
         if rank() == 0:
-            notes.print(f"{name}: {words}", highlight=False, markup=False, soft_wrap=True)
+            notes.print(f"{name}: {words}")
 
     first = read_item(source, 0, info).sample
     if rank() == 0 and first is not None:
         for words in differences(first.image, info=info, crop=settings.crop):
             print_warning(f"{name}, first image: {words}")
     log = PeriodicLog(f"evaluate {name}", console=notes, quiet=rank() != 0)
-    with progress_bar(escape(name), hidden=rank() != 0) as progress:
-        task = progress.add_task(name, total=None)
+    with progress_bar(hidden=rank() != 0) as progress:
+        task = progress.add_task(printable(name), total=None)
 
         def watch(done: int, total: int) -> None:
             progress.update(task, completed=done, total=total)
@@ -186,7 +180,7 @@ def _print_summary(summary: Mapping[str, Any]) -> None:
     subset = summary["subset_b"]
     runs = ", ".join(f"{run['name']} (iteration {run['step']})" for run in summary["runs"])
     what = ", ".join(filter(None, [counts(summary), scored_part(summary)]))
-    table = Table(title=f"{escape(runs)}: {what}", title_justify="left")
+    table = Table(title=f"{runs}: {what}", title_justify="left")
     table.add_column("", no_wrap=True)
     for column in ("mean ± std", "± patients", "subset B"):
         table.add_column(column)
@@ -205,9 +199,8 @@ def _print_summary(summary: Mapping[str, Any]) -> None:
         table.add_row(metric_title(name), *numbers)
     console.print(table)
     for reason in filter(None, below):
-        console.print(reason, highlight=False)
+        console.print(reason)
     if summary["num_failed"]:
         failed, first = plural(summary["num_failed"], "image"), summary["failed"][0]
-        words = f"[bold red]{failed} failed[/bold red], the first: {escape(first['error'])}; "
-        words += f"all errors are in {escape(summary['runs'][0]['rows'])}"
-        notes.print(words, highlight=False, soft_wrap=True)
+        words = f", the first: {first['error']}; all errors are in {summary['runs'][0]['rows']}"
+        notes.print(Text(f"{failed} failed", "bold red"), line(words), sep="")

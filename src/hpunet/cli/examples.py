@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from hpunet.cli.progress import console
+from hpunet.cli.terminal import console
 
 
 def examples_command(
@@ -24,7 +24,7 @@ def examples_command(
     if names:
         for name in names:
             for path in copy_example(name, out, labels=labels):
-                console.print(str(path), highlight=False, markup=False, soft_wrap=True)
+                console.print(str(path))
     else:
         table = Table("name", "what it shows", "size")
         for found in map(example, example_names()):
@@ -32,4 +32,4 @@ def examples_command(
         console.print(table)
     credits = dict.fromkeys(example(name).credit for name in names or example_names())
     for credit in credits:
-        console.print(f"Credit: {credit}", highlight=False, markup=False, soft_wrap=True)
+        console.print(f"Credit: {credit}")

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from hpunet.cli.options import Checkpoint, NewFolder, Orientations, Temperature, Weights, parse_temperature
-from hpunet.cli.progress import console
+from hpunet.cli.terminal import console
 from hpunet.errors import ConfigError
 
 _MAX_CREDIT_BYTES = 2**20
@@ -44,7 +44,7 @@ def export_command(
     if not text:
         lines.append("No attribution and no licence; add them with --credit.")
     lines.append(f"Use it by its folder, or by name after copying it to {cache_folder() / name}")
-    console.print("\n".join(lines), soft_wrap=True, markup=False, highlight=False)
+    console.print(*lines, sep="\n")
 
 
 def _credit(text_or_file: str) -> str:

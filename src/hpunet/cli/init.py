@@ -6,8 +6,10 @@ from typing import Annotated, Literal
 import typer
 
 from hpunet.cli.options import Data, Graders, Patient, data_options
-from hpunet.cli.progress import console, print_warning, tracked
+from hpunet.cli.progress import tracked
+from hpunet.cli.terminal import console, print_warning
 from hpunet.errors import ConfigError
+from hpunet.utils.text import as_utf8
 
 _MODEL = "hpu: the paper's model; punet: the Probabilistic U-Net."
 _CROP = "Maximum side of the crop; by default the largest that fits, up to 512×1024 (128×128 with --small)."
@@ -38,9 +40,12 @@ def init_command(
     look = profile_dataset(data, options=chosen, progress=tracked)
     print_warning(look.patient_warning)
     sections = suggest(look, model=model, options=chosen, crop=crop, small=small)
-    atomic_write(out, settings_text(sections, look=look, where=data, out=out).encode())
-    words = (
-        f"Wrote {out} for {look.num_train:,} training and {look.num_val:,} validation images. Read it, then train:"
-    )
-    words += f"\nhpunet train {out} --data {data} --out runs/{out.stem}"
-    console.print(words, soft_wrap=True, markup=False, highlight=False)
+    content = as_utf8(settings_text(sections, look=look, where=data, out=out))
+    try:
+        content.decode()
+    except UnicodeDecodeError:
+        raise ConfigError(f"{out}: settings are UTF-8, these data options are not; rename the files") from None
+    atomic_write(out, content)
+    images = f"{look.num_train:,} training and {look.num_val:,} validation images"
+    console.print(f"Wrote {out} for {images}. Read it, then train:")
+    console.print(f"hpunet train {out} --data {data} --out runs/{out.stem}")

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hpunet.cli import options as cli
-from hpunet.cli.progress import Notes, console, loading, process_each, skip_existing
+from hpunet.cli.progress import Notes, loading, process_each, skip_existing
+from hpunet.cli.terminal import console
 from hpunet.config.settings import parse_assignments
 from hpunet.errors import ConfigError
 from hpunet.utils.files import atomic_write
+from hpunet.utils.text import as_utf8, csv_text
 
 if TYPE_CHECKING:
     from hpunet.data.types import Source
@@ -89,7 +91,7 @@ def instances_command(
         for where, instances in found.items():
             if not quiet:
                 number = len(set(instances.ravel().tolist()) - {0})
-                console.print(f"{where}: {number} instances", highlight=False, markup=False)
+                console.print(f"{where}: {number} instances")
 
     if data is None:
         left, num_skipped = skip_existing(named, [name for name, _ in named], out=out, replace=replace)
@@ -109,7 +111,7 @@ def instances_command(
         if not quiet:
             error = errors[image.name]
             words = "Rand error undefined: no true instances" if math.isnan(error) else f"Rand error {error:.4f}"
-            console.print(f"{image.name}: {words}", highlight=False, markup=False)
+            console.print(f"{image.name}: {words}")
 
     try:
         keys = [identity.key for identity in source.identities]
@@ -126,14 +128,14 @@ def _summarise(errors: Mapping[str, float], *, out: Path, quiet: bool) -> None:
     content = io.StringIO()
     rows = csv.writer(content)
     rows.writerow(["image", "rand_error"])
-    rows.writerows([name, "" if math.isnan(error) else repr(error)] for name, error in errors.items())
-    atomic_write(out / "rand_error.csv", content.getvalue().encode())
+    rows.writerows([csv_text(name), "" if math.isnan(error) else repr(error)] for name, error in errors.items())
+    atomic_write(out / "rand_error.csv", as_utf8(content.getvalue()))
     defined = [error for error in errors.values() if not math.isnan(error)]
     if not quiet:
         mean = f"{sum(defined) / len(defined):.4f}" if defined else "undefined"
         left_out = f" ({len(errors) - len(defined)} without instances excluded)" if len(defined) < len(errors) else ""
         images = f"{len(defined)} image{'' if len(defined) == 1 else 's'}{left_out}"
-        console.print(f"Mean Rand error of {images}: {mean}", highlight=False)
+        console.print(f"Mean Rand error of {images}: {mean}")
 
 
 def _open(where: str, *, split: str, options: list[str], predictor: "Predictor") -> "Source":

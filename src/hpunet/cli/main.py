@@ -1,6 +1,8 @@
 """The command line. Expected errors are printed as one line, without a traceback."""
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
@@ -18,11 +20,13 @@ from hpunet.cli.export import export_command
 from hpunet.cli.init import init_command
 from hpunet.cli.instances import instances_command
 from hpunet.cli.options import CommandWithGraders, CommandWithWindow
-from hpunet.cli.progress import console, notes, print_error
 from hpunet.cli.report import report_command
 from hpunet.cli.sample import sample_command
+from hpunet.cli.start import raise_again
+from hpunet.cli.terminal import console, flush_streams, notes, prepare_streams, print_error
 from hpunet.cli.train import train_command
 from hpunet.errors import HPUNetError
+from hpunet.utils.text import printable
 
 _KEPT = {
     "train": "Saved checkpoints are kept.",
@@ -34,13 +38,37 @@ _KEPT = {
 class _Commands(TyperGroup):
     """Ctrl-C ends a command with a line that says what is kept."""
 
+    def main(self, *args: Any, **how: Any) -> Any:
+        """Run a command."""
+        prepare_streams()
+        return super().main(*args, **how)
+
+    def make_context(self, *args: Any, **how: Any) -> Any:
+        """Read the options that stand before the command."""
+        with _printable_messages():
+            return super().make_context(*args, **how)
+
     def invoke(self, ctx: Any) -> Any:
+        """Read the command's options, and do it."""
+        raise_again()
         try:
-            return super().invoke(ctx)
+            with _printable_messages():
+                return super().invoke(ctx)
         except KeyboardInterrupt:
             kept = _KEPT.get(ctx.invoked_subcommand or "", "Finished results are kept.")
-            notes.print(f"Stopped. {kept}", highlight=False, soft_wrap=True)
+            notes.print(f"Stopped. {kept}")
             raise typer.Exit(130) from None
+
+
+@contextmanager
+def _printable_messages() -> Iterator[None]:
+    """Errors about arguments, which typer prints, show names of files as they are."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(message := getattr(error, "message", None), str):
+            error.message = printable(message)  # type: ignore[attr-defined]
+        raise
 
 
 app = typer.Typer(
@@ -88,3 +116,5 @@ def main() -> None:
     except (HPUNetError, OSError) as error:
         print_error(error)
         sys.exit(2)
+    finally:
+        flush_streams()

@@ -8,32 +8,19 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn, track
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.status import Status
 from rich.table import Column
 
+from hpunet.cli.terminal import Terminal, notes, print_error, print_warning
 from hpunet.config.settings import Settings
 from hpunet.errors import HPUNetError
+from hpunet.utils.text import printable
 
-console = Console()
-notes = Console(stderr=True)
 LOG_INTERVAL_S, TRAINING_LOG_INTERVAL_S = 30.0, 60.0
 T = TypeVar("T")
 Task = Callable[[T, Callable[[int], None], Callable[[int], None]], None]
 """Processes one item; calls its arguments with the number of samples to draw, and with those just drawn."""
-
-
-def print_error(error: object) -> None:
-    """One line, without a traceback."""
-    notes.print(f"[bold red]error:[/bold red] {escape(str(error))}", highlight=False, soft_wrap=True)
-
-
-def print_warning(words: str | None) -> None:
-    """One line, if there is something to warn of."""
-    if words:
-        notes.print(f"[bold yellow]warning:[/bold yellow] {escape(words)}", highlight=False, soft_wrap=True)
 
 
 class Notes:
@@ -51,23 +38,23 @@ class Notes:
             if sentence.startswith("Warning: "):
                 print_warning(sentence.removeprefix("Warning: "))
             else:
-                notes.print(sentence, highlight=False, markup=False, soft_wrap=True)
+                notes.print(sentence)
 
 
 def loading(*, quiet: bool) -> Status:
     """Shown while torch and the model are loaded."""
-    return Console(stderr=True, quiet=quiet).status("loading the model")
+    return Terminal(stderr=True, quiet=quiet).status("loading the model")
 
 
-def tracked(items: Iterable[T], count: int, title: str) -> Iterable[T]:
+def tracked(items: Iterable[T], count: int, title: str) -> Iterator[T]:
     """The items, with a progress bar in a terminal."""
-    hidden = not notes.is_terminal
-    return track(items, description=title, total=count, console=notes, transient=True, disable=hidden)
+    with progress_bar(hidden=False) as bar:
+        yield from bar.track(items, total=count, description=printable(title))
 
 
-def progress_bar(description: str, *, hidden: bool) -> Progress:
+def progress_bar(*, hidden: bool) -> Progress:
     """A bar with counts and the time left, which disappears at the end."""
-    columns = TextColumn(description), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     return Progress(*columns, console=notes, transient=True, disable=hidden or not notes.is_terminal)
 
 
@@ -75,7 +62,7 @@ class PeriodicLog:
     """Prints "evaluate: 120 of 280 images, about 2 min left" every half minute, unless in a terminal."""
 
     def __init__(
-        self, command: str, *, console: Console, quiet: bool = False, clock: Callable[[], float] = time.monotonic
+        self, command: str, *, console: Terminal, quiet: bool = False, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._command, self._console, self._clock = command, console, clock
         self._silent = quiet or console.is_terminal
@@ -89,7 +76,7 @@ class PeriodicLog:
         self._last = now
         left = f", about {_duration((now - self._start) * (total - done) / done)} left" if done > 0 else ""
         words = f"{self._command}: {int(done)} of {total} {unit}{left}"
-        self._console.print(words, highlight=False, markup=False, soft_wrap=True)
+        self._console.print(words)
 
 
 def _duration(seconds: float) -> str:
@@ -119,7 +106,7 @@ def process_each(items: Sequence[T], task: Task[T], *, command: str, quiet: bool
     """Run the task on each item. Failures are printed and the rest continues; failed or skipped ones exit with 1."""
     failed = num_skipped
     log = PeriodicLog(command, console=notes, quiet=quiet)
-    with progress_bar("{task.description}", hidden=quiet) as progress:
+    with progress_bar(hidden=quiet) as progress:
         bar = progress.add_task("", total=None)
         for number, item in enumerate(items, start=1):
             progress.reset(bar, total=None, description=f"image {number} of {len(items)}")
@@ -143,7 +130,7 @@ def process_each(items: Sequence[T], task: Task[T], *, command: str, quiet: bool
                 failed += 1
                 print_error(error)
     if failed:
-        notes.print(f"{failed} of {len(items) + num_skipped} failed.", highlight=False)
+        notes.print(f"{failed} of {len(items) + num_skipped} failed.")
         raise typer.Exit(1)
 
 
@@ -172,7 +159,7 @@ class TrainingProgress:
             BarColumn(bar_width=16, table_column=whole),
             TimeRemainingColumn(table_column=whole),
             TextColumn("{task.fields[words]}", markup=False, table_column=Column()),
-            console=Console(stderr=True, quiet=quiet),
+            console=Terminal(stderr=True, quiet=quiet),
         )
         self._task = self._progress.add_task("training", total=settings.optimiser.iterations, words="starting")
 
@@ -185,7 +172,7 @@ class TrainingProgress:
 
     def say(self, message: str) -> None:
         """Print a line above the progress line."""
-        self._progress.console.print(message, highlight=False, soft_wrap=True)
+        self._progress.console.print(message)
 
     def update(self, step: int, numbers: dict[str, float]) -> None:
         """Show the newest numbers; a validation also gets its own line."""

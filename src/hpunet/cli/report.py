@@ -6,7 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from hpunet.cli.progress import console, loading, logged
+from hpunet.cli.progress import loading, logged
+from hpunet.cli.terminal import console
 
 _RUNS = "Run folders; the curves of several are drawn together. Or the name of published weights."
 _OUT = "Page to write; by default report.html in the first run, or NAME.html for published weights."
@@ -37,7 +38,7 @@ def report_command(
     else:
         page = write_report(runs, out or runs[0] / "report.html", **how)
     for path in filter(None, (page, figures)):
-        console.print(str(path), highlight=False, soft_wrap=True)
+        console.print(str(path))
 
 
 def _published(run: Path) -> str | None:

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 from hpunet.cli import options as cli
-from hpunet.cli.progress import Notes, console, loading, process_each, skip_existing
+from hpunet.cli.progress import Notes, loading, process_each, skip_existing
+from hpunet.cli.terminal import console
 
 if TYPE_CHECKING:
     from hpunet.predict.prediction import Prediction
@@ -96,7 +96,7 @@ def sample_command(
             return
         for table in tables:
             console.print(table)
-        console.print(str(out / name), highlight=False, markup=False, soft_wrap=True)
+        console.print(str(out / name))
 
     left, num_skipped = skip_existing(named, [name for name, _ in named], out=out, replace=replace)
     process_each(left, sample_one, command="sample", quiet=quiet, num_skipped=num_skipped)
@@ -107,7 +107,7 @@ def _hypotheses_table(name: str, hypotheses: Sequence["Hypothesis"]) -> Table:
     from hpunet.sampling.hypotheses import summarise
 
     title = f"{name}: {summarise(hypotheses)}"
-    table = Table("share", "samples", "what it shows", "typical", title=escape(title), title_justify="left")
+    table = Table("share", "samples", "what it shows", "typical", title=title, title_justify="left")
     for hypothesis in hypotheses:
         share, count = f"{hypothesis.share:.0%}", str(len(hypothesis.members))
         table.add_row(share, count, hypothesis.description, sample_name(hypothesis.representative))

@@ -6,7 +6,8 @@ from typing import Annotated, Any
 import typer
 
 from hpunet.cli.options import Data, Graders, Patient, as_data_options
-from hpunet.cli.progress import TrainingProgress, notes, tracked
+from hpunet.cli.progress import TrainingProgress, tracked
+from hpunet.cli.terminal import notes
 from hpunet.config.settings import load_settings, preset_names
 
 _PRESET = f"Preset, or a TOML file (`hpunet init` writes one). Presets: {', '.join(preset_names())}."
@@ -53,12 +54,12 @@ def train_command(
             final = train(settings, data=data, run=out, resume=resume, start=start, device=device, **shown)
         if rank() == 0 and final:
             numbers = ", ".join(f"{name} {value:.4f}" for name, value in final.items())
-            notes.print(f"Done: {numbers}. The run is in {out}; view it: hpunet report {out}", highlight=False)
-            notes.print((out / VERDICT_FILE).read_text().rstrip(), highlight=False, markup=False, soft_wrap=True)
+            notes.print(f"Done: {numbers}. The run is in {out}; view it: hpunet report {out}")
+            notes.print(*(out / VERDICT_FILE).read_text(encoding="utf-8").splitlines(), sep="\n")
     except Interrupted as stop:
         if rank() == 0:
             words = f"Saved at iteration {stop.step} in {out}. Continue with the same command and --resume."
-            notes.print(words, highlight=False, soft_wrap=True)
+            notes.print(words)
         raise typer.Exit(128 + stop.signal_number) from None
     finally:
         destroy_process_group()

@@ -5,6 +5,7 @@ describes every setting. Modules do not see this tree: they get plain arguments 
 """
 
 import json
+import os
 import tomllib
 from collections.abc import Iterable, Mapping
 from importlib import resources
@@ -14,6 +15,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from hpunet.errors import ConfigError
+from hpunet.utils.files import read_file
+from hpunet.utils.limits import MAX_SETTINGS_BYTES
 
 MAX_SCALES, MAX_CHANNELS, MAX_BLOCKS, MAX_LATENT_DIM = 12, 4096, 32, 1024
 MAX_CROP = 8192  # of each side, in pixels: their product is the largest image that is read
@@ -185,12 +188,10 @@ def read_preset(name_or_path: str) -> dict[str, Any]:
         text = (_PRESETS / f"{name_or_path}.toml").read_text(encoding="utf-8")
     elif name_or_path.endswith(".toml"):
         try:
-            text = Path(name_or_path).read_text(encoding="utf-8")
-        except FileNotFoundError:
-            hint = f"`hpunet init` writes one, and presets are {', '.join(preset_names())}"
-            raise ConfigError(f"{name_or_path}: no such file; {hint}") from None
-        except OSError as error:
-            raise ConfigError(f"{name_or_path}: cannot be read ({error.strerror or error})") from None
+            if not os.path.lexists(name_or_path):
+                hint = f"`hpunet init` writes one, and presets are {', '.join(preset_names())}"
+                raise ConfigError(f"{name_or_path}: no such file; {hint}")
+            text = read_file(Path(name_or_path), max_bytes=MAX_SETTINGS_BYTES, error=ConfigError).decode()
         except UnicodeDecodeError:
             raise ConfigError(f"{name_or_path}: cannot be read (not text in UTF-8)") from None
     else:
@@ -198,7 +199,7 @@ def read_preset(name_or_path: str) -> dict[str, Any]:
         raise ConfigError(f"preset {name_or_path!r} is unknown; expected {allowed}")
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{name_or_path}: not TOML ({error})") from None
 
 
@@ -352,7 +353,7 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
 def _value(text: str) -> Any:
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):  # not only TOMLDecodeError: numbers of thousands of digits
         return text
 
 

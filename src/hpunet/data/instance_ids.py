@@ -12,6 +12,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from hpunet.utils.text import as_utf8
+
 
 def draw_id_table(uniform: Float[Tensor, "b n"], num_random_ids: int) -> Int[Tensor, "b n"]:
     """Ids 0...num_random_ids-1 from numbers in [0, 1), one for each instance of each image."""
@@ -39,6 +41,6 @@ def evaluation_table(
 
     A longer table starts with the shorter one.
     """
-    digests = [hashlib.shake_256(f"{seed}\0{key}".encode()).digest(4 * num_instances) for key in keys]
+    digests = [hashlib.shake_256(as_utf8(f"{seed}\0{key}")).digest(4 * num_instances) for key in keys]
     numbers = np.frombuffer(b"".join(digests), dtype="<u4").reshape(len(keys), num_instances)
     return draw_id_table(torch.from_numpy(numbers.astype(np.float64) / 2**32), num_random_ids)

@@ -250,7 +250,7 @@ def _write_split(samples: Iterable[Sample], folder: Path, info: SetInfo) -> None
                 index[name].append(value)
     if all_valid:
         (folder / "valid.bin").unlink()
-    (folder / "index.json").write_text(json.dumps(index, ensure_ascii=False))
+    (folder / "index.json").write_text(json.dumps(index))
 
 
 def _stored_image(sample: Sample, info: SetInfo) -> np.ndarray:

@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float32, Int32, Shaped
 
 from hpunet.data.io.intensity import unit_floats
 from hpunet.errors import ConfigError, DataError
+from hpunet.utils.text import as_utf8
 
 SPLITS = ("train", "val", "test")
 
@@ -175,7 +176,7 @@ def split_by_patient(patients: Iterable[str], *, fractions: Mapping[str, float],
     """Assign patients to splits by a seeded shuffle that does not depend on the order of `patients`."""
     if any(f < 0 for f in fractions.values()) or abs(sum(fractions.values()) - 1) > 1e-6:
         raise ConfigError(f"split fractions must be positive and add up to 1, got {dict(fractions)}")
-    order = sorted(set(patients), key=lambda p: hashlib.sha256(f"{seed}\0{p}".encode()).digest())
+    order = sorted(set(patients), key=lambda p: hashlib.sha256(as_utf8(f"{seed}\0{p}")).digest())
     ends = [round(share * len(order)) for share in accumulate(fractions.values(), initial=0.0)]
     return {name: sorted(order[start:end]) for name, (start, end) in zip(fractions, pairwise(ends), strict=True)}
 

@@ -12,6 +12,7 @@ import numpy as np
 from hpunet.errors import ConfigError
 from hpunet.evaluation.rows import IDENTITY_FILE, Row, folder_name, read_evaluation
 from hpunet.evaluation.summary import Scope, is_defined, listed, metric_entries, metric_groups, pooled, resampled
+from hpunet.utils.text import csv_text
 
 _OPTIONS, _RUN_SETTINGS = ("split", "samples", "seeds", "limit"), ("crop", "extrapolate")
 """Options of an evaluation, and settings of its run, that must be equal."""
@@ -156,5 +157,5 @@ def comparison_csv(comparison: Mapping[str, Any]) -> str:
                 if entry is not None:
                     numbers = [entry[key] for key in _CSV_VALUES]
                     numbers += [gap[key] if gap else "" for key in _CSV_DIFFERENCES]
-                    writer.writerow([run["name"], name, subset, *numbers])
+                    writer.writerow([csv_text(run["name"]), name, subset, *numbers])
     return text.getvalue()

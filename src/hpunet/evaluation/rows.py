@@ -31,6 +31,7 @@ from hpunet.utils.files import (
     read_file,
     read_live,
 )
+from hpunet.utils.text import UNDECODED, as_utf8, csv_text, from_csv_text, from_utf8
 
 IDENTITY_FILE, ROWS_FILE, SUMMARY_FILE, EXAMPLES_FILE = "evaluation.json", "rows.csv", "summary.json", "examples.npz"
 FORMAT = "hpunet-evaluation 1"
@@ -109,7 +110,7 @@ class RowStore:
         self.done = {row.key: row for row in self._all_rows() if not row.error}
         barrier()  # all processes have read before one appends
         with explain_os_errors(self._part(rank()), action="written"):
-            self._file = self._part(rank()).open("a", encoding="utf-8", newline="")
+            self._file = self._part(rank()).open("a", encoding="utf-8", errors=UNDECODED, newline="")
             if not self._file.tell():
                 self._file.write(self._as_csv(()))
 
@@ -136,7 +137,7 @@ class RowStore:
         rows = sorted(by_key.values(), key=lambda row: (row.image, row.key))
         barrier()  # all processes have read before the parts are deleted
         if rank() == 0:
-            atomic_write(self.folder / ROWS_FILE, self._as_csv(rows).encode())
+            atomic_write(self.folder / ROWS_FILE, as_utf8(self._as_csv(rows)))
             for part in self._parts():
                 part.unlink()
         barrier()
@@ -151,7 +152,7 @@ class RowStore:
                     (self.folder / name).unlink(missing_ok=True)
             atomic_write(self.folder / IDENTITY_FILE, dump_json(self.identity, name=IDENTITY_FILE))
             rows = [row for part in self._parts() for row in self._read(part) if not row.error]
-            atomic_write(self._part(0), self._as_csv(rows).encode())
+            atomic_write(self._part(0), as_utf8(self._as_csv(rows)))
             for part in self._parts():
                 if part != self._part(0):
                     part.unlink()
@@ -182,7 +183,7 @@ class RowStore:
 
 def first_keys(keys: Iterable[str], limit: int | None) -> set[str]:
     """The `limit` keys with the smallest hashes, or all, so that the first 10 are among the first 20."""
-    return set(sorted(keys, key=lambda key: hashlib.sha256(key.encode()).digest())[:limit])
+    return set(sorted(keys, key=lambda key: hashlib.sha256(as_utf8(key)).digest())[:limit])
 
 
 def read_evaluation(folder: Path) -> tuple[dict[str, Any], list[Row]]:
@@ -224,9 +225,9 @@ def read_rows(path: Path) -> list[Row]:
 
 def _read_table(path: Path) -> tuple[Sequence[str], list[Row]]:
     try:
-        text = read_file(path, error=DataError).decode()
+        text = from_utf8(read_file(path, error=DataError))
         lines = list(csv.reader(io.StringIO(text[: text.rfind("\n") + 1])))
-    except (UnicodeDecodeError, csv.Error) as error:
+    except csv.Error as error:
         raise DataError(f"{path}: not rows of an evaluation ({error})") from None
     if not lines and path.name != ROWS_FILE:  # a part that a crash cut off in its header
         return COLUMNS, []
@@ -249,13 +250,13 @@ def _row(cells: Sequence[str], *, columns: Sequence[str], where: str) -> Row:
             raise ValueError("a score is not finite")
         return Row(
             image=int(named["image"]),
-            key=named["key"],
-            patient=named["patient"],
+            key=from_csv_text(named["key"]),
+            patient=from_csv_text(named["patient"]),
             num_graders=int(named["num_graders"]),
             subset_b={"0": False, "1": True}[named["subset_b"]],
             scores=scores,
             matches=_matches_from(named["instances"]) if named["instances"] else None,
-            error=named["error"],
+            error=from_csv_text(named["error"]),
         )
     except (ValueError, KeyError, TypeError, IndexError, ArithmeticError, RecursionError) as error:
         raise DataError(f"{where} cannot be read ({error}); remove it, or evaluate again") from None
@@ -264,11 +265,12 @@ def _row(cells: Sequence[str], *, columns: Sequence[str], where: str) -> Row:
 def _cells(row: Row) -> dict[str, object]:
     """The values of a row by column."""
     return {
-        **{name: getattr(row, name) for name in ("image", "key", "patient", "num_graders")},
+        **{name: getattr(row, name) for name in ("image", "num_graders")},
+        **{name: csv_text(getattr(row, name)) for name in ("key", "patient")},
         "subset_b": int(row.subset_b),
         **{name: repr(float(value)) for name, value in row.scores.items()},
         "instances": "" if row.matches is None else _matches_text(row.matches),
-        "error": " ".join(row.error.split()),
+        "error": csv_text(" ".join(row.error.split())),
     }
 
 

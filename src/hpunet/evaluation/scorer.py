@@ -46,6 +46,7 @@ from hpunet.sampling.instances import clustering_threshold, instance_scores
 from hpunet.sampling.orientations import Features, encode_orientations
 from hpunet.sampling.sample import Samples, reconstruct, sample
 from hpunet.sampling.tiling import Padding, choose_sampler
+from hpunet.utils.text import as_utf8
 
 LOGITS_AT_ONCE = 2**25  # logits per image held at once if their softmax is needed
 LABELS_AT_ONCE = 2**26  # labels per image held at once, before they shrink to bytes
@@ -280,7 +281,7 @@ class Scorer:
 
     def generators(self, keys: Sequence[str], *, seed: int) -> list[torch.Generator]:
         """One generator per image, keyed by seed and image."""
-        digests = [hashlib.sha256(f"{seed}\0{key}".encode()).digest() for key in keys]
+        digests = [hashlib.sha256(as_utf8(f"{seed}\0{key}")).digest() for key in keys]
         return [torch.Generator().manual_seed(int.from_bytes(digest[:7])) for digest in digests]
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from hpunet.reports.layout import WIDTH, new_figure
+from hpunet.reports.layout import WIDTH, figure_text, new_figure
 from hpunet.reports.saved_run import SavedRun
 from hpunet.utils.label_painter import PALETTE
 
@@ -101,11 +101,9 @@ def _logarithmic(axis: Any) -> None:
 def _legend(figure: Any, runs: Sequence[SavedRun]) -> None:
     from matplotlib.lines import Line2D
 
-    handles = [Line2D([], [], **_style(i), label=run.name) for i, run in enumerate(runs)]
+    handles = [Line2D([], [], **_style(i), label=figure_text(run.name)) for i, run in enumerate(runs)]
     place = {"loc": "outside upper center", "ncols": min(4, len(runs))}
-    legend = figure.legend(handles=handles, **place, frameon=False, fontsize=9.5)
-    for text in legend.get_texts():
-        text.set_parse_math(False)  # a name may hold dollar signs
+    figure.legend(handles=handles, **place, frameon=False, fontsize=9.5)
 
 
 def _running_mean(values: np.ndarray) -> np.ndarray:

@@ -1,6 +1,7 @@
 """Sheets of pictures with matplotlib. All positions are in inches, so that nothing overlaps or is cut off."""
 
 import io
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from hpunet.errors import ConfigError
+from hpunet.utils.text import printable
 
 WIDTH = 10.0  # inches: fits a landscape page, so that text keeps its size in print
 PAGE_DPI, PRINT_DPI = 130, 300
@@ -63,6 +65,11 @@ def new_figure(**options: Any) -> Any:
     figure = Figure(**options)
     FigureCanvasAgg(figure)
     return figure
+
+
+def figure_text(text: str) -> str:
+    """A text that matplotlib draws as it is: dollar signs begin no formula, an underscore hides no line."""
+    return re.sub("^_", " _", printable(text).replace("$", r"\$"))
 
 
 def as_png(figure: Any, *, dpi: int) -> bytes:
@@ -142,7 +149,7 @@ def _has_titles(line: Line) -> bool:
 
 
 def _text(axis: Any, x: float, y: float, text: str, *, size: float, **style: Any) -> None:
-    axis.text(x, y, text, fontsize=size, parse_math=False, **style)  # a name may hold dollar signs
+    axis.text(x, y, figure_text(text), fontsize=size, **style)
 
 
 def _draw_cell(axis: Any, cell: Cell, *, box: tuple[float, float, float, float], largest: float) -> Any:

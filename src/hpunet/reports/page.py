@@ -15,6 +15,7 @@ from hpunet.reports.contents import Drawing, Section, report_sections, verdicts
 from hpunet.reports.layout import PAGE_DPI, PRINT_DPI, as_png, as_svg
 from hpunet.reports.saved_run import SavedEvaluation, SavedRun, read_run
 from hpunet.utils.files import atomic_write
+from hpunet.utils.text import NEAREST
 
 Progress = Callable[[Iterable[Drawing], int], Iterable[Drawing]]
 
@@ -107,8 +108,8 @@ def write_page(
             atomic_write(figures / f"{files[drawing.name]}.svg", as_svg(figure))
     if figures is not None:
         captions = [f"{files[d.name]}: {d.title}\n{d.caption}\n" for d in drawings]
-        atomic_write(figures / "captions.txt", "\n".join(captions).encode())
-    atomic_write(out, _page(sections, shown, title=title, first=first, tables=tables).encode())
+        atomic_write(figures / "captions.txt", "\n".join(captions).encode(errors=NEAREST))
+    atomic_write(out, _page(sections, shown, title=title, first=first, tables=tables).encode(errors=NEAREST))
     return out
 
 

@@ -2,8 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -75,11 +74,17 @@ class TensorBoard:
         self._writer.close()
 
 
-def open_loggers(run: Path, *, last_step: int, more: Sequence[Logger] = ()) -> list[Logger]:
-    """Open the loggers of a run that continues after `last_step`."""
+def open_loggers(
+    run: Path, *, last_step: int, say: Callable[[str], None], more: Sequence[Logger] = ()
+) -> list[Logger]:
+    """Open the loggers of a run that continues after `last_step`; `say` receives messages."""
     loggers: list[Logger] = [JsonLines(run / LOG_FILE, last_step=last_step), *more]
-    with suppress(ImportError):
+    try:
         loggers.append(TensorBoard(run / "tensorboard", last_step=last_step))
+    except ImportError:
+        pass
+    except UnicodeEncodeError:
+        say(f"{run}: TensorBoard needs folders named in UTF-8, so the numbers are in {LOG_FILE} only")
     return loggers
 
 

@@ -132,7 +132,7 @@ def _train(
         # The settings last: they make the folder a run.
         atomic_write(run / RUN_FILE, dump_json({**describe_run(), **about}, name=RUN_FILE))
         atomic_write(run / SETTINGS_FILE, dump_json(settings.model_dump(mode="json"), name=SETTINGS_FILE))
-        open_logs = open_loggers(run, last_step=training.step, more=loggers)
+        open_logs = open_loggers(run, last_step=training.step, say=say, more=loggers)
     try:
         # Closed, so that processes that read ahead end with the loop.
         with stop_on_signals(say) as stop, closing(training.run_steps()) as steps:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 MAX_FILE_BYTES = 2**30
 """Of a file that is read as a whole, if its kind has no limit of its own."""
 MAX_TABLE_BYTES = 2**23  # data.csv
+MAX_SETTINGS_BYTES = 2**20  # a TOML file
 MAX_XML_BYTES = 2**23  # the annotations of a LIDC study
 MAX_POLYGON_BYTES = 2**22  # of Cityscapes; the official files have less than 1 MiB
 MAX_DICOM_BYTES = 2**26  # a slice of a LIDC study

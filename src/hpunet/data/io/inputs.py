@@ -22,6 +22,7 @@ from hpunet.data.types import SetInfo
 from hpunet.errors import DataError
 from hpunet.utils.files import check_file, read_file
 from hpunet.utils.limits import MAX_PIXELS
+from hpunet.utils.text import as_utf8
 
 _UID = re.compile(r"\d+(\.\d+){4}")
 ENDINGS = (*NIFTI_ENDINGS, ".png", ".jpg", ".jpeg", ".tif", ".tiff", ".gif", ".npy", ".dcm")
@@ -61,7 +62,7 @@ def input_name(path: Path) -> str:
     known = () if path.is_dir() else ENDINGS
     ending = next((ending for ending in known if path.name.lower().endswith(ending)), "")
     name = path.name[: len(path.name) - len(ending)]
-    return f"image-{hashlib.sha256(name.encode()).hexdigest()[:8]}" if _UID.search(name) else name
+    return f"image-{hashlib.sha256(as_utf8(name)).hexdigest()[:8]}" if _UID.search(name) else name
 
 
 def read_stored(path: Path | Sequence[Path]) -> Stored:
