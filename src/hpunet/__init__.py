@@ -3,9 +3,7 @@
 Public names are imported on first use, so `import hpunet` and `hpunet --help` do not load torch.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING
-
+TYPE_CHECKING = False  # imports nothing, not even typing: Ctrl-C is handled from `cli/start.py` on
 if TYPE_CHECKING:
     from hpunet.config.settings import load_settings
     from hpunet.data.examples.load import example
@@ -70,6 +68,8 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     if name in _MODULES:
+        from importlib import import_module
+
         return getattr(import_module(_MODULES[name]), name)
     raise AttributeError(f"module 'hpunet' has no attribute {name!r}")
 
