@@ -197,6 +197,23 @@ def test_latents_are_fewer_for_small_images() -> None:
     assert counts == [1, 2, 3, 4, 4]
 
 
+def test_reasons_fit_the_values() -> None:
+    """What is off is not explained by why it would be on."""
+
+    def reasons(seen: DatasetProfile) -> dict[str, str]:
+        sections = suggest(seen, model="hpu", options={})
+        return {setting.key: setting.why for settings in sections.values() for setting in settings}
+
+    roomy, filled = (reasons(look(describe(in_channels=c), (side, side))) for c, side in ((1, 300), (3, 512)))
+    for key, word in (("translate", "margin"), ("activation_checkpointing", "for this large crop")):
+        assert word in filled[key]
+        assert word not in roomy[key]
+    for key in ("gamma", "saturation", "contrast", "gain"):
+        assert "varied" in filled[key]
+        assert "varied" not in roomy[key]
+    assert "fewer" not in roomy["latent_dims"]
+
+
 def test_every_setting_has_its_reason_above_it() -> None:
     seen = look(describe(), (200, 300), (400, 500))
     text = settings_text(suggest(seen, model="hpu", options={"seed": 3}), look=seen, where="a b", out=Path("x.toml"))

@@ -21,7 +21,7 @@ from hpunet.metrics import ged2, rand_error
 from hpunet.reports.saved_run import read_run
 from hpunet.training.loggers import read_log
 from hpunet.training.loop import train
-from hpunet.training.validation import METRICS, Validation, swapped
+from hpunet.training.validation import METRICS, Validation, _samples_sheet, swapped
 from hpunet.weights.load import load_trained
 
 
@@ -36,6 +36,12 @@ def mixed(tmp_path: Path) -> Pack:
             Image.fromarray(pixels).save(tmp_path / "data" / folder / f"{i:02d}.png")
     write_pack(open_splits(str(tmp_path / "data"), options={"val_every": 2}), tmp_path / "pack")
     return open_pack(tmp_path / "pack", split="val")
+
+
+def test_pictures_of_large_images_are_readable() -> None:
+    arrays = {"image": np.zeros((1, 1, 400, 400)), "labels": np.zeros((1, 2, 400, 400), np.int64)}
+    arrays |= {"reconstructions": arrays["labels"], "samples_full": arrays["labels"]}
+    assert _samples_sheet(arrays, title="").width > 7 * 190
 
 
 def test_validation_does_not_depend_on_neighbours_of_other_sizes(mixed: Pack) -> None:

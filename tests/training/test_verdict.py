@@ -45,6 +45,7 @@ CASES: dict[str, tuple[dict[str, Values | None], tuple[str, ...], dict[str, Any]
         *({"rec": lambda _: 0.2, "lambda": MORE_AND_MORE}, (), {}),
         ["not reached", "λ is 10.6 and still rises", "optimiser.iterations), or raise objective.kappa"],
     ),
+    "large KL": ({"kl_1": lambda _: 187.3}, (), {}, ["scale 1 (190 nats)"]),
     "bound": (
         *({"rec": lambda _: 0.2, "lambda": lambda _: 2.0}, ("objective.lambda_max=2.0",), {}),
         ["its bound is 2", "Next: raise objective.lambda_max"],
@@ -111,6 +112,13 @@ def test_verdict_says_what_the_numbers_say(case: str) -> None:
     assert ("κ was" in said) != (case == "no KL, ELBO")
     assert ("Validation" in said) != (case == "few validations")
     assert ("line to beat" in said) == case.endswith("the line")
+
+
+def test_verdict_on_a_single_line_knows_no_trend() -> None:
+    settings = tiny_settings("model.latent_dims=[1,1]", "model.channels=[4,4,4]")
+    said = " ".join(verdict([{"step": 2, "rec": 0.6, "lambda": 1.0}], settings, {}))
+    assert "λ is 1." in said
+    assert "rises" not in said
 
 
 def test_training_writes_its_verdict_and_prints_it_last(tmp_path: Path) -> None:

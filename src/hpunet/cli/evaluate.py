@@ -188,16 +188,18 @@ def _print_summary(summary: Mapping[str, Any]) -> None:
     table.caption = f"std of the mean, by bootstrap; subset B: {marked} that every grader marked"
     table.caption_justify = "left"
     below = []
+    undefined: dict[str, list[str]] = {}  # by reason
     for name in listed(summary):
         entry = summary[name]
         if entry is None:
-            below.append(f"no {name}: {summary['reasons'][name]}")
+            undefined.setdefault(summary["reasons"][name], []).append(name)
             continue
         below.append(undefined_note(summary, name))
         some = f" ({plural(entry['num_images'], 'image')})" if entry["num_images"] < summary["num_images"] else ""
         numbers = (mean_and_std(entry) + some, f"{entry['patient_std']:.4f}", mean_and_std(subset[name]))
         table.add_row(metric_title(name), *numbers)
     console.print(table)
+    below += [f"no {', '.join(names)}: {reason}" for reason, names in undefined.items()]
     for reason in filter(None, below):
         console.print(reason)
     if summary["num_failed"]:

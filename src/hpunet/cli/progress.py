@@ -196,7 +196,7 @@ class TrainingProgress:
         if self.settings.objective.kind == "geco":
             words[-1] += f"/κ {self.settings.objective.kappa:g}  λ {now.get('lambda', math.nan):.3g}"
         scales = [now[f"kl_{i}"] for i in range(len(self.settings.model.latent_dims)) if f"kl_{i}" in now]
-        words.append("KL " + " ".join(f"{value:.2g}" for value in scales))
+        words.append("KL " + " ".join(f"{float(f'{value:.2g}'):g}" for value in scales))
         words.append(f"lr {now.get('lr', math.nan):.1e}")
         if now.get("skipped"):
             words.append(f"{now['skipped']:.0f} skipped")

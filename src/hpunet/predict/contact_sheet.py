@@ -66,7 +66,7 @@ def sample_sheet(
     def rows(maps: Sequence[tuple[str, int]], heading: str) -> list[Image.Image]:
         heading += f" (the first {_MAX_SHOWN} of {len(maps)})" if len(maps) > _MAX_SHOWN else ""
         painted = (
-            overlay(image=image, labels=labels[number].astype(np.int64), palette=palette)[part]
+            overlay(image=image, labels=labels[number].astype(np.int64), palette=palette, reduced=w / tile_width)[part]
             for _, number in maps[:_MAX_SHOWN]
         )
         return page(list(painted), [caption for caption, _ in maps[:_MAX_SHOWN]], heading)

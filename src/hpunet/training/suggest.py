@@ -193,13 +193,15 @@ def _model(info: SetInfo, model: ModelKind, *, crop: tuple[int, int], scales: in
         f"{scales} scales, halving {crop[0]}×{crop[1]} down to {bottom[0]}×{bottom[1]}. Widths start at {base} "
         "and double to eight times that, as in the paper (24 for two classes, 32 for more)."
     )
-    why_latents = f"One channel at each of {sizes}, coarsest first: as in the paper, but fewer for small crops."
+    fewer = "" if num_latents == 4 else ", but fewer for a small crop"
+    why_latents = f"One channel at each of {sizes}, coarsest first: as in the paper{fewer}."
+    why_recompute = "for this large crop" if is_large else "not needed for this crop"
     return [
         Setting("kind", "hpu", "The Hierarchical Probabilistic U-Net."),
         Setting("channels", channels, why_channels),
         Setting("latent_dims", [1] * num_latents, why_latents),
         Setting("blocks_per_scale", 2 if is_large else 3, "Residual blocks: 3, and 2 for crops beyond 256×256."),
-        Setting("activation_checkpointing", is_large, "Recompute activations to save memory, for such large crops."),
+        Setting("activation_checkpointing", is_large, f"Recompute activations to save memory: {why_recompute}."),
     ]
 
 
@@ -228,6 +230,8 @@ def _data(look: DatasetProfile, *, crop: tuple[int, int], limit: int, options: M
 def _augmentation(look: DatasetProfile, *, crop: tuple[int, int]) -> list[Setting]:
     street, colour = look.is_street_like, look.info.in_channels == 3
     no_margin = any(side < 1.1 * cut for side, cut in zip(look.smallest, crop, strict=True))
+    why_shift = "for lack of margin" if no_margin else "not needed, as crops are cut at random places"
+    varied = "varied for colour images" if colour else "off for grey images"
     why_turn = "wide pictures in colour are taken for scenes with a top and a bottom" if street else "no side is up"
     return [
         Setting("rotation", 10.0 if street else 180.0, f"± degrees: {why_turn}."),
@@ -236,11 +240,11 @@ def _augmentation(look: DatasetProfile, *, crop: tuple[int, int]) -> list[Settin
         Setting("elastic", 0.04, "Elastic deformation: displacements as a share of the crop's sides."),
         Setting("shear", 0.1, "Shear, ±."),
         Setting("scale", [0.8, 1.25], "Range of magnification."),
-        Setting("translate", 0.1 if no_margin else 0.0, "Shift by up to this share of the crop, for lack of margin."),
-        Setting("gamma", [0.7, 1.5] if colour else [1.0, 1.0], "Exponent of brightness; varied for colour images."),
-        Setting("saturation", [0.7, 1.4] if colour else [1.0, 1.0], "How colourful; varied for colour images."),
-        Setting("contrast", [0.7, 1.4] if colour else [1.0, 1.0], "Around middle grey; varied for colour images."),
-        Setting("gain", [0.8, 1.25] if colour else [1.0, 1.0], "Of each channel; varied for colour images."),
+        Setting("translate", 0.1 if no_margin else 0.0, f"Shift by up to this share of the crop: {why_shift}."),
+        Setting("gamma", [0.7, 1.5] if colour else [1.0, 1.0], f"Exponent of brightness; {varied}."),
+        Setting("saturation", [0.7, 1.4] if colour else [1.0, 1.0], f"How colourful; {varied}."),
+        Setting("contrast", [0.7, 1.4] if colour else [1.0, 1.0], f"Around middle grey; {varied}."),
+        Setting("gain", [0.8, 1.25] if colour else [1.0, 1.0], f"Of each channel; {varied}."),
     ]
 
 

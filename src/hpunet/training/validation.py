@@ -30,6 +30,7 @@ from hpunet.utils.label_painter import contrast_palette, overlay
 from hpunet.utils.pictures import grey_or_colour, save_picture, sheet, spread, stretched
 
 NUM_SHOWN = 6
+_SMALL_TILE, _LARGE_TILE = 96, 192  # shorter sides of shown images, in pixels
 MIN_IMAGES = 4  # validated at least, however large
 METRICS = ("ged2", "hm_iou", "iou_rec")
 GRADERS = ("grader_distance", "grader_iou")  # what samples are compared with; the same at every validation
@@ -156,12 +157,14 @@ def _samples_sheet(arrays: Mapping[str, np.ndarray], *, title: str) -> Any:
     rows = []
     groups = {"grader": arrays["labels"], "rec.": arrays["reconstructions"], "sample": arrays["samples_full"]}
     palette = contrast_palette(images, groups["grader"])
+    side = min(images.shape[2:])
+    tile = min(max(side, _SMALL_TILE), _LARGE_TILE)
     for i, image in enumerate(images):
         maps = np.concatenate([each[i] for each in groups.values()]).astype(np.int64)
-        overlays = [overlay(image=image, labels=labels, palette=palette) for labels in maps]
+        overlays = [overlay(image=image, labels=labels, palette=palette, reduced=side / tile) for labels in maps]
         rows.append([grey_or_colour(stretched(image)), *overlays])
     columns = ["image", *(f"{name} {i + 1}" for name, maps in groups.items() for i in range(maps.shape[1]))]
-    return sheet(rows, columns=columns, title=title, tile=96)
+    return sheet(rows, columns=columns, title=title, tile=tile)
 
 
 @contextmanager

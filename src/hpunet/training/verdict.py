@@ -38,9 +38,9 @@ class _Run:
         if self.rec is None or self.lambda_ is None:
             return ""
         said = "reached" if self.reached else "not reached"
-        trend = "still rises" if self.lambda_rises else "no longer rises"
+        trend = {True: " and still rises", False: " and no longer rises", None: ""}[self.lambda_rises]
         bound = f", its bound is {self.settings.objective.lambda_max:g}" if self.at_lambda_max else ""
-        words = f"κ was {said}: rec {self.rec:.3g}, κ {self.kappa:g}; λ is {self.lambda_:.3g} and {trend}{bound}."
+        words = f"κ was {said}: rec {self.rec:.3g}, κ {self.kappa:g}; λ is {self.lambda_:.3g}{trend}{bound}."
         if self.constant_meets_kappa:
             words += f" A constant map meets κ, too: its rec is {self.about['constant_map_rec']:.3g}."
         return words
@@ -77,7 +77,7 @@ class _Run:
     def scales(self) -> str:
         if not self.kl:
             return ""
-        active = ", ".join(f"scale {i} ({nats:.2g} nats)" for i, nats in self.kl.items() if nats >= _IDLE_NATS)
+        active = ", ".join(f"scale {i} ({float(f'{nats:.2g}'):g} nats)" for i, nats in self.kl.items() if nats >= _IDLE_NATS)
         idle = [str(i) for i, nats in self.kl.items() if nats < _IDLE_NATS]
         if not active:
             return "No scale carries KL: the samples of an image are all alike."
@@ -128,9 +128,10 @@ class _Run:
         return None if self.rec is None else self.rec <= self.kappa * _REACHED
 
     @property
-    def lambda_rises(self) -> bool:
+    def lambda_rises(self) -> bool | None:
+        """None: the log is too short to say."""
         now, before = self._recent("lambda"), self._recent("lambda", parts_ago=1)
-        return now is not None and before is not None and now > before * _RISES
+        return None if now is None or before is None else now > before * _RISES
 
     @property
     def at_lambda_max(self) -> bool:

@@ -71,9 +71,16 @@ def overlay(
     regions: Integer[np.ndarray, "h w"] | None = None,
     opacity: float = 0.45,
     palette: UInt8[np.ndarray, "8 3"] = PALETTE,
+    reduced: float = 1.0,
 ) -> UInt8[np.ndarray, "h w 3"]:
-    """The image, `stretched`, under its labels; the borders of `regions` (default: labels) are opaque."""
+    """The image, `stretched`, under its labels; the borders of `regions` (default: labels) are opaque.
+
+    `reduced` says how many times the picture will be scaled down: borders are about as many pixels wide, to stay visible.
+    """
     border = _borders(labels if regions is None else regions)
+    if reach := int(reduced) // 2:
+        border = ndimage.maximum_filter(border, size=2 * reach + 1)
+        labels = np.where(labels > 0, labels, ndimage.maximum_filter(labels, size=2 * reach + 1))
     base = grey_or_colour(stretched(image))
     return _filled(labels, base=base, opacity=np.where(border, 1.0, opacity), hatched=~border, palette=palette)
 

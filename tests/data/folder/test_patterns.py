@@ -111,8 +111,9 @@ def test_patients_by_pattern_keep_both_eyes_together(retina: Path) -> None:
 
 
 def test_suffixes_without_graders_propose_the_option(retina: Path) -> None:
-    with pytest.raises(DataError, match=r"--graders '\{name\}_1stHO\.png' '\{name\}_2ndHO\.png'"):
+    with pytest.raises(DataError, match=r"--graders '\{name\}_1stHO\.png' '\{name\}_2ndHO\.png'$") as error:
         open_splits(str(retina))
+    assert str(error.value).count(str(retina)) == 1
     assert propose_patterns([f"case_{i}.png" for i in range(20)]) is None
 
 

@@ -42,7 +42,7 @@ def find_items(path: Path, *, graders: Sequence[str] = ()) -> Layout:
         items = _pair(tree, folders)
     except DataError as error:
         proposal = propose_patterns(tree.names)
-        raise DataError(f"{path}: {proposal} ({error})" if proposal else str(error)) from None
+        raise DataError(f"{error}; {proposal}" if proposal else str(error)) from None
     names = tuple(folder.removeprefix(f"{GRADERS}/") for folder in folders) if len(folders) > 1 else ()
     return _layout(tree, items, names, has_instances=folders == ["instances"])
 
