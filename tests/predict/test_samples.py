@@ -420,7 +420,8 @@ def test_thin_structures_of_large_images_stay_visible_on_the_sheet() -> None:
     labels = np.zeros((1, 960, 960), dtype=np.uint8)
     labels[0, 4:-4, 480] = 1
     maps = np.zeros((960, 960), np.float32)
-    page = sample_sheet(image=maps[None], labels=labels, mean=maps, std=maps, hypotheses=[], title="", colour="#00ff00")
+    given: dict[str, Any] = {"image": maps[None], "labels": labels, "mean": maps, "std": maps, "hypotheses": []}
+    page = sample_sheet(**given, title="", colour="#00ff00")
     red, green, _ = np.moveaxis(np.asarray(page).astype(int), -1, 0)
     assert (green - red > 150).any(axis=0).sum() <= 3  # narrow
     assert (green - red > 100).any(axis=1).sum() > 280  # through the tile of 300 pixels, hardly mixed with its ground

@@ -1,6 +1,7 @@
 """The contact sheet of one image: mean and spread, distinct hypotheses, and the samples."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Integer, UInt8
@@ -65,10 +66,8 @@ def sample_sheet(
 
     def rows(maps: Sequence[tuple[str, int]], heading: str) -> list[Image.Image]:
         heading += f" (the first {_MAX_SHOWN} of {len(maps)})" if len(maps) > _MAX_SHOWN else ""
-        painted = (
-            overlay(image=image, labels=labels[number].astype(np.int64), palette=palette, reduced=w / tile_width)[part]
-            for _, number in maps[:_MAX_SHOWN]
-        )
+        how: dict[str, Any] = {"image": image, "palette": palette, "reduced": w / tile_width}
+        painted = (overlay(labels=labels[number].astype(np.int64), **how)[part] for _, number in maps[:_MAX_SHOWN])
         return page(list(painted), [caption for caption, _ in maps[:_MAX_SHOWN]], heading)
 
     pages = page(list(summary.values()), list(summary), title)

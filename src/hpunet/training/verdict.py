@@ -77,8 +77,9 @@ class _Run:
     def scales(self) -> str:
         if not self.kl:
             return ""
-        active = ", ".join(f"scale {i} ({float(f'{nats:.2g}'):g} nats)" for i, nats in self.kl.items() if nats >= _IDLE_NATS)
-        idle = [str(i) for i, nats in self.kl.items() if nats < _IDLE_NATS]
+        rounded = {i: float(f"{nats:.2g}") for i, nats in self.kl.items()}
+        active = ", ".join(f"scale {i} ({nats:g} nats)" for i, nats in rounded.items() if nats >= _IDLE_NATS)
+        idle = [str(i) for i, nats in rounded.items() if nats < _IDLE_NATS]
         if not active:
             return "No scale carries KL: the samples of an image are all alike."
         none = f"; scale{'s' * (len(idle) > 1)} {', '.join(idle)} carr{'y' if len(idle) > 1 else 'ies'} none"

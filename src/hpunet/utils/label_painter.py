@@ -75,7 +75,7 @@ def overlay(
 ) -> UInt8[np.ndarray, "h w 3"]:
     """The image, `stretched`, under its labels; the borders of `regions` (default: labels) are opaque.
 
-    `reduced` says how many times the picture will be scaled down: borders are about as many pixels wide, to stay visible.
+    The picture will be scaled down `reduced` times: borders are about as many pixels wide, to stay visible.
     """
     border = _borders(labels if regions is None else regions)
     if reach := int(reduced) // 2:
