@@ -22,4 +22,4 @@ class CheckpointError(HPUNetError):
 
 
 class DivergenceError(HPUNetError, ArithmeticError):
-    """Training produced non-finite values too often to go on."""
+    """A network computes values that are not finite: in training too often to go on, or when it is used."""

@@ -489,7 +489,9 @@ def test_rows_of_instances_without_the_newer_columns_can_still_be_read(tmp_path:
     ("changes", "words"),
     [
         ({"num_samples": 0}, "num_samples"),
+        ({"num_samples": 100_000}, "num_samples: expected 1 to 1024"),
         ({"num_seeds": 0}, "num_seeds"),
+        ({"num_seeds": 10**9}, "num_seeds"),
         ({"num_seeds": 2, "kind": "neurites"}, "2 seeds: only for classes.*one --seed at a time"),
         ({"seed": -1}, "seed"),
         ({"alpha": -1}, "alpha"),

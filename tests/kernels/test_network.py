@@ -51,19 +51,97 @@ def test_a_batch_too_large_for_32_bit_indices_is_refused() -> None:
         network(image=torch.zeros(2, 1, 8, 8), labels=torch.zeros(2, 8, 8, dtype=torch.long))
 
 
-def test_a_backward_pass_after_another_forward_pass_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def without_kernels(monkeypatch: pytest.MonkeyPatch) -> FusedNetwork:
+    """A network whose kernels do not run: what they compute does not matter."""
     for module in (triton_convolution, triton_heads, triton_maps):
-        monkeypatch.setattr(module, "launch", lambda *_args, **_options: None)  # what they compute does not matter
-    network = FusedNetwork(tiny_model(), dtype=torch.float32)
+        monkeypatch.setattr(module, "launch", lambda *_args, **_options: None)
+    return FusedNetwork(tiny_model(), dtype=torch.float32)
 
-    def loss() -> Any:
-        return network(image=torch.zeros(1, 1, 8, 8), labels=torch.zeros(1, 8, 8, dtype=torch.long)).logits.sum()
 
+def loss_of(network: FusedNetwork, *, side: int = 8) -> Any:
+    labels = torch.zeros(1, side, side, dtype=torch.long)
+    return network(image=torch.zeros(1, 1, side, side), labels=labels).logits.sum()
+
+
+def test_a_backward_pass_after_another_forward_pass_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = without_kernels(monkeypatch)
     for _ in range(2):  # accumulation
-        loss().backward()
-    first, second = loss(), loss()
+        loss_of(network).backward()
+    first, second = loss_of(network), loss_of(network)
     with pytest.raises(RuntimeError, match="another forward pass"):
         first.backward()
     second.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="call backward after each forward pass"):
         second.backward()
+
+
+def one_step(model: HPUNet) -> None:
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    torch.optim.SGD(model.parameters(), lr=1.0).step()
+
+
+def copied(model: HPUNet) -> None:
+    with torch.no_grad():
+        next(model.parameters()).mul_(2)
+
+
+@pytest.mark.parametrize(
+    "change", [copied, one_step, lambda model: model.load_state_dict(tiny_model().state_dict())], ids=str
+)
+def test_a_backward_pass_after_a_change_of_weights_is_refused(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
+    network = without_kernels(monkeypatch)
+    for _ in range(2):  # the first one moves the parameters
+        loss = loss_of(network)
+        change(network.model)
+        with pytest.raises(RuntimeError, match="weights were changed"):
+            loss.backward()
+        loss_of(network).backward()
+
+
+def test_a_backward_pass_after_a_flat_adam_step_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_kernels(monkeypatch)
+    model = tiny_model()
+    network = FusedNetwork(model, dtype=torch.float32, size=(8, 8))
+    adam = network.adam([{"params": list(model.parameters())}], fused=True)
+    for _ in range(2):  # the first step is torch's, which makes the moments
+        loss_of(network).backward()
+        gradients = [p.grad for p in model.parameters()]
+        late = loss_of(network)
+        for p, gradient in zip(model.parameters(), gradients, strict=True):
+            p.grad = gradient
+        adam.step()
+        with pytest.raises(RuntimeError, match="weights were changed"):
+            late.backward()
+
+
+def test_passes_of_two_sizes_may_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = without_kernels(monkeypatch)
+    first, second = loss_of(network), loss_of(network, side=16)  # which moves the parameters to its own buffer
+    first.backward()
+    second.backward()
+
+
+def test_replaced_parameters_are_refused_in_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = without_kernels(monkeypatch)
+    loss_of(network).backward()
+    network.model.load_state_dict(tiny_model().state_dict(), assign=True)
+    with pytest.raises(RuntimeError, match="other parameters"):
+        loss_of(network)
+
+
+@pytest.mark.parametrize("assign", [False, True])
+def test_a_sampler_follows_changes_of_the_weights(monkeypatch: pytest.MonkeyPatch, assign: bool) -> None:
+    without_kernels(monkeypatch)
+    model = tiny_model()
+    sampler = FusedSampler(model, dtype=torch.float32)
+
+    def encoded_with() -> torch.Tensor:
+        sampler.encode(image=torch.zeros(1, 1, 8, 8))
+        weights = sampler._plan(8, 8).weights
+        return weights.flat[: weights.num_elements].sort().values
+
+    before = encoded_with()
+    assert torch.equal(encoded_with(), before)
+    model.load_state_dict(tiny_model().state_dict(), assign=assign)
+    assert not torch.equal(encoded_with(), before)

@@ -13,8 +13,9 @@ from PIL import Image
 from untrained import make_predictor
 
 import hpunet
+from hpunet.data.open import open_splits
 from hpunet.data.synthetic.source import INFO
-from hpunet.errors import ConfigError
+from hpunet.errors import ConfigError, DataError, DivergenceError
 from hpunet.predict.prediction import Prediction
 from hpunet.predict.predictor import Predictor
 
@@ -166,3 +167,48 @@ def test_a_prediction_is_a_picture_in_notebooks(
 
 def test_instance_ids_have_no_hypotheses() -> None:
     assert make_predictor(INFO["neurites"])(pixels(16, 16), num_samples=2).hypotheses == []
+
+
+def test_an_image_that_a_model_cannot_compute_is_named(tmp_path: Path) -> None:
+    predictor = make_predictor()
+    with torch.no_grad():
+        predictor.model.prior.decoder[0][0].project.bias[0] = torch.inf
+    Image.fromarray(pixels(16, 16)).save(tmp_path / "left.png")
+    for image, name in ((pixels(16, 16), "image"), (tmp_path / "left.png", "left")):
+        with pytest.raises(DivergenceError, match=f"^{name}: .* NaN or infinite"):
+            predictor(image, num_samples=2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_a_model_of_another_precision_predicts(dtype: torch.dtype) -> None:
+    predictor = make_predictor()
+    usual = predictor(pixels(16, 16), num_samples=8)
+    predictor.model.to(dtype)
+    assert np.abs(predictor(pixels(16, 16), num_samples=8).mean - usual.mean).mean() < 0.05
+
+
+def test_numbers_without_end_are_refused(predictor: Predictor, monkeypatch: pytest.MonkeyPatch) -> None:
+    for how, words in (
+        ({"num_samples": 100_000}, "num_samples: expected 1 to 1024"),
+        ({"seed": 10**30}, "seed: expected 0 to"),
+        ({"temperature": 1e38}, "temperature: expected numbers from 0 to 100"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            predictor(pixels(8, 8), **how)
+    monkeypatch.setattr("hpunet.predict.draw.MAX_SAMPLED_PIXELS", 16 * 16 * 3)
+    assert len(predictor(pixels(16, 16), num_samples=3).samples) == 3
+    with pytest.raises(ConfigError, match="draw fewer samples"):
+        predictor(pixels(16, 16), num_samples=4)
+
+
+def test_floats_from_minus_one_to_one_are_noticed(predictor: Predictor, tmp_path: Path) -> None:
+    image = pixels(16, 16) / np.float32(127.5) - 1
+    for window, noticed in (((0.0, 1.0), True), ((-1.0, 1.0), False)):
+        notes = predictor(image, window=window).notes
+        assert any(note.startswith("Warning: ") and "negative" in note for note in notes) == noticed
+    for folder, values in (("images", image), ("masks", (image > 0).astype(np.uint8))):
+        (tmp_path / folder).mkdir()
+        Image.fromarray(values).save(tmp_path / folder / "a.tif")
+    open_splits(str(tmp_path), options={"window": [-1.0, 1.0]})
+    with pytest.raises(DataError, match=r"a\.tif: window: .*use window=\[-1,1\]"):
+        open_splits(str(tmp_path), options={"window": [0.0, 1.0]})

@@ -3,7 +3,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from hpunet.errors import ConfigError
+from hpunet.errors import ConfigError, DataError
 from hpunet.sampling.hypotheses import distinct_hypotheses, summarise
 
 
@@ -97,3 +97,9 @@ def test_groups_that_cannot_summarise_say_so() -> None:
     assert len(found) > 5
     assert found[0].same_iou == 0.1
     assert "samples differ in many places" in summarise(found)
+
+
+def test_more_samples_than_can_be_compared_are_refused() -> None:
+    samples = np.broadcast_to(np.zeros((1, 1), dtype=np.uint8), (100_000, 1, 1))  # 74 GiB of IoUs
+    with pytest.raises(DataError, match=r"at most .* are compared"):
+        distinct_hypotheses(samples, num_classes=2)

@@ -3,8 +3,10 @@ import torch
 from torch import Tensor, nn
 
 from hpunet import ConfigError, DataError, HPUNet, ProbUNet, reconstruct, sample
+from hpunet.errors import DivergenceError
 from hpunet.sampling.orientations import Features, encode_orientations, orient, undo_orientation
-from hpunet.sampling.sample import Samples
+from hpunet.sampling.sample import Samples, stream
+from hpunet.sampling.tiling import Tiled
 
 
 @pytest.fixture(params=["hpu", "hpu-local", "punet", "hpu-orient", "punet-orient"])
@@ -291,3 +293,59 @@ def test_an_image_that_does_not_fit_is_named_with_its_own_shape_for_any_orientat
             sample(model, image=torch.rand(*shape), num_samples=2)
         said.append(str(error.value))
     assert said[0] == said[1]
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_logits_that_are_not_finite_are_refused_with_the_name_of_the_image(model: nn.Module, value: float) -> None:
+    """Their label would be 0: nothing marked."""
+    with torch.no_grad():
+        model.logits.bias[2] = value
+    labels = torch.zeros(2, 2, 16, 24, dtype=torch.long)
+    for name, names in (("image 0", []), ("left.png", ["left.png", "right.png"])):
+        features = encode_orientations(model, image=IMAGE, names=names)
+        for draw in (
+            lambda features=features: sample(
+                model, image=IMAGE, num_samples=3, features=features, return_logits=False
+            ),
+            lambda features=features: reconstruct(model, image=IMAGE, labels=labels, features=features),
+        ):
+            with pytest.raises(DivergenceError, match=f"^{name}: .* NaN or infinite"):
+                draw()
+    with pytest.raises(DivergenceError, match=r"^right\.png: .*temperature"):
+        list(stream(model, image=IMAGE[1:], name="right.png"))
+
+
+def test_given_latents_that_are_too_large_are_refused_for_their_image(model: nn.Module) -> None:
+    latents = sample(model, image=IMAGE, num_samples=2).latents
+    latents[-1][1, 1] = 1e38
+    with pytest.raises(DivergenceError, match="image 1: "):
+        sample(model, image=IMAGE, num_samples=2, latents=latents)
+    model.check_values = False
+    sample(model, image=IMAGE, num_samples=2, latents=latents)
+
+
+@pytest.mark.parametrize("temperature", [1e38, float("inf"), -1.0, [1.0, 101.0, 1.0]])
+def test_a_temperature_out_of_range_is_refused(temperature: float | list[float]) -> None:
+    model = HPUNet(in_channels=1, num_classes=2, channels=(4, 4, 4, 4), latent_dims=(1, 1, 1), blocks_per_scale=1)
+    with pytest.raises(ConfigError, match="temperature: expected numbers from 0 to 100"):
+        sample(model, image=torch.rand(1, 1, 8, 8), temperature=temperature)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_models_of_other_precisions_sample_images_of_their_own(model: nn.Module, dtype: torch.dtype) -> None:
+    model.to(dtype)
+    labels = torch.ones(2, 16, 24, dtype=torch.long)
+    for network in (model, Tiled(model, tile=16)):
+        drawn = sample(network, image=IMAGE.to(dtype), num_samples=2, generator=seeded())
+        assert logits(drawn).dtype == dtype
+        assert reconstruct(network, image=IMAGE.to(dtype), labels=labels).labels.shape == (2, 1, 16, 24)
+        with pytest.raises(DataError, match="the model computes in"):
+            sample(network, image=IMAGE)
+    assert model(image=IMAGE.to(dtype), labels=labels).kl.isfinite().all()
+    with pytest.raises(DataError, match="the model computes in"):
+        model(image=IMAGE, labels=labels)
+
+
+def test_an_image_from_minus_one_to_one_is_noticed(model: nn.Module) -> None:
+    with pytest.warns(UserWarning, match="values from -[01].* take 0 to 1"):
+        sample(model, image=2 * IMAGE - 1, num_samples=1)

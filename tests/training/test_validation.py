@@ -12,6 +12,7 @@ from hpunet.data.open import open_splits
 from hpunet.data.packs import Pack, open_pack, write_pack
 from hpunet.data.synthetic.source import INFO as SYNTHETIC
 from hpunet.data.synthetic.source import open_synthetic
+from hpunet.errors import DivergenceError
 from hpunet.evaluation.images import read_item, true_instances
 from hpunet.evaluation.rows import ROWS_FILE, read_rows
 from hpunet.evaluation.run import evaluate
@@ -253,3 +254,21 @@ def test_of_large_whole_images_fewer_are_validated(
     assert len(validation.indices) == number
     assert validation.scorer.crop == ((16, 16) if changes else None)
     assert (f"{number} whole images instead of 6" in validation.note) == (number < 6)
+
+
+@pytest.mark.parametrize("averaged", [True, False])
+def test_a_model_that_diverged_has_no_scores(tmp_path: Path, averaged: bool) -> None:
+    """Its samples would all show nothing, and score as if that were an opinion."""
+    pack, settings = open_pack(write_tiny_pack(tmp_path / "pack"), split="val"), tiny_settings()
+    model = untrained_model(pack.info)
+    model.check_values = False  # as in training
+    shares = {"pack": pack, "settings": settings, "device": torch.device("cpu"), "run": tmp_path}
+    validation = Validation(model, **shares)
+    diverged = [p.detach().clone() for p in model.parameters()]
+    diverged[-1].fill_(torch.nan)
+    if not averaged:
+        for p, value in zip(model.parameters(), diverged, strict=True):
+            p.data.copy_(value)
+    with pytest.raises(DivergenceError, match=f"iteration 100000: {pack.identities[0].key}: .*NaN"):
+        validation.run_at(100_000, [], averaged=diverged if averaged else [])
+    assert not model.check_values

@@ -74,3 +74,18 @@ def test_load_says_what_is_wrong(run: Path, tmp_path: Path) -> None:
     save_checkpoint(tmp_path / "checkpoints", step=1, tensors=fewer, state=whole.state)
     with pytest.raises(CheckpointError, match="belongs to another model: missing"):
         load_trained(tmp_path)
+
+
+@pytest.mark.parametrize(("group", "weights"), [("averaged", "ema"), ("model", "raw")])
+def test_load_refuses_weights_that_are_not_finite(run: Path, tmp_path: Path, group: str, weights: str) -> None:
+    found = load_checkpoint(run / "checkpoints" / "step-00000012")
+    broken = {name: tensor.clone() for name, tensor in found.tensors[group].items()}
+    broken["prior.encoder.0.0.project.weight"].view(-1)[3] = torch.nan
+    tensors, where = found.tensors | {group: broken}, tmp_path / "run"
+    save_checkpoint(where / "checkpoints", step=12, tensors=tensors, state=found.state)
+    with pytest.raises(CheckpointError, match=r"step-00000012: prior\.encoder\.0\.0\.project\.weight: 1 of"):
+        load_trained(where, weights=weights, device="cpu")
+    load_trained(where, weights="raw" if weights == "ema" else "ema", device="cpu")
+    settings, data = tiny_settings("optimiser.ema_decay=0.5"), str(run.parent / "pack")
+    with pytest.raises(CheckpointError, match="NaN or infinite"):
+        train(settings, data=data, run=where, resume=True, say=lambda _: None)

@@ -17,15 +17,18 @@ import hpunet
 from hpunet.cli.evaluate import evaluate_command
 from hpunet.cli.export import export_command
 from hpunet.cli.sample import sample_command
+from hpunet.config.settings import merged
+from hpunet.data.synthetic.source import INFO
 from hpunet.errors import CheckpointError, ConfigError, HPUNetError
 from hpunet.training.loop import train
-from hpunet.utils.files import dump_hashed_json, parse_json
+from hpunet.utils.files import dump_hashed_json, parse_json, write_hashed
 from hpunet.weights import published
 from hpunet.weights.load import load_trained, publish
 from hpunet.weights.published import DESCRIPTION, POSTERIOR, SAMPLING, cache_folder, published_names, read_published
-from hpunet.weights.safetensors_io import decode
+from hpunet.weights.safetensors_io import decode, encode
 
 NAME = "tiny-lesions-1"
+ENDLESS = merged(tiny_settings().model_dump(mode="json"), {"model": {"blocks_per_scale": 10**6}})
 CREDIT = "Trained on synthetic lesions. Licence: Apache-2.0. Grüße."
 
 
@@ -223,11 +226,26 @@ def test_damage_anywhere_is_refused_by_the_files_name(folder: Path) -> None:
         ),
         ({"settings": {}}, "model: is missing"),
         ({"info": {"kind": 3}}, "description of the data"),
+        ({"info": INFO["lesions"].as_json() | {"in_channels": 10**18}}, "in_channels 10+, expected 1 to"),
+        ({"info": INFO["lesions"].as_json() | {"num_random_ids": 10**18}}, "num_random_ids 10+, expected 0 to"),
+        ({"settings": ENDLESS}, "model.blocks_per_scale: expected"),
     ],
 )
 def test_descriptions_that_say_something_else_are_refused(folder: Path, changes: dict[str, Any], words: str) -> None:
     redescribe(folder, **changes)
     with pytest.raises(HPUNetError, match=words):
+        load_trained(NAME)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_a_weight_that_is_not_finite_is_refused_by_its_name(folder: Path, value: float) -> None:
+    """Its samples would all be: nothing marked."""
+    tensors = decode((folder / SAMPLING).read_bytes(), name="")
+    tensors["logits.bias"][1] = value
+    (folder / SAMPLING).unlink()
+    files = parse_json((folder / DESCRIPTION).read_bytes(), name="")["files"]
+    redescribe(folder, files=files | {SAMPLING: write_hashed(folder / SAMPLING, encode(tensors, name=""))})
+    with pytest.raises(CheckpointError, match=r"logits\.bias: 1 of 2 values are NaN or infinite"):
         load_trained(NAME)
 
 
@@ -298,7 +316,7 @@ def test_sample_takes_a_temperature_for_each_scale(place: Path, home: Path) -> N
     assert (how["temperature"], how["orientations"]) == ([1, 3], 1)
     with pytest.raises(ConfigError, match="temperature: expected one entry for each of the 2 scales, got 3"):
         drawn("1,1,1", "d")
-    with pytest.raises(ConfigError, match="temperature: expected finite numbers of at least 0"):
+    with pytest.raises(ConfigError, match="temperature: expected numbers from 0"):
         drawn("-1", "d")
     assert not Path("d").exists()
 
@@ -344,10 +362,11 @@ def test_a_temperature_that_cannot_be_is_refused(place: Path, home: Path) -> Non
         ("warm", "temperature: expected numbers such as 0.8 or 0.9,1,1,0.7, got 'warm'"),
         (
             "1,0.5,2",
-            "temperature: expected a number above 0, or one for each of 1 scales, coarsest first, got 1,0.5,2",
+            "temperature: expected a number above 0 and up to 100, or one per scale (1), coarsest first, got 1,0.5,2",
         ),
         ("0", "got 0"),
         ("nan", "got nan"),
+        ("1e38", "up to 100"),
     ):
         with pytest.raises(ConfigError, match=re.escape(words)):
             export_command(run=place / "hpu", out=home / "x", name="xx", temperature=text)

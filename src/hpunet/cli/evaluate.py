@@ -11,7 +11,7 @@ from rich.text import Text
 from hpunet.cli import options as cli
 from hpunet.cli.progress import PeriodicLog, mean_and_std, metric_title, progress_bar
 from hpunet.cli.terminal import console, line, notes, print_warning
-from hpunet.config.settings import parse_assignments
+from hpunet.config.settings import MAX_SAMPLES, MAX_SEEDS, parse_assignments
 from hpunet.utils.text import printable
 
 _RUNS = (
@@ -35,14 +35,14 @@ def evaluate_command(
     runs: Annotated[list[Path], typer.Argument(help=_RUNS)],
     data: cli.Data,
     split: cli.Split = "val",
-    samples: Annotated[int | None, typer.Option(help=_SAMPLES, min=1)] = None,
+    samples: Annotated[int | None, typer.Option(help=_SAMPLES, min=1, max=MAX_SAMPLES)] = None,
     limit: Annotated[int | None, typer.Option(help=_LIMIT, min=1)] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help=_JSON)] = None,
     out: Annotated[Path | None, typer.Option(help=_OUT)] = None,
     checkpoint: cli.Checkpoint = "latest",
     weights: cli.Weights = "ema",
     seed: cli.Seed = 0,
-    seeds: Annotated[int, typer.Option(help=_SEEDS, min=1)] = 1,
+    seeds: Annotated[int, typer.Option(help=_SEEDS, min=1, max=MAX_SEEDS)] = 1,
     temperature: cli.Temperature = "1",
     orientations: cli.Orientations = None,
     batch: Annotated[int | None, typer.Option(help=_BATCH, min=1)] = None,

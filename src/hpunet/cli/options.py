@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from hpunet.config.settings import parse_assignments
+from hpunet.config.settings import MAX_SAMPLES, MAX_SEED, parse_assignments
 from hpunet.data.io import windows
 from hpunet.errors import ConfigError
 
@@ -68,8 +68,8 @@ Images = Annotated[
 ]
 Out = Annotated[Path, typer.Option(help="Output folder; each image gets a subfolder with its name.")]
 NewFolder = Annotated[Path, typer.Argument(help="Output folder; must not exist yet.")]
-Samples = Annotated[int, typer.Option(help="Number of samples per image.", min=1)]
-Seed = Annotated[int, typer.Option(help="Random seed of the samples.", min=0)]
+Samples = Annotated[int, typer.Option(help="Number of samples per image.", min=1, max=MAX_SAMPLES)]
+Seed = Annotated[int, typer.Option(help="Random seed of the samples.", min=0, max=MAX_SEED)]
 Split = Annotated[str, typer.Option(help="train, val or test.")]
 Checkpoint = Annotated[
     str, typer.Option(help="latest, best (in validation, by default of GED²), or a name such as step-00001000.")

@@ -21,6 +21,7 @@ from hpunet.utils.limits import MAX_SETTINGS_BYTES
 MAX_SCALES, MAX_CHANNELS, MAX_BLOCKS, MAX_LATENT_DIM = 12, 4096, 32, 1024
 MAX_CROP = 8192  # of each side, in pixels: their product is the largest image that is read
 MAX_SAMPLES = 1024  # per image, where pairs of samples are compared
+MAX_SEEDS, MAX_SEED = 1000, 2**63 - 1  # of an evaluation, and of any samples
 Positive = Annotated[int, Field(ge=1, le=10**9)]
 _Side = Annotated[int, Field(ge=1, le=MAX_CROP)]
 Fraction = Annotated[float, Field(gt=0, le=1)]

@@ -14,7 +14,9 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Bool, Float32, Int32, Shaped
 
+from hpunet.config.settings import MAX_CHANNELS
 from hpunet.data.io.intensity import unit_floats
+from hpunet.data.io.label_maps import MAX_CLASSES
 from hpunet.errors import ConfigError, DataError
 from hpunet.utils.text import as_utf8
 
@@ -53,6 +55,9 @@ class Sample:
     def image(self) -> Float32[np.ndarray, "c h w"]:
         """The pixels in [0, 1]."""
         return unit_floats(self.pixels)
+
+
+_BOUNDS = {"in_channels": (1, MAX_CHANNELS), "num_graders": (1, 10**6), "num_random_ids": (0, MAX_CLASSES)}
 
 
 @dataclass(frozen=True)
@@ -115,9 +120,14 @@ class SetInfo:
         """The inverse of `as_json`; `where` names the file in errors."""
         try:
             values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in stored.items()}
-            return cls(**values)
+            info = cls(**values)
         except (AttributeError, TypeError) as error:
             raise DataError(f"{where}: its description of the data is of another version ({error})") from None
+        for name, (least, most) in _BOUNDS.items():
+            if type(number := getattr(info, name)) is not int or not least <= number <= most:
+                words = f"{name} {number!r}, expected {least} to {most}"
+                raise DataError(f"{where}: its description of the data is damaged or of another version ({words})")
+        return info
 
 
 @runtime_checkable

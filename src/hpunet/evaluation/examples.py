@@ -58,7 +58,7 @@ def _arrays_of(scorer: Scorer, source: Source, index: int) -> dict[str, np.ndarr
     rest: list[LatentSource] = ["mean"] * (len(model.latent_dims) - 1)
     every: list[LatentSource] = ["sample"] * len(model.latent_dims)
     ways: dict[str, Sequence[LatentSource]] = {"full": every, "global": ["sample", *rest], "local": [*rest, "sample"]}
-    features = encode_orientations(model, image=inputs.image, cond=inputs.cond)
+    features = encode_orientations(model, image=inputs.image, cond=inputs.cond, names=[key])
     for name, latents in ways.items():
         how: dict[str, Any] = {"generator": scorer.generators([key], seed=scorer.seed), "latents": latents}
         maps, probability = [], []

@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int, Int32, UInt8
 from torch import Tensor, nn
 
+from hpunet.config.settings import MAX_SAMPLES, MAX_SEED, MAX_SEEDS
 from hpunet.data.batch import Batch
 from hpunet.data.types import Sample, SetInfo, Source, refuse_other_data
 from hpunet.errors import ConfigError, DataError
@@ -99,9 +100,10 @@ class Scorer:
     sampler: SegmentationModel | None = None  # computes in place of the model: the same on fused kernels
 
     def __post_init__(self) -> None:
-        for name in ("num_samples", "num_seeds", "seed"):
-            if getattr(self, name) < (least := 0 if name == "seed" else 1):
-                raise ConfigError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        bounds = {"num_samples": (1, MAX_SAMPLES), "num_seeds": (1, MAX_SEEDS), "seed": (0, MAX_SEED)}
+        for name, (least, most) in bounds.items():
+            if not least <= getattr(self, name) <= most:
+                raise ConfigError(f"{name}: expected {least} to {most}, got {getattr(self, name)}")
         if self.num_seeds > 1 and self.info.has_instances:
             why = "only for classes, since ids and clusters of instances depend on the seed"
             raise ConfigError(
@@ -161,7 +163,7 @@ class Scorer:
         batch, truth = self.prepare(samples, keys)
         try:
             inputs = self.inputs(batch, indices)
-            features = encode_orientations(inputs.network, image=inputs.image, cond=inputs.cond)
+            features = encode_orientations(inputs.network, image=inputs.image, cond=inputs.cond, names=keys)
             how: dict[str, Any] = {"image": inputs.image, "labels": inputs.labels, "features": features}
             rebuilt = reconstruct(inputs.network, **how, return_logits=False).labels[inputs.padding.inside].cpu()
             visible = None if inputs.cond is None else inputs.cond[:, 0][inputs.padding.inside].cpu() > 0

@@ -60,9 +60,14 @@ class Adam(torch.optim.Adam):
             for name, view in (*views.items(), ("step", count)):
                 state[name] = view.copy_(state[name])
 
-    @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         """As in torch, also with `found_inf`."""
+        loss = self._step(closure)
+        torch.autograd.graph.increment_version(self.weights.parameters)  # torch's fused step does not
+        return loss
+
+    @torch.no_grad()
+    def _step(self, closure: Any) -> Any:
         weights, group = self.weights, self.param_groups[0]
         flat_values, flat_gradient = weights.flat[: weights.num_elements], self.flat_gradients()
         if closure is not None or flat_gradient is None or not all(p in self.state for p in weights.parameters):

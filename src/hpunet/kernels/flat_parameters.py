@@ -81,6 +81,8 @@ class Weights:
         self.num_prepared = 0  # tells a backward pass whether the buffers are still those of its forward pass
         self.parameters: list[nn.Parameter] = []
         self.offsets: list[int] = []
+        self.strides: list[tuple[int, ...]] = []
+        self._copied: list[tuple[int, int]] | None = None  # version and place of each parameter
         self.folds = self._assign_offsets(others)
         self._build_buffers()
 
@@ -98,6 +100,7 @@ class Weights:
             for p in parameters:
                 self.parameters.append(p)
                 self.offsets.append(start)
+                self.strides.append(p.stride())
                 start += p.numel()
             return region
 
@@ -216,11 +219,26 @@ class Weights:
             self.flat_gradient.zero_()
             self.gradient_copy.zero_()
 
+    def prepare_if_changed(self) -> None:
+        """`prepare`, unless no parameter was written to or moved since; for sampling."""
+        now = [(p._version, p.data_ptr()) for p in self.parameters]
+        if now != self._copied:
+            self.prepare()
+            self._copied = now
+
+    def versions(self) -> list[int]:
+        """Change whenever a parameter is written to, by itself or through the flat buffer."""
+        return [self.flat._version, *(p._version for p in self.parameters)]
+
     @torch.no_grad()
     def load_parameters(self) -> None:
         """Copy the parameters to the flat buffer; in training they become views of it."""
-        for p, start in zip(self.parameters, self.offsets, strict=True):
+        for p, start, stride in zip(self.parameters, self.offsets, self.strides, strict=True):
             if p.data_ptr() != self.flat.data_ptr() + start * self.flat.element_size():
+                if p.stride() != stride:
+                    raise RuntimeError(
+                        "fused kernels: parameters have another memory format than when they were built"
+                    )
                 view = self.flat.as_strided(p.shape, p.stride(), start)
                 view.copy_(p)
                 if self.training:

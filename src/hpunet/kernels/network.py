@@ -30,7 +30,7 @@ class _Pass(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         plan.weights.prepare()
         out, raw, latents, drawn, ctx.trace = plan.forward(x, noise, prior_noise)
-        ctx.plan, ctx.number = plan, plan.weights.num_prepared
+        ctx.plan, ctx.number, ctx.versions = plan, plan.weights.num_prepared, plan.weights.versions()
         ctx.mark_non_differentiable(latents)
         return out, raw, latents, drawn
 
@@ -44,6 +44,11 @@ class _Pass(torch.autograd.Function):
                 "fused kernels: another forward pass ran before this backward pass, which would get wrong gradients; "
                 "call backward after each forward pass (gradients add up) or train with optimiser.kernels=torch"
             )
+        if ctx.versions != plan.weights.versions():
+            raise RuntimeError(
+                "fused kernels: weights were changed between this backward pass and its forward pass: gradients "
+                "would be wrong; call backward before the optimiser's step, and load weights before the forward pass"
+            )
         plan.weights.num_prepared += 1  # neither is there a second backward pass
         drawn_grad = None if drawn_grad is None else drawn_grad.contiguous()
         plan.backward(ctx.trace, logits_grad.contiguous(), raw_grad.contiguous(), drawn_grad)
@@ -55,13 +60,15 @@ class FusedNetwork(nn.Module):
     """A model's training pass on fused kernels, computed in `dtype`; call it like the model.
 
     The model's parameters move to one flat buffer: at once if `size` is given, else at the first pass. Each pass
-    needs its backward pass before the next forward pass of that size: later, it raises an error.
+    needs its backward pass before the next forward pass of that size, and before weights change: later, it raises an
+    error.
     """
 
     def __init__(self, model: HPUNet | ProbUNet, *, dtype: torch.dtype, size: tuple[int, int] | None = None) -> None:
         super().__init__()
         self.model, self.dtype = model, dtype
         self._size, self._plans = size, dict[tuple[int, int], Plan | ProbUNetPlan]()
+        self._parameters_at = _places(model)
         self._compiled: set[object] = set()
         if size is not None:
             self._plan(*size).weights.load_parameters()
@@ -91,6 +98,11 @@ class FusedNetwork(nn.Module):
         """As `HPUNet.forward`."""
         model, (b, _, h, w) = self.model, image.shape
         check_inputs(model, image=image, labels=labels)
+        if not _are_there(self._parameters_at):
+            raise RuntimeError(
+                "fused kernels: the model has other parameters than before; change their values in place, "
+                "for instance by load_state_dict without assign=True"
+            )
         prior_input = model.prior_input(image=image, cond=cond)
         plan = self._plan(h, w)
         drawn_by = None if prior_noise is None else torch.cat([n.flatten(2) for n in prior_noise], dim=2).float()
@@ -128,7 +140,7 @@ class FusedNetwork(nn.Module):
 class FusedSampler(SamplingProxy[HPUNet]):
     """An HPU-Net's sampling on fused kernels, computed in `dtype`; pass it to `sample` instead of the model.
 
-    It copies the weights at its first pass of a size. On a GPU the passes are CUDA graphs, one per input shape.
+    It copies the weights, again where they have changed. On a GPU the passes are CUDA graphs, one per input shape.
     """
 
     MAX_GRAPHS = 8
@@ -138,12 +150,15 @@ class FusedSampler(SamplingProxy[HPUNet]):
         self.dtype = dtype
         self._plans: dict[tuple[int, int], Plan] = {}
         self._graphs: dict[object, _CudaGraph] = {}
+        self._parameters_at = _places(model)
 
     def _plan(self, height: int, width: int) -> Plan:
+        if not _are_there(self._parameters_at):
+            self._plans, self._graphs, self._parameters_at = {}, {}, _places(self.model)
         if (height, width) not in self._plans:
             plan = Plan(self.model, height=height, width=width, dtype=self.dtype, training=False)
-            plan.weights.prepare()
             self._plans[height, width] = plan
+        self._plans[height, width].weights.prepare_if_changed()
         return self._plans[height, width]
 
     @torch.no_grad()
@@ -192,6 +207,20 @@ class FusedSampler(SamplingProxy[HPUNet]):
                 del self._graphs[next(iter(self._graphs))]
             self._graphs[key] = _CudaGraph(run, inputs)
         return self._graphs[key](inputs)
+
+
+_Place = tuple[dict[str, nn.Parameter | None], str, nn.Parameter]
+
+
+def _places(model: nn.Module) -> list[_Place]:
+    """Where the model keeps each of its parameters."""
+    every = ((module._parameters, name) for module in model.modules() for name in module._parameters)
+    return [(there, name, p) for there, name in every if (p := there[name]) is not None]
+
+
+def _are_there(places: list[_Place]) -> bool:
+    """Whether these are still the model's parameters: they can be replaced, by `load_state_dict` with `assign`."""
+    return all(there.get(name) is p for there, name, p in places)
 
 
 class _CudaGraph:

@@ -15,7 +15,7 @@ from typing import Unpack
 import numpy as np
 from jaxtyping import Bool
 
-from hpunet.errors import ConfigError
+from hpunet.errors import ConfigError, DataError
 from hpunet.metrics.arrays import (
     Absent,
     Array,
@@ -29,6 +29,7 @@ from hpunet.metrics.arrays import (
     same_type,
 )
 
+MAX_PAIRS = 2**26  # of maps, compared at once: a matrix of 512 MiB
 _WORDS_AT_ONCE = 2**17  # 64-bit words of pairs of maps compared at once: fits a core's cache
 _pairs = cache(np.triu_indices)
 
@@ -128,8 +129,12 @@ def iou_one_to_one(
 def score_pairs(checked: CheckedMaps, *, score: Score, absent: Absent) -> np.ndarray:
     """Scores (b, n, n) of all pairs of the n maps; intersections are counted in packed bits, 64 pixels per word."""
 
+    num_maps = sum(m.shape[1] for m in checked.maps)
+    if (num_pairs := len(checked.valid) * num_maps**2) > MAX_PAIRS:
+        words = f"{num_maps} maps per image are {num_pairs:,} pairs, at most {MAX_PAIRS:,} are compared at once"
+        raise DataError(f"{words}; give fewer maps or images")
+
     def counts() -> Iterator[Counts]:
-        num_maps = sum(m.shape[1] for m in checked.maps)
         pairs = _pairs(num_maps)
         masks = [None if where.all() else where for where in checked.valid]
         for c in checked.classes:

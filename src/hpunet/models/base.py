@@ -125,13 +125,17 @@ class ConditionalVAE(nn.Module):
         return TrainingOutput(logits, latents, prior, posterior, torch.stack(kl), sample_logits)
 
 
+def compute_type(model: SegmentationModel) -> torch.dtype:
+    """The type of the model's weights, which its images have too."""
+    return next(model.sampling_modules()[0].parameters()).dtype
+
+
 def check_model_image(model: SegmentationModel, image: Float[Tensor, "b c h w"]) -> None:
     """Raise a `DataError` unless this is an image for this model, of the type that it computes in."""
     check_image(image, channels=model.in_channels, multiple=model.size_multiple, values=model.check_values)
     if torch.compiler.is_compiling() or torch.is_autocast_enabled(image.device.type):
         return
-    dtype = next(model.sampling_modules()[0].parameters()).dtype
-    if image.dtype != dtype:
+    if image.dtype != (dtype := compute_type(model)):
         raise DataError(f"image: {image.dtype}, but the model computes in {dtype}; use image.to({dtype})")
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from math import log
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -60,7 +61,8 @@ class GaussianHead(nn.Module):
             if self.conv is None:
                 empty = features[:, :0]
                 return Gaussian(mean=empty, log_sigma=empty)
-            mean, log_sigma = self.conv(features).chunk(2, dim=1)
+            weight, bias = (t.to(features.dtype) for t in (self.conv.weight, self.conv.bias))  # type: ignore[union-attr]
+            mean, log_sigma = F.conv2d(features, weight, bias).chunk(2, dim=1)
             low, high = LOG_SIGMA_RANGE
             return Gaussian(mean=mean, log_sigma=clamp_with_inward_gradient(log_sigma, low=low, high=high))
 

@@ -11,10 +11,14 @@ from torch import Tensor
 
 from hpunet.data.io.windows import Window
 from hpunet.errors import ConfigError, DataError
+from hpunet.models.base import compute_type
 from hpunet.predict.crop import Region
 from hpunet.sampling.sample import LatentSource, stream
 from hpunet.sampling.tiling import Padding, choose_sampler
 from hpunet.weights.load import TrainedModel
+
+MAX_SAMPLED_PIXELS = 2**33
+"""Of all samples of an image, a byte each."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,7 @@ def sample_image(
     *,
     image: Float32[np.ndarray, "c h w"],
     options: SamplingOptions,
+    name: str = "image",
     latents: Sequence[LatentSource] | None = None,
     orientation_ids: Tensor | None = None,
     advance: Callable[[int], None] = lambda _: None,
@@ -62,14 +67,18 @@ def sample_image(
     """Sample an image of any size; `advance` is called with the number of new samples.
 
     Border pixels pad the image to a size that the model can halve. The noise of sample n depends only on the seed and
-    the image's size, so the slices of a volume share it. `latents` replace what `options.scales` says.
+    the image's size, so the slices of a volume share it. `latents` replace what `options.scales` says. `name` is for
+    errors.
     """
     model = trained.model
     if model.cond_channels:
         raise ConfigError(f"{trained.name}: needs partial labels (data.extrapolate), which images do not have")
     h, w = image.shape[1:]
+    if (num_pixels := options.num_samples * h * w) > MAX_SAMPLED_PIXELS:
+        words = f"{name}: {options.num_samples} samples of {h}x{w} pixels are {num_pixels:,} pixels"
+        raise ConfigError(f"{words}, at most {MAX_SAMPLED_PIXELS:,} are kept; draw fewer samples")
     padding = Padding.of(h, w, multiple=model.size_multiple)
-    padded = padding.add(torch.from_numpy(image)[None]).to(trained.device)
+    padded = padding.add(torch.from_numpy(image)[None]).to(trained.device, compute_type(model))
     size, count = (padded.shape[2], padded.shape[3]), options.num_samples
     labels = np.empty((count, h, w), dtype=np.min_scalar_type(model.num_classes - 1))
     order: list[int] = []
@@ -83,6 +92,7 @@ def sample_image(
         "temperature": options.temperature,
         "generator": torch.Generator().manual_seed(options.seed),
         "orientation_ids": orientation_ids,
+        "name": name,
     }
     try:
         for numbers, part in stream(sampler, image=padded, num_samples=count, latents=sources, **how):

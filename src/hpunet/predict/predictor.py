@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
-from hpunet.config.settings import Settings
+from hpunet.config.settings import MAX_SAMPLES, MAX_SEED, Settings
 from hpunet.data.io.windows import Window
 from hpunet.data.types import SetInfo
+from hpunet.errors import ConfigError
 from hpunet.kernels.dispatch import fast_sampler
 from hpunet.models.hpunet import HPUNet
 from hpunet.models.punet import ProbUNet
@@ -102,7 +103,7 @@ class Predictor:
         Args:
             image: a path, the paths of a DICOM series, a Pillow image, an array or tensor (h, w), (h, w, c),
                 (c, h, w) or (1, c, h, w), in stored values: 0 to 255 for 8 bits.
-            num_samples: number of samples. The n-th sample is the same for any number.
+            num_samples: number of samples, up to 1024. The n-th sample is the same for any number.
             seed: of the noise.
             scales: "full", "global" (the coarsest), "local" (the finest), or numbers; the others use their mean.
             temperature: factor on the prior's σ, or one per scale, coarsest first.
@@ -142,7 +143,7 @@ class Predictor:
             sources = zip(chosen, part.latents, strict=True)
             latents: list[LatentSource] = [kept if source == "mean" else "sample" for source, kept in sources]
             how: dict[str, Any] = {"latents": latents, "orientation_ids": part.orientation_ids}
-            changes = _maps(sample_image(self.trained, image=part.image, options=options, **how))
+            changes = _maps(sample_image(self.trained, image=part.image, options=options, name=part.name, **how))
             if numbers:
                 note = f"Scales {numbers} are redrawn with seed {options.seed}; the others are kept."
                 changes |= {"options": options, "notes": (*part.notes, note)}
@@ -156,6 +157,9 @@ class Predictor:
 
     def check(self, options: SamplingOptions) -> None:
         """Refuse impossible options before any work."""
+        for name, least, most in (("num_samples", 1, MAX_SAMPLES), ("seed", 0, MAX_SEED)):
+            if not least <= getattr(options, name) <= most:
+                raise ConfigError(f"{name}: expected {least} to {most}, got {getattr(options, name)}")
         parse_scales(options.scales, latent_dims=self.model.latent_dims)
         temperature_per_scale(options.temperature, num_scales=len(self.model.latent_dims))
         check_region(options.region)
@@ -180,9 +184,10 @@ class Predictor:
         origin = Origin(trained.name, trained.step, kernels, trained.model.orientations)
         notes = (*source.notes, *self._size_notes((h, w), tile=options.tile))
         for z in range(depth) if numbers is None else numbers:
-            drawn = sample_image(trained, image=source.images[z], options=options, advance=advance)
+            name = slice_name(source.name, z=z, depth=depth)
+            drawn = sample_image(trained, image=source.images[z], options=options, name=name, advance=advance)
             yield Prediction(
-                name=slice_name(source.name, z=z, depth=depth),
+                name=name,
                 image=source.images[z],
                 **_maps(drawn),
                 axes="yx",

@@ -1,5 +1,6 @@
 """The eight orientations of an image (flips and the transpose), which models can sample hypotheses from."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -55,6 +56,8 @@ class Features:
     count: int
     together: list[Tensor] | None = None
     """Image by image, one entry per orientation; None for large images, of which one orientation is kept."""
+    names: Sequence[str] = ()
+    """Of the images, for errors."""
     _latest: tuple[int, list[Tensor]] | None = field(default=None, repr=False)
 
     @torch.no_grad()
@@ -72,23 +75,30 @@ class Features:
 
 @torch.no_grad()
 def encode_orientations(
-    model: SegmentationModel, *, image: Float[Tensor, "b c h w"], cond: Float[Tensor, "b e h w"] | None = None
+    model: SegmentationModel,
+    *,
+    image: Float[Tensor, "b c h w"],
+    cond: Float[Tensor, "b e h w"] | None = None,
+    names: Sequence[str] = (),
 ) -> Features:
-    """The model's features for `sample` and `reconstruct`; those of large images are computed when needed."""
+    """The model's features for `sample` and `reconstruct`; those of large images are computed when needed.
+
+    `names` name the images in errors.
+    """
     if model.orientations == 1:
-        return Features(model, image, cond, 1, model.encode(image=image, cond=cond))
+        return Features(model, image, cond, 1, model.encode(image=image, cond=cond), names)
     check_model_image(model, image)  # before it is flipped: an error has the caller's shape, and counts pixels once
     b, _, h, w = image.shape
     count = num_orientations(model, height=h, width=w)
     limit = PIXELS_ENCODED_AT_ONCE_CPU if image.device.type == "cpu" else PIXELS_ENCODED_AT_ONCE
     if b * count * h * w > limit:
-        return Features(model, image, cond, count)
+        return Features(model, image, cond, count, names=names)
 
     def oriented(maps: Tensor) -> Tensor:
         return torch.stack([orient(maps, i) for i in range(count)], dim=1).flatten(0, 1)
 
     together = model.encode(image=oriented(image), cond=None if cond is None else oriented(cond))
-    return Features(model, image, cond, count, together)
+    return Features(model, image, cond, count, together, names)
 
 
 def select(features: Tensor, entries: Tensor) -> Tensor:

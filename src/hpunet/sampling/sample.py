@@ -9,10 +9,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from hpunet.errors import ConfigError, DataError
+from hpunet.errors import ConfigError, DataError, DivergenceError
 from hpunet.models.base import PerScale, SegmentationModel
 from hpunet.sampling.orientations import Features, encode_orientations, num_orientations, select, undo_orientations
-from hpunet.utils.tensors import check_is_tensor, check_labels
+from hpunet.utils.tensors import check_is_tensor, check_labels, values_can_be_read
 
 T = TypeVar("T")
 
@@ -21,6 +21,9 @@ LatentSource = Literal["sample", "mean"] | Tensor
 
 Generators = torch.Generator | Sequence[torch.Generator] | None
 """Where noise comes from: one generator for the batch, one per image, or torch's default."""
+
+MAX_TEMPERATURE = 100.0
+"""Factor on the prior's σ; 0.5 to 2 are useful."""
 
 PIXELS_PER_CHUNK = 2**20
 """Pixels decoded at once, by default: 64 hypotheses of 128×128."""
@@ -111,7 +114,7 @@ def sample(
     }
     inputs = _decoder_inputs(model, image=image, **how, orientation_ids=orientation_ids)
     chunks = _decode_in_chunks(model, features, inputs, chunk_size=chunk_size, return_logits=return_logits)
-    return _concat(list(chunks), shape=(image.shape[0], num_samples))
+    return _concat(list(chunks), features=features, shape=(image.shape[0], num_samples))
 
 
 def stream(
@@ -123,14 +126,16 @@ def stream(
     temperature: float | Sequence[float] = 1.0,
     generator: torch.Generator | None = None,
     orientation_ids: Int[Tensor, "1 s"] | None = None,
+    name: str = "image",
 ) -> Iterator[tuple[list[int], Samples]]:
     """The hypotheses that `sample` draws for one image, a few at a time, to save memory, each part with its numbers.
 
-    They come in order, or, for large images in several orientations, orientation by orientation.
+    They come in order, or, for large images in several orientations, orientation by orientation. `name` is the
+    image's in errors.
     """
     if image.shape[0] != 1:
         raise DataError(f"image: expected a batch of one image, got shape {tuple(image.shape)}")
-    features = encode_orientations(model, image=image)
+    features = encode_orientations(model, image=image, names=[name])
     how: dict[str, Any] = {
         "num_samples": num_samples,
         "latents": latents,
@@ -139,7 +144,7 @@ def stream(
     }
     inputs = _decoder_inputs(model, image=image, **how, orientation_ids=orientation_ids)
     for chunk in _decode_in_chunks(model, features, inputs):
-        yield chunk.numbers, _concat([chunk], shape=(1, len(chunk.labels)))
+        yield chunk.numbers, _concat([chunk], features=features, shape=(1, len(chunk.labels)))
 
 
 @torch.no_grad()
@@ -186,7 +191,8 @@ def reconstruct(
         inferred.append(latents)
     given = [torch.cat(scale).unflatten(0, (b, r)) for scale in zip(*inferred, strict=True)]
     inputs = _DecoderInputs(shape=(b, r), num_pixels=h * w, noise=none, given=given)
-    return _concat(list(_decode_in_chunks(model, features, inputs, return_logits=return_logits)), shape=(b, r))
+    chunks = _decode_in_chunks(model, features, inputs, return_logits=return_logits)
+    return _concat(list(chunks), features=features, shape=(b, r))
 
 
 @dataclass(frozen=True)
@@ -245,6 +251,8 @@ class _Chunk:
     logits: Float[Tensor, "n k h w"] | None
     latents: list[Tensor]
     orientation_ids: Int[Tensor, " n"] | None
+    sums: Float[Tensor, " n"]
+    """Of the logits: finite only if all of them are."""
 
 
 def _decode_in_chunks(
@@ -274,7 +282,8 @@ def _decode_in_chunks(
         own = None if ids is None else ids[pairs]
         if own is not None:
             logits = undo_orientations(logits, own, count=count)
-        return _Chunk(numbers, logits.argmax(dim=1), logits if return_logits else None, latents, own)
+        sums = logits.sum(dim=(1, 2, 3), dtype=torch.promote_types(logits.dtype, torch.float32))
+        return _Chunk(numbers, logits.argmax(dim=1), logits if return_logits else None, latents, own, sums)
 
     size = chunk_size or _default_chunk_size(inputs.num_pixels, device=features.image.device)
     if features.together is None or (ids is None and count > 1):
@@ -294,7 +303,8 @@ def _decode_in_chunks(
         yield decoded(features.together, pairs, entries, list(numbers))
 
 
-def _concat(chunks: Sequence[_Chunk], *, shape: tuple[int, int]) -> Samples:
+def _concat(chunks: Sequence[_Chunk], *, features: Features, shape: tuple[int, int]) -> Samples:
+    _check_logits(chunks, features=features, num_samples=shape[1])
     logits = [chunk.logits for chunk in chunks if chunk.logits is not None]
     ids = [chunk.orientation_ids for chunk in chunks if chunk.orientation_ids is not None]
     numbers = [number for chunk in chunks for number in chunk.numbers]
@@ -312,6 +322,20 @@ def _concat(chunks: Sequence[_Chunk], *, shape: tuple[int, int]) -> Samples:
     )
 
 
+def _check_logits(chunks: Sequence[_Chunk], *, features: Features, num_samples: int) -> None:
+    """Raise a `DivergenceError` if logits are not finite, since the label of NaN would be 0: nothing marked."""
+    sums = torch.cat([chunk.sums for chunk in chunks])
+    if not features.model.check_values or not values_can_be_read(sums) or sums.isfinite().all():
+        return
+    numbers = torch.tensor([number for chunk in chunks for number in chunk.numbers])
+    image = int(numbers[~sums.isfinite().cpu()].min()) // num_samples if len(features.image) > 1 else 0
+    name = features.names[image] if features.names else f"image {image}"
+    raise DivergenceError(
+        f"{name}: the network gives logits that are NaN or infinite, which are no segmentation; its weights, the "
+        f"temperature or given latents are too large for {str(features.image.dtype).removeprefix('torch.')}"
+    )
+
+
 def _default_chunk_size(num_pixels: int, *, device: torch.device) -> int:
     return max(1, (PIXELS_PER_CHUNK_CPU if device.type == "cpu" else PIXELS_PER_CHUNK) // num_pixels)
 
@@ -324,8 +348,8 @@ def temperature_per_scale(temperature: float | Sequence[float], *, num_scales: i
     """One factor per scale, from one for all or one each."""
     given = [temperature] * num_scales if isinstance(temperature, (int, float)) else temperature
     found = _one_per_scale(given, num_scales, "temperature")
-    if any(not 0 <= factor < float("inf") for factor in found):
-        raise ConfigError(f"temperature: expected finite numbers of at least 0, got {temperature}")
+    if any(not 0 <= factor <= MAX_TEMPERATURE for factor in found):
+        raise ConfigError(f"temperature: expected numbers from 0 to {MAX_TEMPERATURE:g}, got {temperature}")
     return found
 
 

@@ -16,12 +16,11 @@ from jaxtyping import Float, Int, Int64
 from torch import Tensor, nn
 
 from hpunet.errors import ConfigError
-from hpunet.models.base import PerScale, SamplingProxy, SegmentationModel, posterior_input
+from hpunet.models.base import PerScale, SamplingProxy, SegmentationModel, check_model_image, posterior_input
 from hpunet.models.blocks import concat_latent, downsample, match_memory_format, upsample_nearest
 from hpunet.models.gaussian import Gaussian
 from hpunet.models.hpunet import HPUNet, LatentUNet
 from hpunet.models.punet import GlobalGaussian, ProbUNet
-from hpunet.utils.tensors import check_image
 
 MIN_TILE = 16
 DEFAULT_TILE = 512
@@ -87,7 +86,7 @@ class Tiled(SamplingProxy[HPUNet | ProbUNet]):
         """See the model's `encode`."""
         if cond is not None:
             raise ConfigError("cond: tiled models take no extra input")
-        check_image(image, channels=self.in_channels, multiple=self.size_multiple, values=self.check_values)
+        check_model_image(self.model, image)
         x = match_memory_format(image, channels_last=self.model.channels_last)
         if isinstance(self.model, HPUNet):
             return self._encode(self.model.prior.encoder, x)[::-1]  # the finest is the image itself

@@ -17,7 +17,7 @@ from hpunet.utils.distributed import all_gather, rank
 from hpunet.weights.checkpoints import latest_checkpoint, prune, save_checkpoint
 from hpunet.weights.load import TrainedModel, load_trained, require_posterior
 from hpunet.weights.run_state import optimiser_tensors, restore_optimiser, rounding
-from hpunet.weights.safetensors_io import check_same_tensors
+from hpunet.weights.safetensors_io import check_finite, check_same_tensors
 
 STATE_KEYS = {"settings", "data", "info", "optimiser", "best", "started_from", "skipped", "skipped_in_a_row"}
 
@@ -63,6 +63,7 @@ def restore(training: Training, say: Callable[[str], None]) -> bool:
     for group in ("model", "loss", "averaged"):
         saved = found.tensors.get(group, {})
         check_same_tensors(live=live[group], saved=saved, name=where)
+        check_finite(saved, name=where)
         for name, tensor in live[group].items():
             tensor.copy_(saved[name])
     restore_optimiser(training.optimiser, tensors=found.tensors.get("optimiser", {}), state=state["optimiser"])

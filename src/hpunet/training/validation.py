@@ -18,6 +18,7 @@ from torch import Tensor
 from hpunet.config.settings import Settings
 from hpunet.data.batch import Batch
 from hpunet.data.packs import Pack
+from hpunet.errors import DivergenceError
 from hpunet.evaluation.examples import example_arrays
 from hpunet.evaluation.images import fast_batch_size, read_item
 from hpunet.evaluation.scorer import Scorer
@@ -77,14 +78,15 @@ class Validation:
 
     def run_at(self, step: int, loggers: Sequence[Logger], *, averaged: Sequence[Tensor]) -> dict[str, float]:
         """Score the model with its averaged weights, if any, early on also with raw ones; log, draw and save."""
-        raw = self._score() if averaged and self.scores_raw(step) else {}
-        with swapped(self.model, averaged):
-            numbers = self._score() | {f"raw_{name}": raw[name] for name in METRICS if raw}
-            if rank() == 0:
-                picture = self._save_examples(step)  # first: a report reads those of the last line of the log
-                for logger in loggers:
-                    logger.numbers(step, {f"val_{name}": value for name, value in numbers.items()})
-                    logger.picture(step, "samples", picture)
+        with checked(self.model, step=step):
+            raw = self._score() if averaged and self.scores_raw(step) else {}
+            with swapped(self.model, averaged):
+                numbers = self._score() | {f"raw_{name}": raw[name] for name in METRICS if raw}
+                if rank() == 0:
+                    picture = self._save_examples(step)  # first: a report reads those of the last line of the log
+                    for logger in loggers:
+                        logger.numbers(step, {f"val_{name}": value for name, value in numbers.items()})
+                        logger.picture(step, "samples", picture)
         return numbers
 
     def scores_raw(self, step: int) -> bool:
@@ -165,6 +167,18 @@ def _samples_sheet(arrays: Mapping[str, np.ndarray], *, title: str) -> Any:
         rows.append([grey_or_colour(stretched(image)), *overlays])
     columns = ["image", *(f"{name} {i + 1}" for name, maps in groups.items() for i in range(maps.shape[1]))]
     return sheet(rows, columns=columns, title=title, tile=tile)
+
+
+@contextmanager
+def checked(model: Any, *, step: int) -> Iterator[None]:
+    """Look at the model's values, which training does not: logits of NaN would score as nothing marked."""
+    before, model.check_values = model.check_values, True
+    try:
+        yield
+    except DivergenceError as error:
+        raise DivergenceError(f"validation at iteration {step}: {error}. Try a lower learning rate") from None
+    finally:
+        model.check_values = before
 
 
 @contextmanager

@@ -10,6 +10,7 @@ Scale 0 is the coarsest, as in the paper. Labels are integer maps. Images are fl
 residual branch applies a ReLU to the raw image.
 """
 
+import warnings
 from math import inf
 
 import torch
@@ -19,7 +20,7 @@ from torch import Tensor
 from hpunet.errors import DataError
 
 
-def _values_can_be_read(tensor: Tensor) -> bool:
+def values_can_be_read(tensor: Tensor) -> bool:
     """False while a graph is traced or captured."""
     if torch.compiler.is_compiling() or tensor.is_meta:
         return False
@@ -27,6 +28,7 @@ def _values_can_be_read(tensor: Tensor) -> bool:
 
 
 MAX_PIXEL = 100.0  # A larger pixel shows that the image was not scaled
+NEGATIVE_PIXEL = -0.5  # a smaller one, that it was scaled to -1 to 1 or normalised
 PREDICTOR = "hpunet.load(NAME)(image) takes arrays and files as they are"
 
 
@@ -41,8 +43,8 @@ def check_is_tensor(value: object, *, name: str) -> None:
 def check_image(image: Tensor, *, channels: int, multiple: int = 1, name: str = "image", values: bool = True) -> None:
     """Raise a `DataError` unless `image` is a finite float tensor (b, channels, h, w) of usable size.
 
-    Height and width must be multiples of `multiple`. Unscaled bytes, 16-bit numbers and Hounsfield units are refused;
-    `values=False` skips this check, which on a GPU waits for the device.
+    Height and width must be multiples of `multiple`. Unscaled bytes, 16-bit numbers and Hounsfield units are refused,
+    and values from -1 to 1 warned of; `values=False` skips these checks, which on a GPU wait for the device.
     """
     check_is_tensor(image, name=name)
     if image.ndim != 4 or not image.is_floating_point():
@@ -58,18 +60,21 @@ def check_image(image: Tensor, *, channels: int, multiple: int = 1, name: str = 
         raise DataError(
             f"{name}: height and width must be multiples of {multiple}, got {h}x{w}; pad to {up}, or {PREDICTOR}"
         )
-    if not values or not _values_can_be_read(image):
+    if not values or not values_can_be_read(image):
         return
-    largest = float(image.detach().abs().amax())
-    if not largest < inf:
+    low, high = torch.stack(image.detach().aminmax()).tolist()
+    if not (-inf < low and high < inf):
         count = int((~torch.isfinite(image)).sum())
         raise DataError(
             f"{name}: {count} of {image.numel()} values are NaN or infinite; torch.nan_to_num replaces them"
         )
-    if largest > MAX_PIXEL:
-        got = f"{float(image.min()):g} to {float(image.max()):g}"
+    if max(-low, high) > MAX_PIXEL:
+        got = f"{low:g} to {high:g}"
         how = f"divide bytes by 255, scale Hounsfield units as in training, or {PREDICTOR}"
         raise DataError(f"{name}: expected values from 0 to 1, got {got}; {how}")
+    if low <= NEGATIVE_PIXEL:
+        words = f"{name}: values from {low:g} to {high:g}, models made by hpunet take 0 to 1; {PREDICTOR}"
+        warnings.warn(words, stacklevel=2)
 
 
 def check_labels(
@@ -83,7 +88,7 @@ def check_labels(
             f"{name}: expected an integer tensor of shape {(b, h, w)} to go with the image, "
             f"got {labels.dtype} of shape {tuple(labels.shape)}"
         )
-    if values and _values_can_be_read(labels) and labels.dtype != torch.bool:
+    if values and values_can_be_read(labels) and labels.dtype != torch.bool:
         low, high = int(labels.min()), int(labels.max())
         if low < 0 or high >= num_classes:
             raise DataError(f"{name}: values must lie in 0...{num_classes - 1}, found {low}...{high}")

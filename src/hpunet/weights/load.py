@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import inf
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -16,6 +15,7 @@ from hpunet.models.base import SegmentationModel
 from hpunet.models.build import build_model
 from hpunet.models.hpunet import HPUNet
 from hpunet.models.punet import ProbUNet
+from hpunet.sampling.sample import MAX_TEMPERATURE
 from hpunet.weights.checkpoints import Checkpoint, latest_checkpoint, load_checkpoint
 from hpunet.weights.published import (
     POSTERIOR,
@@ -26,7 +26,7 @@ from hpunet.weights.published import (
     unknown_name_message,
     write_published,
 )
-from hpunet.weights.safetensors_io import check_same_tensors
+from hpunet.weights.safetensors_io import check_finite, check_same_tensors
 
 
 @dataclass(frozen=True)
@@ -142,6 +142,7 @@ def _model_without_values(settings: Settings, info: SetInfo) -> HPUNet | ProbUNe
 
 def _fill(model: HPUNet | ProbUNet, weights: Mapping[str, Tensor], *, name: str) -> None:
     check_same_tensors(live=model.state_dict(), saved=weights, name=name)
+    check_finite(weights, name=name)
     model.load_state_dict(weights, assign=True)
     if model.channels_last:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -151,9 +152,9 @@ def set_temperature(trained: TrainedModel, temperature: Sequence[float]) -> None
     """Multiply the prior's standard deviations in place by one factor, or by one per scale."""
     heads = trained.model.prior_heads()
     factors = list(temperature) * (len(heads) if len(temperature) == 1 else 1)
-    if len(factors) != len(heads) or not all(0 < factor < inf for factor in factors):
+    if len(factors) != len(heads) or not all(0 < factor <= MAX_TEMPERATURE for factor in factors):
         given = ",".join(f"{factor:g}" for factor in temperature)
-        expected = f"a number above 0, or one for each of {len(heads)} scales, coarsest first"
+        expected = f"a number above 0 and up to {MAX_TEMPERATURE:g}, or one per scale ({len(heads)}), coarsest first"
         raise ConfigError(f"temperature: expected {expected}, got {given}")
     for head, factor in zip(heads, factors, strict=True):
         if factor != 1:

@@ -22,6 +22,7 @@ _STORED_TYPES = frozenset(
 )
 _PICKLES = {b"PK": "a zip archive, as torch.save writes it, with a pickle inside", b"\x80": "a pickle"}
 _NAMES_SHOWN = 3
+_CURE = "use another checkpoint, or a new copy of these weights"
 
 
 def encode(tensors: Mapping[str, Tensor], *, name: str) -> bytes:
@@ -80,6 +81,16 @@ def check_same_tensors(*, live: Mapping[str, Tensor], saved: Mapping[str, Tensor
     ]
     if any(problems):
         raise CheckpointError(f"{name}: belongs to another model: {'; '.join(filter(None, problems))}")
+
+
+def check_finite(tensors: Mapping[str, Tensor], *, name: str) -> None:
+    """Raise a `CheckpointError` if weights from `name` are NaN or infinite: samples would show nothing."""
+    floats = {key: tensor for key, tensor in tensors.items() if tensor.is_floating_point() and tensor.numel()}
+    norms = torch._foreach_norm(list(floats.values())) if floats else []  # several times as fast as a look at each
+    for key, norm in zip(floats, norms, strict=True):
+        if not norm.isfinite() and (count := int((~floats[key].isfinite()).sum())):
+            tensor = floats[key]
+            raise CheckpointError(f"{name}: {key}: {count} of {tensor.numel()} values are NaN or infinite; {_CURE}")
 
 
 def _kind(tensor: Tensor) -> str:

@@ -29,7 +29,7 @@ from hpunet.data.folder.table import Entry, assign_splits, read_table
 from hpunet.data.io.archives import FileTree
 from hpunet.data.io.geometry import Geometry
 from hpunet.data.io.images import decode_image
-from hpunet.data.io.intensity import to_planes
+from hpunet.data.io.intensity import loses_negatives, to_planes
 from hpunet.data.io.label_maps import MAX_CLASSES, check_num_random_ids, class_map, number_instances
 from hpunet.data.io.limits import ImageSize
 from hpunet.data.io.volumes import NIFTI_ENDINGS, NIFTI_HEAD_BYTES, decode_nifti, nifti_depth
@@ -217,4 +217,7 @@ def _read(tree: FileTree, name: str, *, size: ImageSize | None = None) -> tuple[
 def _load_images(tree: FileTree, name: str, window: tuple[float, float] | None) -> tuple[np.ndarray, Any]:
     """The images of a file as (z, c, h, w), uint8, uint16 or float32 in [0, 1], and a volume's affine or None."""
     values, affine = _read(tree, name)
+    if window is not None and loses_negatives(values, window):
+        words = f"window: values from {window[0]:g} to {window[1]:g} become 0 to 1, but stored ones go from -1 to 1"
+        raise DataError(f"{tree.where(name)}: {words}; use window=[-1,1]")
     return to_planes(values, by_range=affine is not None, window=window, name=tree.where(name)), affine

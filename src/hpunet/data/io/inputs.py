@@ -13,7 +13,7 @@ from jaxtyping import Float32, Shaped
 from hpunet.data.io.dicom import is_dicom
 from hpunet.data.io.geometry import Geometry
 from hpunet.data.io.images import read_image
-from hpunet.data.io.intensity import range_of, to_planes, unit_floats
+from hpunet.data.io.intensity import loses_negatives, range_of, to_planes, unit_floats
 from hpunet.data.io.limits import named_errors
 from hpunet.data.io.series import dicom_files, read_scan
 from hpunet.data.io.volumes import NIFTI_ENDINGS, NIFTI_HEAD_BYTES, decode_nifti, nifti_header
@@ -131,7 +131,9 @@ def _in_channels(planes: np.ndarray, num_channels: int, *, name: str) -> tuple[n
 def _range_notes(values: np.ndarray, planes: np.ndarray, *, window: Window | None) -> list[str]:
     """What becomes 0 and 1, if it is not the range of the type."""
     if isinstance(window, tuple):
-        return [f"Stored values from {window[0]:g} to {window[1]:g} become 0 to 1; those outside are clipped."]
+        words = f"Stored values from {window[0]:g} to {window[1]:g} become 0 to 1; those outside are clipped."
+        warning = "Warning: Stored values go from -1 to 1, and negative ones become 0; use the window -1 1."
+        return [words, warning] if loses_negatives(values, window) else [words]
     if planes.dtype != np.float32:
         return []
     low, high = range_of(values)

@@ -34,6 +34,14 @@ def to_planes(
     return scaled
 
 
+def loses_negatives(values: Shaped[np.ndarray, "*shape"], window: tuple[float, float]) -> bool:
+    """Whether floats that were scaled to -1 to 1 get a window for 0 to 1, which makes half of them 0."""
+    if values.dtype.kind != "f" or window[0] < 0 or window[1] > 1:
+        return False
+    low, high = range_of(values)
+    return -1.01 <= low <= -0.5 and high <= 1.01
+
+
 def range_of(values: Shaped[np.ndarray, "*shape"]) -> tuple[float, float]:
     """Smallest and largest value."""
     return float(values.min()), float(values.max())
