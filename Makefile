@@ -11,7 +11,8 @@ help:
 	@echo "make test    run the test suite on CPU"
 	@echo "make test-kernels  the kernels in Triton's interpreter and its compiler, in every size"
 	@echo "make test-gpu run the tests that need a CUDA GPU"
-	@echo "make fuzz    every file reader on 2,500 damaged files (make test runs a tenth of them)"
+	@echo "make fuzz    every file reader on 2,500 damaged files and all bombs (make test runs a tenth of them);"
+	@echo "             SEEDS=1-20 CASES=50000 for other ones"
 	@echo "make lint    ruff and mypy"
 	@echo "make docs    build the documentation into site/"
 	@echo "make bench   the benchmarks that run on this machine"
@@ -48,8 +49,8 @@ test-gpu: .venv/.dev
 	@$(BIN)/python -m pytest -m gpu
 
 fuzz: .venv/.dev
-	@echo "hpunet: 2,500 damaged files, each within 2 s and 512 MiB; replay one by tests/fuzz/harness.py --case N"
-	@$(BIN)/python tests/fuzz/harness.py
+	@echo "hpunet: damaged files and bombs, each within 2 s and 512 MiB; replay one by tests/fuzz/harness.py --case N"
+	@$(BIN)/python tests/fuzz/harness.py $(if $(SEEDS),--seeds $(SEEDS)) $(if $(CASES),--cases $(CASES))
 
 lint: .venv/.dev
 	@echo "hpunet: ruff (style, imports, bugs), then mypy --strict on src/"

@@ -1,12 +1,17 @@
-"""Run fuzz cases in worker processes, each case within 2 s and 512 MiB, and print what came of them.
+"""Run fuzz cases and bombs in worker processes, each within 2 s and 512 MiB, and print what came of them.
 
-python tests/fuzz/harness.py              all cases
-python tests/fuzz/harness.py --every 10   each tenth
-python tests/fuzz/harness.py --case 123   one case, in this process, with the traceback of what went wrong
+python tests/fuzz/harness.py                                    all cases of the first seed, and all bombs
+python tests/fuzz/harness.py --seeds 1-20 --cases 50000         cases of other seeds
+python tests/fuzz/harness.py --case 123 [--seeds 7]             one case, with the traceback of what went wrong
+python tests/fuzz/harness.py --bomb pax_digits                  one bomb
+
+The limits are those of a worker, and a single case or bomb runs in one, too. What a reader's own child processes take
+counts as the reader's.
 """
 
 import argparse
 import contextlib
+import importlib
 import os
 import resource
 import signal
@@ -24,8 +29,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from corpus import write_files
-from judge import FaultError, judge, valid_reading
-from plan import FORMATS, NUM_CASES, case
+from judge import FaultError, judge, judge_bomb, valid_reading
+from plan import FORMATS, NUM_CASES, SEED, case, numbers
 
 MAX_SECONDS = 2.0
 """Processor time, so that a busy machine causes no failure."""
@@ -34,25 +39,43 @@ _STUCK_SECONDS = 20.0
 """A worker without an answer for this long is killed."""
 _WORKER_LIMIT = 2**32
 """Address space of a worker."""
+_BOMB_BYTES = 10**6
+_FOLDER = Path(__file__).parent
+BOMBS: dict[str, Callable[[Path], Path]] = {
+    name: make
+    for module in sorted(_FOLDER.glob("bombs*.py"))
+    for name, make in importlib.import_module(module.stem).BOMBS.items()
+}
+"""What writes a bomb into a folder and gives back its path, by name."""
 
 
 class Result(NamedTuple):
-    number: int
+    item: int | str
+    """The number of a case, or the name of a bomb."""
     format: str
     outcome: str
     """read, refused or counted; for a fault, its message."""
     is_fault: bool
+
+    def __str__(self) -> str:
+        named = f"bomb {self.item}" if isinstance(self.item, str) else f"case {self.item} ({case(self.item)})"
+        return f"{named}: {self.outcome[:600]}"
 
 
 class _TooSlow(BaseException):
     """Not an Exception: readers turn those into refusals."""
 
 
-def run_case(number: int) -> str:
-    """The outcome of one case; a fault is raised."""
-    chosen = case(number)
-    valid, change = valid_reading(chosen.corpus), chosen.change()
+def run_item(item: int | str) -> str:
+    """The outcome of one case or bomb; a fault is raised."""
     with tempfile.TemporaryDirectory() as folder:
+        if isinstance(item, str):
+            path = BOMBS[item](Path(folder))
+            if sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file()) >= _BOMB_BYTES:
+                raise FaultError(f"{item} is no small file")
+            return within_bounds(lambda: judge_bomb(path, Path(folder)))
+        chosen = case(item)
+        valid, change = valid_reading(chosen.corpus), chosen.change()
         write_files(change.files, Path(folder) / "in")
         return within_bounds(lambda: judge(chosen.corpus(), valid, change, Path(folder)))
 
@@ -61,7 +84,7 @@ def within_bounds(action: Callable[[], str]) -> str:
     """What the action returns; taking too long or too much memory, or showing a warning, is a fault."""
     with warnings.catch_warnings(record=True) as shown:
         warnings.simplefilter("always")
-        before = _start_measuring()
+        before, began = _start_measuring(), _seconds()
         signal.signal(signal.SIGPROF, _stop)
         signal.setitimer(signal.ITIMER_PROF, MAX_SECONDS)
         try:
@@ -70,6 +93,8 @@ def within_bounds(action: Callable[[], str]) -> str:
             raise FaultError(f"more than {MAX_SECONDS} s") from None
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
+    if (seconds := _seconds() - began) > MAX_SECONDS:
+        raise FaultError(f"took {seconds:.1f} s, more than {MAX_SECONDS} s")
     if (taken := _most_memory() - before) > MAX_BYTES:
         raise FaultError(f"took {taken >> 20} MiB")
     if shown:
@@ -81,42 +106,70 @@ def _stop(*_: object) -> None:
     raise _TooSlow
 
 
+def _processes() -> list[str]:
+    """This one and its children that are alive (Linux)."""
+    found = ["self"]
+    for file in Path("/proc/self/task").glob("*/children"):
+        found += file.read_text().split()
+    return found
+
+
+def _seconds() -> float:
+    """Processor time of this process and its children, ended or not."""
+    used = sum(os.times()[:4])
+    for process in _processes()[1:]:
+        with contextlib.suppress(OSError):
+            fields = Path("/proc", process, "stat").read_text().rsplit(")", 1)[1].split()
+            used += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return used
+
+
 def _start_measuring() -> int:
     """Forget the highest use of memory so far (Linux); the use now."""
-    with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")
+    for process in _processes():
+        with contextlib.suppress(OSError):
+            Path("/proc", process, "clear_refs").write_text("5")
     return _most_memory()
 
 
 def _most_memory() -> int:
+    """Of this process and its living children, and of the largest one that has ended."""
+    unit = 1 if sys.platform == "darwin" else 1024
     try:
-        status = Path("/proc/self/status").read_text()
-        return int(status.split("VmHWM:")[1].split()[0]) * 1024
+        statuses = [Path("/proc", process, "status").read_text() for process in _processes()]
+        alive = sum(int(status.split("VmHWM:")[1].split()[0]) * 1024 for status in statuses)
     except (OSError, IndexError):
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        alive = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return alive + resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * unit
 
 
 def _work(connection: Connection) -> None:
-    """Answer case numbers with their outcomes, until told to end."""
+    """Answer cases and bombs with their outcomes and the tracebacks of faults, until told to end."""
     with tempfile.TemporaryFile() as printed:
         os.dup2(printed.fileno(), 1)
         os.dup2(printed.fileno(), 2)
         with contextlib.suppress(ValueError, OSError):  # not every system knows this limit
             resource.setrlimit(resource.RLIMIT_AS, (_WORKER_LIMIT, _WORKER_LIMIT))
-        while (number := connection.recv()) is not None:
+        connection.send("ready")
+        while (item := connection.recv()) is not None:
+            trace = ""
             try:
-                answer = (run_case(number), False)
+                answer, is_fault = run_item(item), False
             except BaseException as error:  # the run continues
                 place = traceback.extract_tb(error.__traceback__)[-1]
-                answer = (f"{type(error).__name__} at {Path(place.filename).name}:{place.lineno}: {error}", True)
+                answer, is_fault = (
+                    f"{type(error).__name__} at {Path(place.filename).name}:{place.lineno}: {error}",
+                    True,
+                )
+                trace = "".join(traceback.format_exception(error))
             sys.stdout.flush()
             sys.stderr.flush()
             printed.seek(0)
-            if (text := printed.read()) and not answer[1]:
-                answer = (f"printed {text[:200]!r}", True)
+            if (text := printed.read()) and not is_fault:
+                answer, is_fault = f"printed {text[:200]!r}", True
             printed.seek(0)
             printed.truncate()
-            connection.send(answer)
+            connection.send((answer, is_fault, trace))
 
 
 class _Worker:
@@ -125,23 +178,24 @@ class _Worker:
     def __init__(self) -> None:
         self._process = None
 
-    def run(self, number: int) -> tuple[str, bool]:
+    def run(self, item: int | str) -> tuple[str, bool, str]:
         if self._process is None:
             context = get_context("spawn")
             self._connection, theirs = context.Pipe()
             self._process = context.Process(target=_work, args=(theirs,), daemon=True)
             self._process.start()
             theirs.close()
+            self._connection.recv()
         try:
-            self._connection.send(number)
+            self._connection.send(item)
             if self._connection.poll(_STUCK_SECONDS):
                 return self._connection.recv()
-            answer = (f"stuck for {_STUCK_SECONDS} s", True)
+            answer = f"stuck for {_STUCK_SECONDS} s"
         except (EOFError, OSError):
             self._process.join(5)
-            answer = (f"the process ended with {self._process.exitcode}", True)
+            answer = f"the process ended with {self._process.exitcode}"
         self.end()
-        return answer
+        return answer, True, ""
 
     def end(self) -> None:
         if self._process is not None:
@@ -151,48 +205,65 @@ class _Worker:
             self._process = None
 
 
-def run_cases(numbers: Sequence[int], *, processes: int) -> list[Result]:
-    """The results in the order of the numbers."""
+def run_items(items: Sequence[int | str], *, processes: int) -> list[Result]:
+    """The results in the order of the items."""
 
-    def share(start: int) -> Iterator[Result]:
+    def share(start: int) -> Iterator[tuple[int, Result]]:
         worker = _Worker()
         try:
-            for number in numbers[start::processes]:
-                outcome, is_fault = worker.run(number)
-                yield Result(number, case(number).format, outcome, is_fault)
+            for place in range(start, len(items), processes):
+                item = items[place]
+                outcome, is_fault, _ = worker.run(item)
+                yield place, Result(item, "bombs" if isinstance(item, str) else case(item).format, outcome, is_fault)
         finally:
             worker.end()
 
     with ThreadPoolExecutor(processes) as pool:
         shares = pool.map(lambda start: list(share(start)), range(processes))
-        return sorted(result for found in shares for result in found)
+        return [result for _, result in sorted(found for each in shares for found in each)]
 
 
 def table(results: Sequence[Result]) -> str:
-    """Cases and outcomes by format, and every fault with its number."""
+    """Cases and outcomes by format, and every fault with what replays it."""
     lines = [f"{'format':8}{'cases':>8}{'read':>8}{'refused':>9}{'counted':>9}{'faults':>8}"]
-    for name in (*(entry.name for entry in FORMATS), "all"):
+    for name in (*(entry.name for entry in FORMATS), "bombs", "all"):
         found = [result for result in results if name in ("all", result.format)]
         count = Counter("fault" if result.is_fault else result.outcome for result in found)
         lines.append(
             f"{name:8}{len(found):8}{count['read']:8}{count['refused']:9}{count['counted']:9}{count['fault']:8}"
         )
-    lines += [f"case {r.number} ({case(r.number)}): {r.outcome[:600]}" for r in results if r.is_fault]
-    return "\n".join(lines)
+    return "\n".join([*lines, *(str(result) for result in results if result.is_fault)])
+
+
+def _seeds(text: str) -> list[int]:
+    first, _, last = text.partition("-")
+    return list(range(int(first), int(last or first) + 1))
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--case", type=int, help="replay this one")
-    parser.add_argument("--every", type=int, default=1, help="run every n-th case")
+    parser.add_argument("--seeds", type=_seeds, default=[SEED], help="one, or the first and last as 1-20")
+    parser.add_argument("--cases", type=int, help="how many, of all seeds together")
+    parser.add_argument("--case", type=int, help="replay this one, of the first seed")
+    parser.add_argument("--bomb", choices=sorted(BOMBS), help="replay this one")
     parser.add_argument("--processes", type=int, default=min(4, os.cpu_count() or 1))
     options = parser.parse_args()
-    if options.case is not None:
-        print(case(options.case), case(options.case).change().culprits)
-        print(run_case(options.case))
-        return 0
+    if options.case is not None or options.bomb is not None:
+        item = options.bomb or (options.seeds[0] - SEED) * NUM_CASES + options.case
+        worker = _Worker()
+        outcome, is_fault, trace = worker.run(item)
+        worker.end()
+        print(
+            item if isinstance(item, str) else f"{case(item)} {case(item).change().culprits}",
+            outcome,
+            trace,
+            sep="\n",
+        )
+        return int(is_fault)
     start = time.perf_counter()
-    results = run_cases(range(0, NUM_CASES, options.every), processes=options.processes)
+    results = run_items(
+        [*sorted(BOMBS), *numbers(options.seeds, num_cases=options.cases)], processes=options.processes
+    )
     print(table(results))
     print(f"{time.perf_counter() - start:.0f} s")
     return int(any(result.is_fault for result in results))

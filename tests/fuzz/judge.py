@@ -4,7 +4,7 @@ import functools
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -13,9 +13,25 @@ from corpus import Corpus, write_files
 from mutate import Change
 from PIL import Image
 
+from hpunet.config.settings import load_settings
+from hpunet.data.cityscapes.scenes import read_instance_ids
+from hpunet.data.folder.table import read_table
+from hpunet.data.io.archives import read_tar
+from hpunet.data.io.inputs import read_stored
+from hpunet.data.io.limits import ImageSize
+from hpunet.data.io.volumes import read_stack
 from hpunet.data.lidc.importer import ImportSummary, import_lidc
+from hpunet.data.packs import open_pack
+from hpunet.data.snemi3d import open_snemi3d
 from hpunet.data.types import Sample, SetInfo, Source
-from hpunet.errors import DataError
+from hpunet.errors import DataError, HPUNetError
+from hpunet.evaluation.rows import read_rows
+from hpunet.reports.examples import read_examples
+from hpunet.training.loggers import read_log
+from hpunet.weights.load import load_trained
+from hpunet.weights.tensorflow.convert import read_variables
+
+_MOST_CHARACTERS = 2000  # of an error
 
 
 class FaultError(AssertionError):
@@ -146,6 +162,52 @@ def _judge_import(valid: Import, change: Change, root: Path) -> str:
     if _counts(found) != _counts(valid):
         raise FaultError(f"{_counts(found)} images instead of {_counts(valid)}, without a message")
     return "read"
+
+
+def judge_bomb(path: Path, root: Path) -> str:
+    """'refused': by an error of ours, of a single line of bearable length, that names the file."""
+    try:
+        _read_bomb(path, root)
+    except HPUNetError as error:
+        _check_named(str(error), [path.name])
+        if "\n" in str(error) or len(str(error)) > _MOST_CHARACTERS:
+            raise FaultError(f"an error of {len(str(error))} characters: {str(error)[:300]}") from None
+        return "refused"
+    raise FaultError("read, but must be refused")
+
+
+def _read_bomb(path: Path, root: Path) -> None:
+    """Read a file by its name, or a folder by the files in it, as the commands do."""
+    if (path / "model.json").is_file():
+        load_trained(path, device="cpu")
+    elif (path / "pack.json").is_file():
+        open_pack(path, split="train")
+    elif (path / "model.index").is_file() or path.suffix == ".index":
+        read_variables(path)
+    elif (path / "train-input.h5").is_file():
+        open_snemi3d(path, split="train")
+    elif list(path.glob("*.xml")):
+        if failures := import_lidc(path, root / "out", processes=1, progress=False).failures:
+            raise DataError(failures[0])
+    elif path.name.endswith("_polygons.json"):
+        read_instance_ids(path, size=ImageSize(1, 4096, 8192, "an image"))
+    elif path.name == "data.csv":
+        read_table(path.read_bytes(), name=str(path))
+    elif path.name == "rows.csv":
+        read_rows(path)
+    elif path.name == "examples.npz":
+        read_examples(path)
+    else:
+        readers: dict[str, Callable[[Path], object]] = {
+            ".h5": read_stack,
+            ".tar": read_tar,
+            ".gz": read_tar,
+            ".npz": read_variables,
+            ".jsonl": lambda path: read_log(path, strict=True),
+            ".toml": lambda path: load_settings(str(path)),
+        }
+        read = read_stored if path.name.endswith(".nii.gz") else readers.get(path.suffix, read_stored)
+        read(path)
 
 
 def _counts(made: Import) -> Counter[str]:

@@ -1,6 +1,9 @@
-"""Which case is which: a number gives a format, a set, a mutation and its seed, always the same ones."""
+"""Which case is which: a number gives a format, a set, a mutation and its seed, always the same ones.
 
-from collections.abc import Callable
+The first `NUM_CASES` numbers have the seed `SEED`, the next ones `SEED` + 1, and so on.
+"""
+
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import NamedTuple
 
@@ -78,7 +81,8 @@ class Case(NamedTuple):
     mutation: Mutation
 
     def change(self) -> Change:
-        return self.mutation(dict(self.corpus().files), Random(f"{SEED}/{self.number}"))
+        turn, place = divmod(self.number, NUM_CASES)
+        return self.mutation(dict(self.corpus().files), Random(f"{SEED + turn}/{place}"))
 
     def __str__(self) -> str:
         return f"{self.format} {self.corpus.__name__}: {self.mutation.__name__}"
@@ -86,7 +90,7 @@ class Case(NamedTuple):
 
 def case(number: int) -> Case:
     """Every tenth case together go through as many sets and mutations as they can."""
-    place = number
+    place = number % NUM_CASES
     for entry in FORMATS:
         if place < entry.num_cases:
             turn = place // 10 + place % 10 * (entry.num_cases // 10)
@@ -94,4 +98,11 @@ def case(number: int) -> Case:
             shift = 7 * (turn % len(entry.sets))
             return Case(number, entry.name, make, mutations[(turn // len(entry.sets) + shift) % len(mutations)])
         place -= entry.num_cases
-    raise IndexError(f"case {number}: there are {NUM_CASES}")
+    raise AssertionError
+
+
+def numbers(seeds: Sequence[int], *, num_cases: int | None = None) -> list[int]:
+    """The cases of these seeds; of fewer than all, as many of each seed and kind as can be."""
+    every = [(seed - SEED) * NUM_CASES + place for seed in seeds for place in range(NUM_CASES)]
+    wanted = len(every) if num_cases is None else min(num_cases, len(every))
+    return [every[turn * len(every) // wanted] for turn in range(wanted)]

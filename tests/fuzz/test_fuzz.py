@@ -15,7 +15,7 @@ from plan import NUM_CASES, case
 
 @pytest.mark.timeout(300)
 def test_readers_survive_a_tenth_of_all_cases() -> None:
-    results = harness.run_cases(range(0, NUM_CASES, 10), processes=1)
+    results = harness.run_items(range(0, NUM_CASES, 10), processes=1)
     assert len(results) == NUM_CASES // 10
     assert not any(result.is_fault for result in results), harness.table(results)
     outcomes = {result.outcome for result in results}
@@ -81,8 +81,9 @@ def test_harness_notices_memory() -> None:
 def test_harness_goes_on_after_an_error() -> None:
     worker = harness._Worker()
     try:
-        outcome, is_fault = worker.run(NUM_CASES)
-        assert (outcome.split(" ")[0], is_fault) == ("IndexError", True)
+        outcome, is_fault, trace = worker.run("no such bomb")
+        assert (outcome.split(" ")[0], is_fault) == ("KeyError", True)
+        assert "run_item" in trace
         assert worker.run(0)[1] is False
     finally:
         worker.end()

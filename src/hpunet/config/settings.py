@@ -20,6 +20,8 @@ from hpunet.utils.limits import MAX_SETTINGS_BYTES
 
 MAX_SCALES, MAX_CHANNELS, MAX_BLOCKS, MAX_LATENT_DIM = 12, 4096, 32, 1024
 MAX_CROP = 8192  # of each side, in pixels: their product is the largest image that is read
+MAX_LINE = 1000  # characters: dotted keys take time with the square of their length
+_MOST_SAID = 20  # of many things that are wrong
 MAX_SAMPLES = 1024  # per image, where pairs of samples are compared
 MAX_SEEDS, MAX_SEED = 1000, 2**63 - 1  # of an evaluation, and of any samples
 Positive = Annotated[int, Field(ge=1, le=10**9)]
@@ -195,12 +197,14 @@ def read_preset(name_or_path: str) -> dict[str, Any]:
             text = read_file(Path(name_or_path), max_bytes=MAX_SETTINGS_BYTES, error=ConfigError).decode()
         except UnicodeDecodeError:
             raise ConfigError(f"{name_or_path}: cannot be read (not text in UTF-8)") from None
+        if max(map(len, text.splitlines()), default=0) > MAX_LINE:
+            raise ConfigError(f"{name_or_path}: has a line of more than {MAX_LINE} characters; break it")
     else:
         allowed = f"a .toml file or one of {', '.join(preset_names())}"
         raise ConfigError(f"preset {name_or_path!r} is unknown; expected {allowed}")
     try:
         return tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # also numbers of very many digits, and very deep lists
         raise ConfigError(f"{name_or_path}: not TOML ({error})") from None
 
 
@@ -214,7 +218,9 @@ def check_settings(values: Mapping[str, Any], *, where: str) -> Settings:
     try:
         return Settings.model_validate(_without_shares(values))
     except ValidationError as error:
-        raise ConfigError(f"{where}: {'; '.join(each[:300] for each in _in_words(error.errors()))}") from None
+        said = _in_words(error.errors()[:_MOST_SAID])
+        more = f"; {number - _MOST_SAID} more" if (number := error.error_count()) > _MOST_SAID else ""
+        raise ConfigError(f"{where}: {'; '.join(each[:300] for each in said)}{more}") from None
 
 
 def _without_shares(values: Mapping[str, Any]) -> dict[str, Any]:

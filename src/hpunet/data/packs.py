@@ -115,9 +115,14 @@ class Pack:
     def __init__(self, path: Path, *, split: str, info: SetInfo, fingerprint: str) -> None:
         self.path, self.split, self.info, self.fingerprint = path, split, info, fingerprint
         folder = path / split
-        index = json.loads(read_file(folder / "index.json", error=DataError))
-        self.identities = [Identity(patient=p, key=k) for p, k in zip(index["patients"], index["keys"], strict=True)]
-        self.sizes = [(int(h), int(w)) for h, w in index["sizes"]]
+        content = read_file(folder / "index.json", error=DataError)
+        try:
+            index = json.loads(content)
+            named = zip(index["patients"], index["keys"], strict=True)
+            self.identities = [Identity(patient=p, key=k) for p, k in named]
+            self.sizes = [(int(h), int(w)) for h, w in index["sizes"]]
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
+            raise DataError(f"{folder / 'index.json'}: not the index of a pack ({error}); make it again") from None
         self._all_sizes = set(self.sizes)
         r, pixels = info.num_graders, np.array([h * w for h, w in self.sizes])
         per_map = -(-pixels // 8) if _as_bits(info) else pixels * (2 if info.has_instances else 1)

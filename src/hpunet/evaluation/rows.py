@@ -55,6 +55,7 @@ CLUSTER_COLUMNS = tuple(name for name in _ALL_COLUMNS if name not in HIDDEN_METR
 COLUMNS = tuple(name for name in HIDDEN_COLUMNS if name not in HIDDEN_METRICS)
 """Rows of all other images, and kept rows that are older than these metrics."""
 MAX_PAIRS = 2**24  # of predicted and true instances of an image that is read back
+MAX_PAIRS_PER_CHARACTER = 20  # of rows; 1000 predicted and 1000 true instances are hardly 15
 csv.field_size_limit(2**27)  # an image with very many instances
 
 
@@ -236,8 +237,13 @@ def _read_table(path: Path) -> tuple[Sequence[str], list[Row]]:
         raise DataError(f"{path}: expected the columns {', '.join(COLUMNS)}")
     if lines and len(lines[-1]) != len(columns):
         lines.pop()
-    numbered = enumerate(lines, start=1)
-    return columns, [_row(cells, columns=columns, where=f"{path}: row {number}") for number, cells in numbered]
+    rows, pairs = [], 0
+    for number, cells in enumerate(lines, start=1):
+        rows.append(row := _row(cells, columns=columns, where=f"{path}: row {number}"))
+        pairs += 0 if row.matches is None else row.matches.iou.size
+        if pairs > MAX_PAIRS + MAX_PAIRS_PER_CHARACTER * len(text):
+            raise DataError(f"{path}: {pairs} pairs of instances in {len(text)} characters; damaged or malicious")
+    return columns, rows
 
 
 def _row(cells: Sequence[str], *, columns: Sequence[str], where: str) -> Row:

@@ -32,6 +32,7 @@ from jaxtyping import Bool, Float, Integer, UInt8
 from hpunet.errors import DataError
 from hpunet.utils.files import read_file
 from hpunet.utils.label_painter import PALETTE, contrast_palette
+from hpunet.utils.limits import allowed
 
 MAX_UNPACKED_BYTES = 2**31
 WAYS = ("full", "global", "local")
@@ -135,15 +136,16 @@ def as_examples(arrays: Mapping[str, np.ndarray], *, path: Path, same_classes: E
 
 def _read_arrays(path: Path) -> dict[str, np.ndarray]:
     content = read_file(path, error=DataError)
+    limit = min(MAX_UNPACKED_BYTES, allowed(len(content)).unpacked)
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             size = sum(entry.file_size for entry in archive.infolist())
-        if size <= MAX_UNPACKED_BYTES:
+        if size <= limit:
             with np.load(io.BytesIO(content), allow_pickle=False) as archive:
                 return {name: np.asarray(archive[name]) for name in archive.files if name in _ARRAYS}
     except Exception as error:  # zipfile, zlib and numpy raise errors of many kinds
         raise DataError(f"{path}: not a readable .npz file ({error})") from None
-    raise DataError(f"{path}: unpacks to {size} bytes, more than the allowed {MAX_UNPACKED_BYTES}")
+    raise DataError(f"{path}: unpacks to {size} bytes, more than the allowed {limit}")
 
 
 def _check(arrays: Mapping[str, np.ndarray], path: Path) -> None:

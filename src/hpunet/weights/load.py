@@ -109,7 +109,7 @@ def load_trained(
         raise CheckpointError(f"{found.path}: not a training run's checkpoint ({', '.join(sorted(missing))} missing)")
     settings = check_settings(found.state["settings"], where=str(found.path))
     info = SetInfo.from_json(found.state["info"], where=str(found.path))
-    model = _model_without_values(settings, info)
+    model = _model_without_values(settings, info, name=str(found.path))
     averaged = found.tensors.get("averaged", {}) if weights == "ema" else {}
     _fill(model, {**found.tensors.get("model", {}), **averaged}, name=str(found.path))
     return TrainedModel(name or folder.resolve().name, model.to(where).eval(), settings, info, found.step, where)
@@ -125,7 +125,7 @@ def _load_published(
     found = read_published(folder, name=called)
     settings = check_settings(found.settings, where=str(folder))
     info = SetInfo.from_json(found.info, where=str(folder))
-    model = _model_without_values(settings, info)
+    model = _model_without_values(settings, info, name=str(folder))
     if found.posterior is None:
         model.posterior = _MissingPosterior(folder)  # type: ignore[assignment]
     _fill(model, {**found.sampling, **(found.posterior or {})}, name=str(folder))
@@ -133,11 +133,14 @@ def _load_published(
     return TrainedModel(name or found.name, model.to(device).eval(), settings, info, found.step, device, **about)
 
 
-def _model_without_values(settings: Settings, info: SetInfo) -> HPUNet | ProbUNet:
+def _model_without_values(settings: Settings, info: SetInfo, *, name: str) -> HPUNet | ProbUNet:
     """The network without values: initialising them would take longer than the rest of loading."""
     sizes: dict[str, Any] = {"in_channels": info.in_channels, "num_classes": info.num_classes}
-    with torch.device("meta"):
-        return build_model(settings.model, **sizes, extrapolate=settings.data.extrapolate)
+    try:
+        with torch.device("meta"):
+            return build_model(settings.model, **sizes, extrapolate=settings.data.extrapolate)
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error}") from None
 
 
 def _fill(model: HPUNet | ProbUNet, weights: Mapping[str, Tensor], *, name: str) -> None:

@@ -14,6 +14,7 @@ from PIL import Image, ImageDraw
 from hpunet.data.cityscapes.classes import LABEL_IDS, LABEL_NAMES
 from hpunet.data.io.limits import ImageSize
 from hpunet.errors import DataError
+from hpunet.utils.limits import MAX_DRAWN
 
 MAX_COORDINATE = 2**15  # vertices may lie outside the image
 FIRST_WITH_INSTANCES = LABEL_IDS["person"]  # this and later classes
@@ -48,7 +49,17 @@ def read_polygons(content: bytes, *, size: ImageSize, name: str) -> Annotation:
     if type(height) is not int or type(width) is not int or (height, width) != (size.height, size.width):
         raise DataError(f"{name}: size {height}x{width}, but its image {size.name} has {size.height}x{size.width}")
     polygons = [_polygon(item, name=f"{name}, object {i}") for i, item in enumerate(tree["objects"])]
-    return Annotation(height, width, [polygon for polygon in polygons if polygon is not None])
+    drawn = [polygon for polygon in polygons if polygon is not None]
+    if sum(_cost(polygon.outline, height=height, width=width) for polygon in drawn) > MAX_DRAWN + 8 * height * width:
+        raise DataError(f"{name}: its polygons are too many and too large to draw; damaged or malicious")
+    return Annotation(height, width, drawn)
+
+
+def _cost(outline: list[tuple[float, float]], *, height: int, width: int) -> float:
+    """What drawing takes: the pixels of a box, a look at every edge for every row, and sorting the edges in a row."""
+    x, y = (np.clip(values, 0, end) for values, end in zip(zip(*outline, strict=True), (width, height), strict=True))
+    crossings = np.abs(np.diff(y, append=y[:1])).sum()
+    return float((np.ptp(y) + 1) * (np.ptp(x) + 1 + 2 * len(y)) + 64 * crossings)
 
 
 def _polygon(item: Any, *, name: str) -> Polygon | None:

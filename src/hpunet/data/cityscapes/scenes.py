@@ -92,7 +92,7 @@ class CityscapesSource:
         if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
             raise DataError(f"{image_path}: expected RGB of 8 bits, got {image.dtype} of shape {image.shape}")
         size = ImageSize(1, image.shape[0], image.shape[1], str(image_path))
-        instance_ids = pick_nearest(_read_instance_ids(annotation_path, size=size), size=self._size)
+        instance_ids = pick_nearest(read_instance_ids(annotation_path, size=size), size=self._size)
         labels, valid = car_labels(instance_ids, name=str(annotation_path))
         return make_sample(
             image=average_area(image, size=self._size).transpose(2, 0, 1),
@@ -104,7 +104,8 @@ class CityscapesSource:
         )
 
 
-def _read_instance_ids(path: Path, *, size: ImageSize) -> np.ndarray:
+def read_instance_ids(path: Path, *, size: ImageSize) -> np.ndarray:
+    """The instance ids of a scene, from their map or from polygons, of the required `size`."""
     if path.suffix == ".json":
         content = read_file(path, max_bytes=MAX_POLYGON_BYTES, error=DataError)
         return render_instance_ids(read_polygons(content, name=str(path), size=size))

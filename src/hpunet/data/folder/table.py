@@ -10,6 +10,8 @@ from hpunet.errors import ConfigError, DataError
 
 FRACTIONS = {"train": 0.8, "val": 0.1, "test": 0.1}  # default shares of the patients
 
+_SHOWN = 200  # characters of what is wrong
+
 
 class Entry(NamedTuple):
     """Patient and split of a file; the split is None until it is drawn."""
@@ -26,18 +28,20 @@ def read_table(content: bytes, *, name: str) -> dict[str, Entry]:
         raise DataError(f"{name}: not readable as CSV in UTF-8 ({error})") from None
     header = [column.strip() for column in rows[0]] if rows else []
     if "file" not in header or not set(header) <= {"file", "patient", "split"} or len(set(header)) != len(header):
-        raise DataError(f"{name}: expected a header of file and any of patient, split; got {header}")
+        raise DataError(f"{name}: expected a header of file and any of patient, split; got {str(header)[:_SHOWN]}")
     entries: dict[str, Entry] = {}
     for number, cells in enumerate(rows[1:], start=2):
         if not cells:
             continue
         row = dict(zip(header, (cell.strip() for cell in cells), strict=False))
         if len(cells) != len(header) or not all(row.values()):
-            raise DataError(f"{name}, line {number}: expected a value for each of {header}, got {cells}")
+            raise DataError(
+                f"{name}, line {number}: expected a value for each of {header}, got {str(cells)[:_SHOWN]}"
+            )
         if row["file"] in entries:
-            raise DataError(f"{name}, line {number}: {row['file']} is listed twice")
+            raise DataError(f"{name}, line {number}: {row['file'][:_SHOWN]} is listed twice")
         if row.get("split", SPLITS[0]) not in SPLITS:
-            raise DataError(f"{name}, line {number}: split {row['split']!r} is not one of {SPLITS}")
+            raise DataError(f"{name}, line {number}: split {row['split'][:_SHOWN]!r} is not one of {SPLITS}")
         entries[row["file"]] = Entry(row.get("patient", row["file"]), row.get("split"))
     return entries
 

@@ -12,12 +12,12 @@ import tarfile
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, cast
+from typing import Any, cast
 
 from hpunet.data.io.limits import named_errors
 from hpunet.errors import DataError
 from hpunet.utils.files import check_file, explain_os_errors, read_file
-from hpunet.utils.limits import MAX_ARCHIVE_BYTES, MAX_FILE_BYTES, allowed
+from hpunet.utils.limits import MAX_ARCHIVE_BYTES, MAX_FILE_BYTES, MAX_KEY_BYTES, Deadline, allowed
 
 MAX_DEPTH = 6  # deepest folder below the root that is searched: derivatives/NAME/sub-1/ses-1/anat and one more
 _ARCHIVE_ENDINGS = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")
@@ -31,27 +31,71 @@ def is_archive(path: Path) -> bool:
 def read_tar(path: Path) -> dict[str, bytes]:
     """All files of a tar archive, compressed or not.
 
-    Refuses links, devices, names that lead outside, and archives without a proper end, which may lack files.
+    Refuses links, devices, names that lead outside, and archives without a proper end, which may lack files. The
+    library reads blocks, but not the records that extend them: some of its versions need minutes for a small one.
     """
     files: dict[str, bytes] = {}
     with named_errors("archive", name=str(path)), _open_unpacked(path) as unpacked:
         stream = _BoundedStream(unpacked, path=path)
-        with tarfile.open(fileobj=cast(IO[bytes], stream), mode="r:") as members:
-            for member in members:
-                name, where = PurePosixPath(member.name), f"{path}/{member.name}"
-                if name.is_absolute() or ".." in name.parts or "\\" in member.name:
-                    raise DataError(f"{where}: a name that leads out of the archive is refused")
-                if member.isdir():
-                    continue
-                if not member.isreg() or member.issparse():
-                    raise DataError(f"{where}: links, devices and sparse files are refused")
-                if str(name) in files:
-                    raise DataError(f"{where}: is in the archive twice")
-                content = files[str(name)] = stream.read(member.size)
-                if len(content) < member.size:
-                    raise DataError(f"{where}: cut off after {len(content)} of {member.size} bytes")
+        extended: dict[str, str] = {}
+        while any(block := stream.read(tarfile.BLOCKSIZE)) or not stream.tell():
+            try:
+                member = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
+            except tarfile.HeaderError:
+                if stream.tell() <= tarfile.BLOCKSIZE:
+                    raise
+                break
+            member.size = int(extended.get("size", member.size))
+            name = extended.get("path", member.name)
+            where = f"{path}/{name[:_SHOWN]}"
+            if member.size < 0 or len(name) > MAX_KEY_BYTES:
+                raise DataError(f"{where}: a member of {member.size} bytes with a name of {len(name)} characters")
+            if member.type in _EXTENSIONS:
+                if extended.keys() & (new := _records(member.type, stream.content(member.size))).keys():
+                    raise DataError(f"{path}: two records for one member, at byte {stream.tell()}")
+                extended |= new
+                continue
+            extended = {}
+            parts = PurePosixPath(name).parts
+            if name.startswith("/") or ".." in parts or "\\" in name:
+                raise DataError(f"{where}: a name that leads out of the archive is refused")
+            if member.isdir():
+                continue
+            if not member.isreg() or member.issparse():
+                raise DataError(f"{where}: links, devices and sparse files are refused")
+            if (key := str(PurePosixPath(name))) in files:
+                raise DataError(f"{where}: is in the archive twice")
+            files[key] = stream.content(member.size)
         _check_end(stream, path=path)
     return files
+
+
+_SHOWN = 200  # characters of a name
+_EXTENSIONS = frozenset(
+    (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
+)
+
+
+def _records(kind: bytes, content: bytes) -> dict[str, str]:
+    """The name and size that an extended header gives to the member that follows."""
+    if kind == tarfile.GNUTYPE_LONGNAME:
+        return {"path": content.split(b"\0")[0].decode(errors="surrogateescape")}
+    found: dict[str, str] = {}
+    place = 0
+    while place < len(content) and kind != tarfile.GNUTYPE_LONGLINK:
+        digits = content[place : place + 20].partition(b" ")[0]
+        end = place + int(digits)
+        key, equals, value = content[place + len(digits) + 1 : end - 1].partition(b"=")
+        if not place < end <= len(content) or not equals or content[end - 1 : end] != b"\n":
+            raise ValueError(f"a damaged record in an extended header: {digits!r}")
+        if key.startswith(b"GNU.sparse"):
+            raise ValueError("sparse files are refused")
+        if kind == tarfile.XGLTYPE and key in (b"path", b"size"):
+            raise ValueError(f"one {key.decode()} for all members")
+        if key in (b"path", b"size"):
+            found[key.decode()] = value.decode(errors="surrogateescape")
+        place = end
+    return found
 
 
 def _open_unpacked(path: Path) -> io.BufferedIOBase:
@@ -62,19 +106,29 @@ def _open_unpacked(path: Path) -> io.BufferedIOBase:
 
 
 class _BoundedStream:
-    """The part of a file object that tarfile uses; it stops unpacking at a limit, whatever the headers claim."""
+    """A file object that stops unpacking at the limits of bytes and time, whatever the headers claim."""
 
     def __init__(self, file: io.BufferedIOBase, *, path: Path) -> None:
-        self._file, self._path = file, path
-        self._limit = min(MAX_ARCHIVE_BYTES, allowed(path.stat().st_size).unpacked)
-        self.seek, self.tell = file.seek, file.tell
+        packed = path.stat().st_size
+        self._file, self._path, self.tell = file, path, file.tell
+        self._limit = min(MAX_ARCHIVE_BYTES, allowed(packed).unpacked)
+        self._deadline = Deadline(packed, name=str(path))
         self.last = b""  # the most recent read
 
     def read(self, size: int) -> bytes:
+        """Up to `size` bytes."""
+        self._deadline.check()
         self.last = self._file.read(min(size, max(0, self._limit + 1 - self.tell())))
         if self.tell() > self._limit:
             raise DataError(f"{self._path}: unpacks to more than {self._limit} bytes; unpack it into a folder")
         return self.last
+
+    def content(self, size: int) -> bytes:
+        """Exactly `size` bytes; also reads the rest of their last block."""
+        found = self.read(size)
+        if len(found) < size or len(self.read(-size % tarfile.BLOCKSIZE)) < -size % tarfile.BLOCKSIZE:
+            raise DataError(f"{self._path}: cut off at byte {self.tell()}")
+        return found
 
 
 def _check_end(stream: _BoundedStream, *, path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float64, Shaped
 
+from hpunet.data.io.hdf5 import hdf5_header, read_hdf5
 from hpunet.data.io.limits import ImageSize, check_unpacked, named_errors, need
 from hpunet.data.io.tiff import check_tiff_series, open_tiff
 from hpunet.errors import DataError
@@ -42,72 +43,44 @@ def _checked(shape: tuple[int, ...], dtype: np.dtype[Any], *, name: str) -> Stac
     return StackHeader((shape[0], shape[1], shape[2]), dtype)
 
 
+_HDF5_ENDINGS = (".h5", ".hdf5")
+
+
 @contextmanager
-def _open_stack(path: Path) -> Iterator[tuple[StackHeader, Any]]:
-    """The header, and the TIFF series or HDF5 dataset that holds the voxels."""
-    suffix = path.suffix.lower()
-    with named_errors("stack", name=str(path)):
-        if suffix in (".tif", ".tiff"):
-            with open_tiff(path, name=str(path)) as tiff:
-                if len(tiff.series) != 1 or "S" in tiff.series[0].axes:
-                    found = [series.shape for series in tiff.series]
-                    raise DataError(f"{path}: expected one stack of grey slices of one size, found {found}")
-                series = tiff.series[0]
-                yield _checked(series.shape, series.dtype, name=str(path)), series
-        elif suffix in (".h5", ".hdf5"):
-            with need("h5py").File(path, "r") as file:
-                dataset = _only_stack(file, name=str(path))
-                yield _checked(dataset.shape, dataset.dtype, name=str(path)), dataset
-        else:
-            raise DataError(f"{path}: expected a stack as .tif or .h5")
-
-
-def _only_stack(file: Any, *, name: str) -> Any:
-    """The only three-dimensional dataset of an HDF5 file; links and storage in other files are not followed."""
-    found: list[Any] = []
-    file.visititems(lambda _, node: found.append(node) if getattr(node, "ndim", 0) == 3 else None)
-    if len(found) != 1:
-        names = ", ".join(node.name for node in found) or "none"
-        raise DataError(f"{name}: expected a single three-dimensional dataset, found {names}")
-    if found[0].is_virtual or found[0].external:
-        raise DataError(f"{name}: dataset {found[0].name} keeps its voxels in other files")
-    return found[0]
+def _open_tiff_stack(path: Path) -> Iterator[tuple[StackHeader, Any]]:
+    """The header, and the TIFF series that holds the voxels."""
+    if path.suffix.lower() not in (".tif", ".tiff"):
+        raise DataError(f"{path}: expected a stack as .tif or .h5")
+    with named_errors("stack", name=str(path)), open_tiff(path, name=str(path)) as tiff:
+        if len(tiff.series) != 1 or "S" in tiff.series[0].axes:
+            found = [series.shape for series in tiff.series]
+            raise DataError(f"{path}: expected one stack of grey slices of one size, found {found}")
+        series = tiff.series[0]
+        yield _checked(series.shape, series.dtype, name=str(path)), series
 
 
 def stack_header(path: Path) -> StackHeader:
     """Shape and type of a TIFF or HDF5 stack, without reading its voxels."""
-    with _open_stack(path) as (header, _):
+    if path.suffix.lower() in _HDF5_ENDINGS:
+        return _checked(*hdf5_header(path), name=str(path))
+    with _open_tiff_stack(path) as (header, _):
         return header
 
 
 def read_stack(path: Path) -> Shaped[np.ndarray, "z h w"]:
     """A TIFF or HDF5 stack as stored; an uncompressed TIFF is mapped from disk."""
-    with _open_stack(path) as (header, voxels):
-        if not hasattr(voxels, "asarray"):
-            _check_stored(voxels, name=str(path))
-            array = voxels[:]
+    if path.suffix.lower() in _HDF5_ENDINGS:
+        header = stack_header(path)
+        return read_hdf5(path, shape=header.shape, dtype=header.dtype)
+    with _open_tiff_stack(path) as (header, series):
+        check_tiff_series(series, name=str(path), size=ImageSize(*header.shape, str(path)))
+        if series.dataoffset is not None and series.dtype != np.bool_:
+            stored = series.dtype.newbyteorder(series.parent.byteorder)
+            array = np.memmap(path, dtype=stored, mode="r", offset=series.dataoffset, shape=header.shape)
         else:
-            check_tiff_series(voxels, name=str(path), size=ImageSize(*header.shape, str(path)))
-            if voxels.dataoffset is not None and voxels.dtype != np.bool_:
-                stored = voxels.dtype.newbyteorder(voxels.parent.byteorder)
-                array = np.memmap(path, dtype=stored, mode="r", offset=voxels.dataoffset, shape=header.shape)
-            else:
-                array = voxels.asarray()
+            array = series.asarray()
         stack: np.ndarray = np.asanyarray(array).reshape(header.shape)
         return stack
-
-
-def _check_stored(dataset: Any, *, name: str) -> None:
-    """HDF5 reads zeros where nothing was written, and unpacks chunks of any claimed size."""
-    if dataset.chunks is None:
-        whole = dataset.id.get_storage_size() >= dataset.nbytes
-    else:
-        sides = zip(dataset.shape, dataset.chunks, strict=True)
-        whole = dataset.id.get_num_chunks() == math.prod(-(-side // chunk) for side, chunk in sides)
-        if math.prod(dataset.chunks) > 2 * dataset.size:
-            raise DataError(f"{name}: chunks {dataset.chunks} are larger than dataset {dataset.name} itself")
-    if not whole:
-        raise DataError(f"{name}: dataset {dataset.name} is incomplete, some of its voxels are missing")
 
 
 def nifti_header(

@@ -149,23 +149,42 @@ def rasterise(vertices: Int64[np.ndarray, "n 2"], *, shape: tuple[int, int]) -> 
     low, high = vertices.min(axis=0), vertices.max(axis=0)
     if (low < 0).any() or high[0] >= width or high[1] >= height:
         raise DataError(f"contour: from {low.tolist()} to {high.tolist()}, outside an image of {width}x{height}")
-    x = np.arange(low[0], high[0] + 1)
-    inside = np.zeros((high[1] - low[1] + 1, len(x)), dtype=np.bool_)
-    on_line = np.zeros_like(inside)
-    for (x1, y1), (x2, y2) in zip(vertices, np.roll(vertices, -1, axis=0), strict=True):
-        if y1 > y2:
-            x1, y1, x2, y2 = x2, y2, x1, y1
-        rows = slice(y1 - low[1], y2 - low[1] + 1)
-        y = np.arange(y1, y2 + 1)[:, None]
-        # Twice the signed area of (first, second, pixel): 0 on the line, positive to its left in the image, where a
-        # ray towards larger x crosses it. The row of the upper end counts, that of the lower one does not, so a ray
-        # through a vertex crosses one of its two edges where the polygon continues in the same direction.
-        side = (x2 - x1) * (y - y1) - (x - x1) * (y2 - y1)
-        inside[rows][:-1] ^= side[:-1] > 0
-        on_line[rows] |= (side == 0) & (x >= min(x1, x2)) & (x <= max(x1, x2))
+    inside, on_line = _sides(vertices - low, width=int(high[0] - low[0]) + 1, height=int(high[1] - low[1]) + 1)
     region = np.zeros(shape, dtype=np.bool_)
     region[low[1] : high[1] + 1, low[0] : high[0] + 1] = inside & ~on_line
     return region
+
+
+def _sides(
+    vertices: Int64[np.ndarray, "n 2"], *, width: int, height: int
+) -> tuple[Bool[np.ndarray, "h w"], Bool[np.ndarray, "h w"]]:
+    """The pixels from which a ray towards larger x crosses the polygon an odd number of times, and those on it.
+
+    An edge is looked at where it crosses a row, so that long edges in large images cost little.
+    """
+    ends = np.roll(vertices, -1, axis=0)
+    edges = np.where(
+        (vertices[:, 1] <= ends[:, 1])[:, None], np.hstack([vertices, ends]), np.hstack([ends, vertices])
+    )
+    toggled = np.zeros((height, width + 1), dtype=np.bool_)  # up to this pixel, exclusive
+    on_line = np.zeros((height, width), dtype=np.bool_)
+    level = edges[:, 1] == edges[:, 3]
+    for x1, y, x2, _ in edges[level]:
+        on_line[y, min(x1, x2) : max(x1, x2) + 1] = True
+    rising = edges[~level]
+    num_crossings = int((rising[:, 3] - rising[:, 1] + 1).sum())
+    for part in np.array_split(rising, 1 + num_crossings // 2**20):
+        lengths = part[:, 3] - part[:, 1] + 1
+        x1, y1, x2, y2 = np.repeat(part, lengths, axis=0).T
+        step = np.arange(len(x1)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        whole, rest = np.divmod((x2 - x1) * step, y2 - y1)
+        x, y = x1 + whole, y1 + step
+        on_line[y[rest == 0], x[rest == 0]] = True
+        # The row of the upper end counts, that of the lower one does not, so a ray through a vertex crosses one of
+        # its two edges where the polygon continues in the same direction.
+        counts = y < y2
+        np.logical_xor.at(toggled, (y[counts], (x + (rest > 0))[counts]), True)
+    return np.logical_xor.accumulate(toggled[:, :0:-1], axis=1)[:, ::-1], on_line
 
 
 def rasterise_nodule(contours: list[Contour], *, shape: tuple[int, int]) -> Bool[np.ndarray, "h w"]:

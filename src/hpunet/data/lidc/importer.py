@@ -281,7 +281,7 @@ def _earlier_record(out: Path, patient: str) -> _Record | None:
 def _read_json(path: Path) -> Any:
     try:
         return json.loads(read_file(path, error=DataError))
-    except ValueError:
+    except (ValueError, RecursionError):
         raise DataError(f"{path}: not readable as JSON; delete it, or use an empty folder") from None
 
 

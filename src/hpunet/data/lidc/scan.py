@@ -9,9 +9,11 @@ Outlines are in pixels of a slice, so tilted series are used too, ordered by the
 closer to axial than to another plane.
 """
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float32, UInt8
@@ -19,6 +21,7 @@ from jaxtyping import Bool, Float32, UInt8
 from hpunet.data.lidc.annotations import Annotations, Contour, rasterise_nodule
 from hpunet.data.lidc.dicom import SliceHeader, read_hounsfield
 from hpunet.errors import DataError
+from hpunet.utils.limits import MAX_DRAWN
 
 CROP = 180  # side of a crop in pixels (App. C)
 SPACING = 0.5  # of the resampled grid, mm (as in the authors' published crops)
@@ -27,19 +30,28 @@ Z_TOLERANCE = 0.01  # positions closer than this are the same slice, mm
 LOCATION_TOLERANCE = 0.001  # |SliceLocation| and |ImagePositionPatient[2]| may differ by rounding, mm
 
 
+class Part(NamedTuple):
+    """A mask in one slice: the pixels from its first row and column on."""
+
+    row: int
+    column: int
+    mask: Bool[np.ndarray, "h w"]
+
+
 @dataclass(frozen=True)
 class Outline:
     """One grader's nodule, rasterised."""
 
     grader: int
-    masks: dict[int, Bool[np.ndarray, "h w"]]  # by slice number; none is empty
+    parts: dict[int, Part]  # by slice number; none is empty
 
     def box(self) -> tuple[np.ndarray, np.ndarray]:
         """First and last (slice, row, column)."""
-        pixels = np.concatenate(
-            [np.insert(np.argwhere(mask), 0, number, axis=1) for number, mask in self.masks.items()]
-        )
-        return pixels.min(axis=0), pixels.max(axis=0)
+        ends = []
+        for number, (row, column, mask) in self.parts.items():
+            rows, columns = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
+            ends += [(number, row + rows[end], column + columns[end]) for end in (0, -1)]
+        return np.min(ends, axis=0), np.max(ends, axis=0)
 
 
 @dataclass(frozen=True)
@@ -117,7 +129,7 @@ def find_outlines(annotations: Annotations, *, slices: Sequence[SliceHeader], dr
         nearest = int(np.abs(z - contour.z).argmin())
         return nearest if abs(z[nearest] - contour.z) < Z_TOLERANCE else None
 
-    outlines = []
+    outlines, drawn = [], 0
     for grader, reading in enumerate(annotations.readings):
         dropped["nodule: marked by a point"] += reading.num_point_nodules
         dropped["contour: a single point"] += reading.num_point_contours
@@ -130,14 +142,33 @@ def find_outlines(annotations: Annotations, *, slices: Sequence[SliceHeader], dr
                     dropped["contour: its slice is missing or was dropped"] += 1
                 else:
                     by_slice.setdefault(number, []).append(contour)
-            masks = {n: rasterise_nodule(found, shape=slices[n].shape) for n, found in sorted(by_slice.items())}
-            dropped["nodule slice: nothing inside its contours"] += sum(not mask.any() for mask in masks.values())
-            masks = {number: mask for number, mask in masks.items() if mask.any()}
-            if masks:
-                outlines.append(Outline(grader=grader, masks=masks))
+            drawn += sum(map(_cost, itertools.chain.from_iterable(by_slice.values())))
+            if drawn > MAX_DRAWN:
+                raise DataError(f"its contours enclose more than {MAX_DRAWN} pixels; damaged or malicious")
+            parts = {n: _part(found, shape=slices[n].shape) for n, found in sorted(by_slice.items())}
+            dropped["nodule slice: nothing inside its contours"] += sum(not p.mask.any() for p in parts.values())
+            parts = {number: part for number, part in parts.items() if part.mask.any()}
+            if parts:
+                outlines.append(Outline(grader=grader, parts=parts))
             else:
                 dropped["nodule: nothing of it is left"] += 1
     return outlines
+
+
+def _cost(contour: Contour) -> int:
+    """Pixels of its box, and rows that its edges cross."""
+    rows = np.abs(np.diff(contour.vertices[:, 1], append=contour.vertices[:1, 1])).sum()
+    return int(np.prod(np.ptp(contour.vertices, axis=0) + 1) + rows)
+
+
+def _part(contours: list[Contour], *, shape: tuple[int, int]) -> Part:
+    """The mask of a nodule in a slice, no larger than its contours."""
+    corners = np.concatenate([contour.vertices for contour in contours])
+    low, (width, height) = corners.min(axis=0), np.ptp(corners, axis=0) + 1
+    if (corners >= shape[::-1]).any():
+        raise DataError(f"contour: {corners.max(axis=0).tolist()} is outside an image of {shape[1]}x{shape[0]}")
+    moved = [replace(contour, vertices=contour.vertices - low) for contour in contours]
+    return Part(int(low[1]), int(low[0]), rasterise_nodule(moved, shape=(int(height), int(width))))
 
 
 def join_lesions(outlines: Sequence[Outline]) -> list[list[Outline]]:
@@ -146,17 +177,21 @@ def join_lesions(outlines: Sequence[Outline]) -> list[list[Outline]]:
     Boxes overlap if they share a pixel. Lesions are ordered by slice, row, column.
     """
     boxes = [outline.box() for outline in outlines]
-    left = sorted(range(len(outlines)), key=lambda i: (*boxes[i][0].tolist(), *boxes[i][1].tolist(), i))
+    order = sorted(range(len(outlines)), key=lambda i: (*boxes[i][0].tolist(), *boxes[i][1].tolist(), i))
+    low, high = (np.array([boxes[i][end] for i in order]).reshape(-1, 3) for end in (0, 1))
+    graders = np.array([outlines[i].grader for i in order])
+    is_left = np.ones(len(order), dtype=np.bool_)
     lesions = []
-    while left:
-        members = [left.pop(0)]
+    for first in range(len(order)):
+        members = [first] if is_left[first] else []
         for member in members:  # grows during the loop
-            low, high = boxes[member]
-            others = [i for i in left if outlines[i].grader != outlines[member].grader]
-            joined = [i for i in others if (boxes[i][0] <= high).all() and (low <= boxes[i][1]).all()]
-            members += joined
-            left = [i for i in left if i not in joined]
-        lesions.append([outlines[i] for i in members])
+            is_left[member] = False
+            overlap = (low <= high[member]).all(axis=1) & (low[member] <= high).all(axis=1)
+            joined = np.flatnonzero(is_left & overlap & (graders != graders[member]))
+            is_left[joined] = False
+            members += joined.tolist()
+        if members:
+            lesions.append([outlines[order[i]] for i in members])
     return lesions
 
 
@@ -168,7 +203,7 @@ def crop_scan(
     crops, failures = [], []
     images: dict[int, np.ndarray | None] = {}
     for lesion, outlines in enumerate(lesions):
-        for number in sorted({number for outline in outlines for number in outline.masks}):
+        for number in sorted({number for outline in outlines for number in outline.parts}):
             header = slices[number]
             if number not in images:
                 try:
@@ -182,8 +217,10 @@ def crop_scan(
                 continue
             masks = np.zeros((len(annotations.readings), *header.shape), dtype=np.bool_)
             for outline in outlines:
-                if number in outline.masks:
-                    masks[outline.grader] |= outline.masks[number]
+                if number in outline.parts:
+                    row, column, mask = outline.parts[number]
+                    place = slice(row, row + mask.shape[0]), slice(column, column + mask.shape[1])
+                    masks[outline.grader][place] |= mask
             image, labels, padded = crop_slice(hounsfield, masks=masks, spacing=header.spacing)
             if not labels.any():
                 dropped["crop: nothing of the lesion is left after resampling"] += 1

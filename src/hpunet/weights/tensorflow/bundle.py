@@ -10,6 +10,7 @@ and a footer with the position of the index. Values are protocol buffers. All ch
 """
 
 import stat
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ import numpy as np
 
 from hpunet.errors import CheckpointError
 from hpunet.utils.files import explain_os_errors, read_file
-from hpunet.utils.limits import MAX_INDEX_BYTES, MAX_VARIABLE_BYTES
+from hpunet.utils.limits import MAX_INDEX_BYTES, MAX_KEY_BYTES, MAX_PARTS, MAX_VARIABLE_BYTES
 
 _MAGIC = bytes.fromhex("57fb808b247547db")
 _FOOTER_BYTES = 48
@@ -65,14 +66,17 @@ def read_bundle(prefix: Path, *, wanted: Callable[[str], bool]) -> tuple[dict[st
     except (_DamagedError, IndexError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{index}: not the index of a TensorFlow checkpoint, or damaged ({error})") from None
     variables = {}
+    held: Counter[Path] = Counter()
     for name, entry in entries.items():
         if wanted(name):
             shard = prefix.with_name(f"{prefix.name}.data-{entry.shard:05d}-of-{num_shards:05d}")
-            variables[name] = _read_variable(shard, entry, name=name)
+            held[shard] += entry.size
+            variables[name] = _read_variable(shard, entry, name=name, held=held[shard])
     return variables, [name for name in entries if name not in variables]
 
 
-def _read_variable(path: Path, entry: _Entry, *, name: str) -> np.ndarray:
+def _read_variable(path: Path, entry: _Entry, *, name: str, held: int) -> np.ndarray:
+    """A variable of a file from which `held` bytes have been taken with it: no byte is part of two variables."""
     if entry.has_slices:
         raise CheckpointError(f"{path}: {name}: stored in slices, which is not supported. {NPZ_HINT}")
     if entry.dtype not in _TYPES:
@@ -85,7 +89,7 @@ def _read_variable(path: Path, entry: _Entry, *, name: str) -> np.ndarray:
     with explain_os_errors(path, action="read"):
         if not stat.S_ISREG((status := path.stat()).st_mode):
             raise CheckpointError(f"{path}: not a plain file")
-        if status.st_size < entry.offset + entry.size:
+        if status.st_size < max(entry.offset + entry.size, held):
             raise CheckpointError(f"{path}: {name}: lies beyond the file's {status.st_size} bytes: truncated")
         with open(path, "rb") as file:
             file.seek(entry.offset)
@@ -113,10 +117,16 @@ def _read_index(content: bytes) -> tuple[int, dict[str, _Entry]]:
     footer = content[-_FOOTER_BYTES:]
     _, place = _handle(footer, 0)
     (offset, size), _ = _handle(footer, place)
-    num_shards, entries = 0, {}
+    num_shards, end = 0, 0
+    entries: dict[str, _Entry] = {}
     for _, pointer in _pairs(_block(content, offset=offset, size=size)):
         (offset, size), _ = _handle(pointer, 0)
+        if offset < end:
+            raise _DamagedError("its blocks overlap")
+        end = offset + size + _TRAILER_BYTES
         for key, value in _pairs(_block(content, offset=offset, size=size)):
+            if len(entries) > MAX_PARTS:
+                raise _DamagedError(f"more than {MAX_PARTS} variables")
             if key:
                 entries[key.decode()] = _entry(value)
             else:  # the header
@@ -151,6 +161,8 @@ def _pairs(block: bytes) -> Iterator[tuple[bytes, bytes]]:
         middle = place + num_new
         if shared > len(key) or middle + num_value > end:
             raise _DamagedError("an entry is longer than its block")
+        if shared + num_new > MAX_KEY_BYTES:
+            raise _DamagedError(f"a name of {shared + num_new} bytes")
         key = key[:shared] + block[place:middle]
         place = middle + num_value
         yield key, block[middle:place]

@@ -18,6 +18,7 @@ from hpunet.errors import CheckpointError, ConfigError
 from hpunet.models.build import build_model
 from hpunet.models.hpunet import HPUNet
 from hpunet.utils.files import atomic_folder, dump_json, explain_os_errors, write_synced
+from hpunet.utils.limits import allowed
 from hpunet.weights.checkpoints import save_checkpoint
 from hpunet.weights.tensorflow.bundle import NPZ_HINT, read_bundle
 from hpunet.weights.tensorflow.variables import is_weight, load_tf_variables
@@ -108,11 +109,12 @@ def _read_npz(path: Path, *, wanted: Callable[[str], bool]) -> tuple[dict[str, n
     with explain_os_errors(path, action="read"):
         if not path.is_file():
             raise CheckpointError(f"{path}: {'not a plain file' if path.exists() else 'no such file'}")
+        limit = min(_MAX_UNPACKED_BYTES, allowed(path.stat().st_size).unpacked)
         try:
             with zipfile.ZipFile(path) as archive:
                 size = sum(entry.file_size for entry in archive.infolist())
-            if size > _MAX_UNPACKED_BYTES:
-                raise CheckpointError(f"{path}: unpacks to {size} bytes, expected at most {_MAX_UNPACKED_BYTES}")
+            if size > limit:
+                raise CheckpointError(f"{path}: unpacks to {size} bytes, expected at most {limit}")
             with np.load(path, allow_pickle=False) as arrays:
                 variables = {name: np.asarray(arrays[name]) for name in arrays.files if wanted(name)}
                 return variables, [name for name in arrays.files if name not in variables]
