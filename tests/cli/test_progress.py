@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from hpunet.cli import progress as cli_progress
-from hpunet.cli.progress import PeriodicLog
+from hpunet.cli.progress import PeriodicLog, progress_bar
 from hpunet.cli.terminal import Terminal
 
 
@@ -52,3 +52,13 @@ def test_images_in_a_log_have_lines_of_their_progress(
 
     cli_progress.process_each(["a", "b", "c"][:number], work, command="sample", quiet=False)
     assert out.getvalue().splitlines()[-1].startswith(last)
+
+
+def test_the_bar_knows_the_time_left_of_samples_that_take_minutes() -> None:
+    bar, now = progress_bar(hidden=True), 0.0
+    bar.get_time = lambda: now
+    task = bar.add_task("", total=16)
+    for _ in range(3):
+        now += 130
+        bar.advance(task)
+    assert bar.tasks[0].time_remaining == 13 * 130

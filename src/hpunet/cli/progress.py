@@ -17,6 +17,7 @@ from hpunet.config.settings import Settings
 from hpunet.errors import HPUNetError
 from hpunet.utils.text import printable
 
+_SPEED_OVER_S = 3600.0  # one sample of a large image takes minutes
 LOG_INTERVAL_S, TRAINING_LOG_INTERVAL_S = 30.0, 60.0
 T = TypeVar("T")
 Task = Callable[[T, Callable[[int], None], Callable[[int], None]], None]
@@ -55,7 +56,8 @@ def tracked(items: Iterable[T], count: int, title: str) -> Iterator[T]:
 def progress_bar(*, hidden: bool) -> Progress:
     """A bar with counts and the time left, which disappears at the end."""
     columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    return Progress(*columns, console=notes, transient=True, disable=hidden or not notes.is_terminal)
+    how: dict[str, Any] = {"console": notes, "transient": True, "disable": hidden or not notes.is_terminal}
+    return Progress(*columns, **how, speed_estimate_period=_SPEED_OVER_S)
 
 
 class PeriodicLog:
