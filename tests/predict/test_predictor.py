@@ -16,6 +16,7 @@ import hpunet
 from hpunet.data.open import open_splits
 from hpunet.data.synthetic.source import INFO
 from hpunet.errors import ConfigError, DataError, DivergenceError
+from hpunet.predict.crop import check_numbers
 from hpunet.predict.prediction import Prediction
 from hpunet.predict.predictor import Predictor
 
@@ -125,6 +126,33 @@ def test_redraw_keeps_the_other_scales(predictor: Predictor, tmp_path: Path, sou
     assert not same(predictor.redraw(edited, scales=()), first)
     with pytest.raises(ConfigError, match="scales: expected"):
         predictor.redraw(first, scales=[2])
+
+
+@pytest.mark.parametrize("wrong", ["3,4", (3,), (1, 2, 3), (1, "2"), 5])
+def test_a_point_is_two_numbers(wrong: object) -> None:
+    for given in (None, (1, 2.5), [np.float32(3), 4]):
+        check_numbers("at", given, expected="x, y")
+    with pytest.raises(ConfigError, match="at: expected the numbers x, y"):
+        check_numbers("at", wrong, expected="x, y")
+
+
+def test_tiles_are_words_or_numbers(predictor: Predictor) -> None:
+    assert same(
+        predictor(pixels(32, 32), num_samples=2, tile=16), predictor(pixels(32, 32), num_samples=2, tile="16")
+    )
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda"])
+def test_devices_that_are_not_there_are_named(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match="device"):
+        hpunet.load("lidc-hpu-2026", device=device)
+
+
+def test_redraw_names_missing_latents(predictor: Predictor) -> None:
+    first = predictor(pixels(16, 16), num_samples=1)
+    with pytest.raises(DataError, match="latents: expected one tensor per scale, 2, got 1"):
+        predictor.redraw(replace(first, latents=first.latents[:1]), scales=())
 
 
 def test_map_reads_one_image_at_a_time(predictor: Predictor) -> None:

@@ -1,6 +1,7 @@
 """Cuts the crop around an object that a model was trained on: native pixels, or resampled to a spacing."""
 
 from dataclasses import dataclass, replace
+from numbers import Real
 
 import numpy as np
 import torch
@@ -36,10 +37,20 @@ def check_region(region: Region) -> None:
     """Refuse what is impossible for any image."""
     if region.at is not None and region.box is not None:
         raise ConfigError("at, box: give a point or a box, not both")
+    check_numbers("at", region.at, expected="x, y")
+    check_numbers("box", region.box, expected="x0, y0, x1, y1")
     if region.box is not None and not (region.box[0] < region.box[2] and region.box[1] < region.box[3]):
         raise ConfigError(f"box: expected x0 < x1 and y0 < y1, got {','.join(f'{each:g}' for each in region.box)}")
     if region.spacing is not None and not 0 < region.spacing < float("inf"):
         raise ConfigError(f"spacing: expected a number above 0, in mm, got {region.spacing:g}")
+
+
+def check_numbers(name: str, given: object, *, expected: str) -> None:
+    """Refuse what is neither None nor as many numbers as are `expected`."""
+    numbers = given if isinstance(given, (tuple, list)) else ()
+    is_complete = len(numbers) == expected.count(",") + 1
+    if given is not None and not (is_complete and all(isinstance(each, Real) for each in numbers)):
+        raise ConfigError(f"{name}: expected the numbers {expected}, got {given!r}")
 
 
 def cut(stored: Stored, region: Region, *, side: tuple[int, int], where: str) -> tuple[Stored, Place]:

@@ -10,7 +10,7 @@ import torch
 from hpunet.config.settings import MAX_SAMPLES, MAX_SEED, Settings
 from hpunet.data.io.windows import Window
 from hpunet.data.types import SetInfo
-from hpunet.errors import ConfigError
+from hpunet.errors import ConfigError, DataError
 from hpunet.kernels.dispatch import fast_sampler
 from hpunet.models.hpunet import HPUNet
 from hpunet.models.punet import ProbUNet
@@ -95,7 +95,7 @@ class Predictor:
         box: Box | None = None,
         spacing: float | None = None,
         slices: tuple[int, int] | None = None,
-        tile: str = "auto",
+        tile: str | int = "auto",
         same_iou: float | None = None,
     ) -> Prediction:
         """Draw hypotheses of an image or volume.
@@ -117,7 +117,7 @@ class Predictor:
             same_iou: samples with at least this IoU are the same hypothesis; by default 0.5, or less where groups are
                 too many.
         """
-        sampling: dict[str, Any] = {"num_samples": num_samples, "seed": seed, "scales": scales, "tile": tile}
+        sampling: dict[str, Any] = {"num_samples": num_samples, "seed": seed, "scales": scales, "tile": str(tile)}
         sampling |= {"temperature": temperature, "window": window, "same_iou": same_iou}
         options = SamplingOptions(**sampling, region=Region(at=at, box=box, spacing=spacing))
         self.check(options)
@@ -138,6 +138,8 @@ class Predictor:
         chosen = parse_scales(scales, latent_dims=self.model.latent_dims)
         numbers = ", ".join(str(i) for i, source in enumerate(chosen) if source == "sample")
         options = replace(prediction.options, seed=prediction.options.seed + 1 if seed is None else seed)
+        if len(prediction.latents) != len(chosen):
+            raise DataError(f"latents: expected one tensor per scale, {len(chosen)}, got {len(prediction.latents)}")
         parts = []
         for part in prediction.slices:
             sources = zip(chosen, part.latents, strict=True)

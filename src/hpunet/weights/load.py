@@ -87,7 +87,7 @@ def load_trained(
         raise ConfigError(f"weights: expected ema or raw, got {weights!r}")
     folder = Path(run)
     chosen = {"checkpoint": checkpoint, "weights": weights}
-    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    where = _device(device)
     if folder.is_file():
         expected = "a run folder written by `hpunet train`, or the name of published weights"
         raise CheckpointError(f"{folder}: is a file; expected {expected}. On the command line, images come after it")
@@ -113,6 +113,16 @@ def load_trained(
     averaged = found.tensors.get("averaged", {}) if weights == "ema" else {}
     _fill(model, {**found.tensors.get("model", {}), **averaged}, name=str(found.path))
     return TrainedModel(name or folder.resolve().name, model.to(where).eval(), settings, info, found.step, where)
+
+
+def _device(wanted: torch.device | str | None) -> torch.device:
+    try:
+        device = torch.device(wanted or ("cuda" if torch.cuda.is_available() else "cpu"))
+    except RuntimeError:
+        raise ConfigError(f"device: expected cpu, cuda or cuda:0, got {wanted!r}") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device: {device}, but torch {torch.__version__} finds no GPU; omit it to use the CPU")
+    return device
 
 
 def _load_published(
