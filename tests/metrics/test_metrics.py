@@ -216,6 +216,12 @@ def test_distribution_metrics_equal_loops_in_exact_fractions() -> None:
                     assert float(unbiased) == pytest.approx(float(between - apart), abs=1e-12)
 
 
+def test_hungarian_iou_of_sets_that_hardly_share_a_factor_is_refused() -> None:
+    sets = {"samples": np.zeros((1, 821, 1, 1), dtype=np.uint8), "labels": np.zeros((1, 5, 1, 1), dtype=np.uint8)}
+    with pytest.raises(DataError, match=r"4105 as least common multiple.* multiple of 5 samples"):
+        hungarian_iou(**sets, num_classes=2)
+
+
 def test_hungarian_iou_equals_a_search_through_all_matches() -> None:
     num_searched = 0
     for seed in range(NUM_RANDOM_CASES):

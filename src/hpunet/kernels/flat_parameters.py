@@ -82,7 +82,7 @@ class Weights:
         self.parameters: list[nn.Parameter] = []
         self.offsets: list[int] = []
         self.strides: list[tuple[int, ...]] = []
-        self._copied: list[tuple[int, int]] | None = None  # version and place of each parameter
+        self._copied: list[int] | None = None  # the version of each parameter
         self.folds = self._assign_offsets(others)
         self._build_buffers()
 
@@ -220,8 +220,8 @@ class Weights:
             self.gradient_copy.zero_()
 
     def prepare_if_changed(self) -> None:
-        """`prepare`, unless no parameter was written to or moved since; for sampling."""
-        now = [(p._version, p.data_ptr()) for p in self.parameters]
+        """`prepare`, unless no parameter was written to since; for sampling."""
+        now = [p._version for p in self.parameters]
         if now != self._copied:
             self.prepare()
             self._copied = now

@@ -140,7 +140,8 @@ class FusedNetwork(nn.Module):
 class FusedSampler(SamplingProxy[HPUNet]):
     """An HPU-Net's sampling on fused kernels, computed in `dtype`; pass it to `sample` instead of the model.
 
-    It copies the weights, again where they have changed. On a GPU the passes are CUDA graphs, one per input shape.
+    It copies the weights, again if they have changed when an image is encoded. On a GPU the passes are CUDA graphs,
+    one per input shape.
     """
 
     MAX_GRAPHS = 8
@@ -150,22 +151,23 @@ class FusedSampler(SamplingProxy[HPUNet]):
         self.dtype = dtype
         self._plans: dict[tuple[int, int], Plan] = {}
         self._graphs: dict[object, _CudaGraph] = {}
-        self._parameters_at = _places(model)
+        self._parameters_at = _places(*model.sampling_modules())
 
     def _plan(self, height: int, width: int) -> Plan:
-        if not _are_there(self._parameters_at):
-            self._plans, self._graphs, self._parameters_at = {}, {}, _places(self.model)
         if (height, width) not in self._plans:
             plan = Plan(self.model, height=height, width=width, dtype=self.dtype, training=False)
             self._plans[height, width] = plan
-        self._plans[height, width].weights.prepare_if_changed()
+            plan.weights.prepare_if_changed()
         return self._plans[height, width]
 
     @torch.no_grad()
     def encode(self, *, image: Tensor, cond: Tensor | None = None) -> list[Tensor]:
         """As `HPUNet.encode`."""
         x = self.model.prior_input(image=image, cond=cond)
+        if not _are_there(self._parameters_at):
+            self._plans, self._graphs, self._parameters_at = {}, {}, _places(*self.model.sampling_modules())
         plan = self._plan(*image.shape[-2:])
+        plan.weights.prepare_if_changed()
         plan.check_batch(len(image))
 
         def run(x: Tensor) -> list[Tensor]:
@@ -212,9 +214,10 @@ class FusedSampler(SamplingProxy[HPUNet]):
 _Place = tuple[dict[str, nn.Parameter | None], str, nn.Parameter]
 
 
-def _places(model: nn.Module) -> list[_Place]:
-    """Where the model keeps each of its parameters."""
-    every = ((module._parameters, name) for module in model.modules() for name in module._parameters)
+def _places(*modules: nn.Module) -> list[_Place]:
+    """Where modules keep each of their parameters."""
+    parts = (part for module in modules for part in module.modules())
+    every = ((part._parameters, name) for part in parts for name in part._parameters)
     return [(there, name, p) for there, name in every if (p := there[name]) is not None]
 
 

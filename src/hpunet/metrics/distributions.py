@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Bool, Float64
 from scipy.optimize import linear_sum_assignment
 
+from hpunet.errors import DataError
 from hpunet.metrics.arrays import (
     Absent,
     GraderMaps,
@@ -23,6 +24,8 @@ from hpunet.metrics.arrays import (
     same_type,
 )
 from hpunet.metrics.overlap import dice_from_counts, iou_from_counts, mean_over_graders, score_pairs
+
+MAX_MATCHED = 2**12  # maps on each side of a match, which takes the cube of this many operations
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,9 @@ def _mean_distance(iou: np.ndarray) -> np.ndarray:
 def _matched_mean(iou: np.ndarray) -> float:
     """Mean IoU of the best 1:1 match of rows and columns, both repeated to their least common multiple."""
     s, r = iou.shape
-    size = lcm(s, r)
+    if (size := lcm(s, r)) > MAX_MATCHED:
+        words = f"{s} samples and {r} graders have {size} as least common multiple, at most {MAX_MATCHED} are matched"
+        raise DataError(f"{words}; draw a multiple of {r} samples")
     repeated = iou.repeat(size // s, axis=0).repeat(size // r, axis=1)
     return float(repeated[linear_sum_assignment(repeated, maximize=True)].mean())
 
