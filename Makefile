@@ -16,7 +16,7 @@ help:
 	@echo "make lint    ruff and mypy"
 	@echo "make docs    build the documentation into site/"
 	@echo "make bench   the benchmarks that run on this machine"
-	@echo "make chaos   kill training runs 35 times and compare their ends; two processes beside one"
+	@echo "make chaos   kill training runs and workers 65 times, two writers at once, reads of a live run; compare their ends"
 	@echo "make clean   remove .venv and runs/"
 
 .venv/.base: $(PINS)
@@ -69,6 +69,7 @@ bench: .venv/.base
 chaos: .venv/.dev
 	@$(BIN)/python tests/helpers/two_processes.py
 	@$(BIN)/python tests/helpers/chaos.py
+	@$(BIN)/python tests/helpers/two_at_once.py
 
 clean:
 	rm -rf .venv runs site

@@ -157,7 +157,7 @@ def latest_checkpoint(folder: Path) -> Checkpoint | None:
 
 def _load_latest(folder: Path) -> Checkpoint | None:
     skipped: list[str] = []
-    for name in _step_names(folder):
+    for name in _step_names(folder) or _step_names(folder):  # a listing may miss what is renamed at that moment
         try:
             found = load_checkpoint(folder / name)
         except CheckpointError as error:
