@@ -10,7 +10,7 @@ import pytest
 from corpus import Corpus, folder_png, lidc, study, write_files
 from judge import FaultError, judge, read_valid
 from mutate import Change
-from plan import NUM_CASES, case
+from plan import FORMATS, NUM_CASES, SEED, case, numbers
 
 
 @pytest.mark.timeout(300)
@@ -87,3 +87,12 @@ def test_harness_goes_on_after_an_error() -> None:
         assert worker.run(0)[1] is False
     finally:
         worker.end()
+
+
+def test_other_seeds_are_other_cases_of_every_format() -> None:
+    assert numbers([SEED]) == list(range(NUM_CASES))
+    chosen = numbers(range(SEED + 1, SEED + 21), num_cases=2 * NUM_CASES)
+    assert len(set(chosen)) == 2 * NUM_CASES
+    assert {case(number).format for number in chosen} == {entry.name for entry in FORMATS}
+    assert str(case(7)) == str(case(7 + NUM_CASES))
+    assert case(7).change() != case(7 + NUM_CASES).change()

@@ -1,5 +1,6 @@
 """The importer of the original LIDC-IDRI, on made-up studies: every rule has a case of its own."""
 
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from scipy.ndimage import map_coordinates
 
 from hpunet.data.lidc.crops import open_lidc_crops
 from hpunet.data.lidc.importer import FRACTIONS, ImportSummary, import_lidc
+from hpunet.data.lidc.scan import Outline, Part, join_lesions
 from hpunet.data.synthetic.writers import write_lidc_crops
 from hpunet.errors import ConfigError, DataError
 from hpunet.utils.locks import lock_folder
@@ -536,3 +538,21 @@ def test_import_lidc_leaves_a_folder_alone_that_another_process_writes(tmp_path)
         import_lidc(tmp_path / "source", tmp_path / "out", processes=1, progress=False)
     with lock_folder(tmp_path / "made"), pytest.raises(ConfigError, match="in use"):
         write_lidc_crops(tmp_path / "made", num_patients=1)
+
+
+def test_join_lesions_equals_one_pair_at_a_time() -> None:
+    rng = np.random.default_rng(0)
+    places = zip(rng.integers(4, size=80).tolist(), rng.integers(0, 30, (80, 3)).tolist(), strict=True)
+    outlines = [
+        Outline(g, {z: Part(y, x, np.ones((5, 6), np.bool_)) for z in (first, first + 4)})
+        for g, (first, y, x) in places
+    ]
+    groups: list[set[int]] = [{i} for i in range(len(outlines))]
+    for i, j in itertools.combinations(range(len(outlines)), 2):
+        (low, high), (other_low, other_high) = outlines[i].box(), outlines[j].box()
+        if outlines[i].grader != outlines[j].grader and (low <= other_high).all() and (other_low <= high).all():
+            joined = next(g for g in groups if i in g) | next(g for g in groups if j in g)
+            groups = [g for g in groups if not g & joined] + [joined]
+    found = [{id(outline) for outline in lesion} for lesion in join_lesions(outlines)]
+    assert {frozenset(lesion) for lesion in found} == {frozenset(id(outlines[i]) for i in group) for group in groups}
+    assert 5 < len(found) < 78

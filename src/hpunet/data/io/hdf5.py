@@ -27,7 +27,7 @@ from hpunet.utils.files import check_file
 from hpunet.utils.limits import MAX_VOLUME_BYTES, allowed
 
 _UNPACKED_PER_SECOND = 2**26  # bytes of voxels, at the least
-_PATIENCE = 20  # seconds, and this many times the processor time, until a process that waits is killed
+_PATIENCE = 60  # seconds, and this many times the processor time, until a process that waits is killed
 _lock = Lock()  # one file at a time
 
 
