@@ -30,6 +30,9 @@ class ListSource:
     def __getitem__(self, index: int) -> Sample:
         return self.samples[index]
 
+    def files(self, index: int) -> dict[str, Path | bytes]:
+        return {}
+
 
 def random_source(
     *, num_classes: int, bits: int = 8, sizes: list[tuple[int, int]], instances: int = 0, graders: int = 3

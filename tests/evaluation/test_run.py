@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 import hpunet.evaluation.run as evaluation
 from hpunet.data.batch import Batch
+from hpunet.data.fingerprint import FILES_FILE
 from hpunet.data.open import open_data
 from hpunet.data.synthetic.source import INFO, SyntheticSource, open_synthetic
 from hpunet.data.types import Source
@@ -362,6 +364,46 @@ def test_images_that_cannot_be_read_say_why_and_the_rest_goes_on(tmp_path: Path)
     summary = run_it(tmp_path / "out", source, watch=lambda *told: heard.append(told))
     assert heard[0] == (0, 2)
     assert (summary["num_images"], summary["num_failed"], summary["failed"]) == (20, 0, [])
+
+
+def test_scores_of_masks_that_were_changed_are_refused(tmp_path: Path) -> None:
+    write_folder(tmp_path / "data")
+    mask, out = tmp_path / "data/graders/a/00.png", tmp_path / "out"
+
+    def run(**how: Any) -> dict[str, Any]:
+        return run_it(out, open_data(str(tmp_path / "data"), split="val"), **how)
+
+    before = run()
+    status, was = mask.stat(), mask.read_bytes()
+    shape = np.asarray(Image.open(mask)).shape
+    Image.fromarray(np.ones(shape, dtype=np.uint8)).save(mask)
+    os.utime(mask, ns=(status.st_atime_ns, status.st_mtime_ns))
+    with pytest.raises(ConfigError, match=r"1 image.* 00 .*data.*--replace"):
+        run()
+    assert read_rows(out / ROWS_FILE)[0].scores  # the refusal deleted nothing
+    (out / FILES_FILE).unlink()
+    with pytest.raises(ConfigError, match="18 images"):  # nobody knows what they were scored on
+        run()
+    after = run(replace=True)
+    assert after["ged2"]["mean"] != before["ged2"]["mean"]
+    assert after["data_fingerprint"] != before["data_fingerprint"]
+    mask.write_bytes(was)
+    assert run(replace=True)["data_fingerprint"] == before["data_fingerprint"]
+
+
+def test_data_that_change_during_an_evaluation_give_no_result(tmp_path: Path) -> None:
+    write_folder(tmp_path / "data")
+    source = open_data(str(tmp_path / "data"), split="val")
+
+    def meddle(done: int, _total: int) -> None:
+        if done:
+            Image.fromarray(np.ones((32, 32), dtype=np.uint8)).save(tmp_path / "data/graders/b/00.png")
+
+    with pytest.raises(DataError, match=r"b/00\.png changed"):
+        run_it(tmp_path / "out", source, watch=meddle)
+    assert not (tmp_path / "out" / SUMMARY_FILE).exists()
+    with pytest.raises(ConfigError, match="--replace"):
+        run_it(tmp_path / "out", source)
 
 
 def test_data_that_do_not_fit_the_model_are_refused_as_a_whole(tmp_path: Path) -> None:

@@ -323,6 +323,9 @@ class _Scans:
             image=image, labels=labels, identity=self.identities[index], info=self.info, where=str(path)
         )
 
+    def files(self, index: int) -> dict[str, Path | bytes]:
+        return {}
+
 
 @functools.cache
 def scan_files() -> Corpus:

@@ -2,13 +2,16 @@
 
 import errno
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from tiny_run import PUNET, WITHOUT_GECO, tiny_settings, untrained_model, write_tiny_pack
 
 from hpunet.cli.progress import TrainingProgress
@@ -203,6 +206,77 @@ def test_prepare_data_takes_a_pack_as_it_is_and_packs_each_origin_once(pack: Pat
     made = [prepare_data("synthetic:lesions", options={"num_images": n, "size": 16}, run=tmp_path) for n in (4, 8, 4)]
     assert made[0] == made[2] != made[1]
     assert [len(open_pack(path, split="train")) for path in made] == [4, 8, 4]
+
+
+def write_images(folder: Path) -> Path:
+    """Images of one grader who marks every second one."""
+    for i, name in ((i, name) for i in range(6) for name in ("images", "masks")):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        marked = np.full((16, 16), i % 2, dtype=np.uint8)
+        Image.fromarray(marked if name == "masks" else 40 * i + marked).save(folder / name / f"{i}.png")
+    return folder
+
+
+def settings_of_images() -> Settings:
+    settings = tiny_settings("optimiser.iterations=2")
+    return settings.model_copy(update={"data": settings.data.model_copy(update={"options": {"val_every": 3}})})
+
+
+def correct(data: Path) -> None:
+    for i in range(6):
+        Image.fromarray(np.full((16, 16), i % 3 > 0, dtype=np.uint8)).save(data / "masks" / f"{i}.png")
+
+
+def test_train_packs_again_what_was_corrected_before_the_first_checkpoint(tmp_path: Path) -> None:
+    data, run, settings = write_images(tmp_path / "data"), tmp_path / "run", settings_of_images()
+
+    def stop(step: int, _numbers: dict[str, float]) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        quietly(settings, pack=data, run=run, watch=stop)
+    (packed,) = run.glob("data-*")
+    correct(data)
+    said: list[str] = []
+    quietly(settings, pack=data, run=run, say=said.append)
+    assert [line for line in said if "changed" in line and "masks/" in line]
+    quietly(settings, pack=data, run=tmp_path / "anew")
+    assert log_of(run, "loss") == log_of(tmp_path / "anew", "loss")
+    assert list(run.glob("*data-*")) == [packed]
+
+
+def test_resume_on_corrected_labels_says_so_and_can_go_on_with_the_old_ones(tmp_path: Path) -> None:
+    data, run, settings = write_images(tmp_path / "data"), tmp_path / "run", settings_of_images()
+    quietly(settings, pack=data, run=run)
+    (packed,) = run.glob("data-*")
+    quietly(settings, pack=data, run=run, resume=True)  # nothing has changed
+    content = (packed / "train/labels.bin").read_bytes()
+    correct(data)
+    with pytest.raises(CheckpointError, match=rf"masks/.*--out.*--data {packed}"):
+        quietly(settings, pack=data, run=run, resume=True)
+    assert (packed / "train/labels.bin").read_bytes() == content
+    quietly(settings, pack=packed, run=run, resume=True)
+
+    shutil.rmtree(packed)  # to save space: without it, the checkpoint itself tells
+    with pytest.raises(CheckpointError, match="different data"):
+        quietly(settings, pack=data, run=run, resume=True)
+
+
+def test_packs_that_cannot_be_read_are_made_again_and_unused_ones_named(tmp_path: Path) -> None:
+    data, run, said = write_images(tmp_path / "data"), tmp_path / "run", []
+    how: dict[str, Any] = {"options": {"val_every": 3}, "run": run, "say": said.append}
+    packed = prepare_data(str(data), **how)
+    made = (packed / "pack.json").read_bytes()
+    (packed / "pack.json").write_bytes(made.replace(b"made_of", b"made_in"))
+    shutil.copytree(packed, packed.with_name(f".old-hpunet-{packed.name}"))  # as a kill leaves it
+    assert prepare_data(str(data), **how) == packed
+    assert (packed / "pack.json").read_bytes() == made
+    assert len(said) == 1
+    assert list(run.glob("*data-*")) == [packed]
+    other = prepare_data(str(data), **(how | {"options": {"val_every": 2}}))
+    assert "MB" in said[1]
+    assert said[1].startswith(str(packed))
+    assert other != packed
 
 
 def test_train_from_a_run_begins_with_its_weights_and_says_so(pack: Path, tmp_path: Path) -> None:

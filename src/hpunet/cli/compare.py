@@ -93,7 +93,7 @@ def _print_comparison(comparison: Mapping[str, Any]) -> None:
         failed = plural(comparison["num_failed"], "image")
         notes.print(f"excluded, since a run failed on them: {failed}")
     if not comparison["same_data"]:
-        notes.print("the image names agree, but the fingerprints of the data differ")
+        notes.print("the images have the same names, but their files differ (or one set is a pack)")
 
 
 def _interval(gap: Mapping[str, Any], prefix: str) -> str:

@@ -9,11 +9,12 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from hpunet.data.cityscapes.scenes import open_cityscapes
+from hpunet.data.fingerprint import FileHashes, fingerprints
 from hpunet.data.folder.layouts import is_folder_of_images
 from hpunet.data.folder.source import open_folder
 from hpunet.data.lidc.crops import open_lidc_crops
 from hpunet.data.options import describe_option, set_arguments, to_toml
-from hpunet.data.packs import Progress, is_pack, open_pack, pack_origin, write_pack
+from hpunet.data.packs import is_pack, open_pack, pack_origin, write_pack
 from hpunet.data.snemi3d import open_snemi3d
 from hpunet.data.synthetic.source import INFO as SYNTHETIC
 from hpunet.data.synthetic.source import open_synthetic
@@ -78,15 +79,25 @@ def open_data(where: str, *, split: str, options: Mapping[str, Any] | None = Non
     return _OPENERS[kind](first, split=split, **arguments)
 
 
-def pack_data(
-    where: str, out: Path, *, options: Mapping[str, Any], processes: int = 1, progress: Progress | None = None
-) -> dict[str, Source]:
-    """Write all splits of the data at `where` as a pack that records their options; returns the splits."""
-    sources, kind = open_splits(where, options=options), detect_kind(where)
-    given = {**_defaults(kind), **_as_arguments(options)}
-    made_with = pack_origin(Path(where))[1] if kind == "pack" else given
-    write_pack(sources, out, processes=processes, progress=progress, options=made_with)
+def pack_data(where: str, out: Path, *, options: Mapping[str, Any], **how: Any) -> dict[str, Source]:
+    """Write all splits of the data at `where` as a pack that records their options; returns the splits.
+
+    Further arguments are those of `write_pack`.
+    """
+    sources = open_splits(where, options=options)
+    write_pack(sources, out, options=_made_with(where, options), **how)
     return sources
+
+
+def data_fingerprints(where: str, *, options: Mapping[str, Any], hashes: FileHashes) -> dict[str, str]:
+    """The fingerprints by split that `pack_data` would record."""
+    return fingerprints(open_splits(where, options=options), options=_made_with(where, options), hashes=hashes)
+
+
+def _made_with(where: str, options: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The options that a pack records."""
+    kind = detect_kind(where)
+    return pack_origin(Path(where))[1] if kind == "pack" else {**_defaults(kind), **_as_arguments(options)}
 
 
 def open_split(where: str, *, split: str, options: Mapping[str, Any] | None = None) -> Source:

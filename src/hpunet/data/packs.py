@@ -1,6 +1,7 @@
 """Packs: a data set as a few flat files that training maps into memory or copies to the GPU.
 
-    <pack>/pack.json              format, set description, splits, options, size and SHA-256 of files, its own SHA-256
+    <pack>/pack.json              format, set description, splits, options, fingerprints of what was packed,
+                                  size and SHA-256 of files, its own SHA-256
     <pack>/<split>/images.bin     8 or 16 bit or float32 pixels, (c, h, w) per image
     <pack>/<split>/labels.bin     one map per grader: bits for two classes, 8 bit for more, 16 for instances
     <pack>/<split>/valid.bin      one bit per pixel; absent when all pixels are valid
@@ -25,6 +26,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from hpunet.data.batch import Batch
+from hpunet.data.fingerprint import FileHashes, fingerprints
 from hpunet.data.types import Identity, NoSuchSplitError, Sample, SetInfo, Source, make_sample, refuse_shared_patients
 from hpunet.data.workers import workers
 from hpunet.errors import CheckpointError, ConfigError, DataError
@@ -51,8 +53,13 @@ def write_pack(
     processes: int = 1,
     progress: Progress | None = None,
     options: Mapping[str, Any] | None = None,
+    hashes: FileHashes | None = None,
+    replace: bool = False,
 ) -> Path:
-    """Write the splits `sources` as one pack, read by `processes`; it records the `options` they were opened with."""
+    """Write the splits `sources` as one pack, read by `processes`; with `replace`, in place of an earlier one.
+
+    It records the `options` they were opened with, and their fingerprints.
+    """
     if not sources:
         raise ConfigError("a pack needs at least one split")
     infos = {split: source.info for split, source in sources.items()}
@@ -60,12 +67,16 @@ def write_pack(
     if any(other != info for other in others):
         raise DataError(f"the splits {', '.join(sources)} do not describe the same kind of data: {infos}")
     refuse_shared_patients(list(sources.values()))
-    with atomic_folder(out, error=DataError) as partial:
+    hashes = hashes or FileHashes()
+    with atomic_folder(out, replace=replace, error=DataError) as partial:
+        made_of = fingerprints(sources, options=options, hashes=hashes)
         for split, source in sources.items():
             with workers(max(processes, 1), source) as run:
                 samples = run(getitem, range(len(source)))
                 shown = progress(samples, len(source), f"packing {split}") if progress else samples
                 _write_split(shown, partial / split, info)
+        if fingerprints(sources, options=options, hashes=hashes) != made_of:
+            raise DataError(f"{out}: the data changed while they were packed; pack them again")
         files = {p.relative_to(partial).as_posix(): p for p in sorted(partial.rglob("*")) if p.is_file()}
         manifest = {
             "format": FORMAT,
@@ -73,6 +84,7 @@ def write_pack(
             "info": info.as_json(),
             "splits": {split: len(source) for split, source in sources.items()},
             **({} if options is None else {"options": json.loads(json.dumps(dict(options)))}),  # tuples become lists
+            "made_of": made_of,
             "files": {name: {"bytes": p.stat().st_size, "sha256": _sha256(p)} for name, p in files.items()},
         }
         write_synced(partial / MANIFEST, dump_hashed_json(manifest, name=MANIFEST))
@@ -94,7 +106,7 @@ def open_pack(path: Path, *, split: str, verify: bool = True) -> "Pack":
             raise DataError(f"{file}: is missing or not {expected['bytes']} bytes long; make the pack again")
         if verify and _sha256(file) != expected["sha256"]:
             raise DataError(f"{file}: its content has changed (SHA-256 differs); make the pack again")
-    content = {name: value for name, value in manifest.items() if name != "options"}
+    content = {name: value for name, value in manifest.items() if name not in ("options", "made_of")}
     fingerprint = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
     return Pack(path, split=split, info=SetInfo.from_json(manifest["info"], where=str(path)), fingerprint=fingerprint)
 
@@ -104,6 +116,11 @@ def pack_origin(path: Path) -> tuple[str, dict[str, Any] | None]:
     manifest = _read_manifest(path)
     options = dict(manifest["options"]) if "options" in manifest else None
     return str(SetInfo.from_json(manifest["info"], where=str(path)).kind), options
+
+
+def pack_made_of(path: Path) -> dict[str, str]:
+    """The fingerprints of the data that were packed, by split."""
+    return dict(_read_manifest(path)["made_of"])
 
 
 class Pack:
@@ -166,6 +183,10 @@ class Pack:
         identity = self.identities[index]
         where = f"{self.path}/{self.split}, {identity.key}"
         return make_sample(**tensors, identity=identity, info=self.info, where=where)
+
+    def files(self, index: int) -> dict[str, Path | bytes]:
+        """None: the files were verified when the pack was opened, and its fingerprint says what they hold."""
+        return {}
 
     def batch(self, indices: Int[Tensor, " b"]) -> Batch:
         """The images `indices` with all graders, on the pack's device.
@@ -283,10 +304,11 @@ def _read_manifest(path: Path) -> dict[str, Any]:
                 raise DataError(f"{file}: names a file outside the pack, {name!r}")
             int(entry["bytes"]), str(entry["sha256"])
         dict(manifest["splits"]), dict(manifest["info"]), dict(manifest.get("options", {}))
+        dict(manifest["made_of"])
     except CheckpointError as error:
         raise DataError(f"{error}; make the pack again") from None
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise DataError(f"{file}: not a pack's description ({error})") from None
+        raise DataError(f"{file}: not a pack's description ({error}); make the pack again") from None
     return manifest
 
 

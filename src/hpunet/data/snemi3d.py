@@ -130,3 +130,7 @@ class StackSource:
         labels = number_instances(labels, num_fixed_classes=info.num_fixed_classes, name=where)[None]
         identity = self.identities[index]
         return make_sample(image=np.asarray(image)[None], labels=labels, identity=identity, info=info, where=where)
+
+    def files(self, index: int) -> dict[str, Path | bytes]:
+        """The two stacks, whatever the patch."""
+        return {path.name: path for path in self._paths}

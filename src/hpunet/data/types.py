@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -143,6 +144,9 @@ class Source(Protocol):
 
     def __getitem__(self, index: int) -> Sample:
         """Read one sample."""
+
+    def files(self, index: int) -> Mapping[str, Path | bytes]:
+        """The files that a sample is read from, by their names in the data; the content of those in an archive."""
 
 
 def make_sample(

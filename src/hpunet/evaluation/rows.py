@@ -1,6 +1,7 @@
 """The folder of an evaluation: one row per image, saved at once, so that an interrupted evaluation can resume.
 
 evaluation.json    what was evaluated: hashes of the weights and of the data, split, samples, seed ...
+files.json         the hash of every file of the data (`data/fingerprint.py`)
 rows.csv           one row per image, in the order of the data; written when the evaluation is finished
 rows-<n>.part.csv  rows of process n while it runs
 summary.json       means and deviations of the images chosen by its `limit`: rows.csv may hold more
@@ -12,7 +13,7 @@ import hashlib
 import io
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -92,21 +93,22 @@ class RowStore:
     """The rows of an evaluation in its folder, a context for appending rows; each process has its own file.
 
     `done` holds the rows of an earlier attempt without those with errors or other columns, which are measured again.
+    `altered` are images whose files have changed since; only those without scores may.
     """
 
-    def __init__(self, folder: Path, *, identity: Mapping[str, Any], replace: bool = False) -> None:
+    def __init__(
+        self, folder: Path, *, identity: Mapping[str, Any], altered: Container[str] = (), replace: bool = False
+    ) -> None:
         self.folder = folder
         self.identity = {"format": FORMAT, **identity}
         of_whole_images = COLUMNS if identity.get("alpha") is None else CLUSTER_COLUMNS
         self._columns = HIDDEN_COLUMNS if identity.get("extrapolate") else of_whole_images
         earlier = _read_identity(folder)
-        if earlier is not None and earlier != self.identity and not replace:
-            changed = sorted(k for k in {*earlier, *self.identity} if earlier.get(k) != self.identity.get(k))
-            advice = "choose another --out, or delete it with --replace"
-            raise ConfigError(f"{folder}: holds a different evaluation ({', '.join(changed)}); {advice}")
+        if earlier is not None and not replace:
+            self._refuse_others(earlier, altered)
         barrier()  # all processes have read before anything changes
         if rank() == 0:
-            self._prepare(keep=earlier == self.identity and not replace)
+            self._prepare(keep=earlier is not None and not replace)
         barrier()
         self.done = {row.key: row for row in self._all_rows() if not row.error}
         barrier()  # all processes have read before one appends
@@ -120,6 +122,17 @@ class RowStore:
 
     def __exit__(self, *_error: object) -> None:
         self._file.close()
+
+    def _refuse_others(self, earlier: Mapping[str, Any], altered: Container[str]) -> None:
+        changed = sorted(k for k in {*earlier, *self.identity} if earlier.get(k) != self.identity.get(k))
+        advice = "choose another --out, or delete it with --replace"
+        if changed == ["data"] and "images" in self.identity:
+            if stale := sorted(row.key for row in self._all_rows() if not row.error and row.key in altered):
+                images = "1 image" if len(stale) == 1 else f"{len(stale)} images"
+                what = f"scores of {images} whose files have changed, the first {stale[0]} (data)"
+                raise ConfigError(f"{self.folder}: holds {what}; {advice}")
+        elif changed:
+            raise ConfigError(f"{self.folder}: holds a different evaluation ({', '.join(changed)}); {advice}")
 
     def append(self, rows: Iterable[Row]) -> None:
         """Append rows and flush the file."""

@@ -5,13 +5,15 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from hpunet.data.fingerprint import FILES_FILE, FileHashes, changed_files, read_contents
 from hpunet.data.types import SetInfo, Source
-from hpunet.errors import ConfigError
+from hpunet.errors import ConfigError, DataError
 from hpunet.evaluation.examples import MAX_SIDE, example_arrays
 from hpunet.evaluation.images import Item, fast_batch_size, read_item
 from hpunet.evaluation.rows import EXAMPLES_FILE, SUMMARY_FILE, Row, RowStore, first_keys, mean_rows
@@ -59,9 +61,19 @@ def evaluate(
             raise ConfigError(f"{name} must be at least 1, got {value}")
     scorer.check(source)
     chosen = chosen_images(source, limit)
-    identity = scorer.identity(source, options=options or {})
     watch = watch or (lambda _done, _total: None)
-    with shared_lock(folder), RowStore(folder, identity=identity, replace=replace) as store:
+    with shared_lock(folder), ExitStack() as stack:
+        hashes = FileHashes(folder / FILES_FILE)
+        before, contents = hashes.remembered, read_contents(source, options=options or {}, hashes=hashes)
+        identity, changed = scorer.identity(source, contents=contents), changed_files(before, contents.files)
+        altered = {
+            source.identities[i].key
+            for i in (range(len(source)) if changed else ())
+            if any(before.get(name) != contents.files[name] for name in source.files(i))
+        }
+        store = stack.enter_context(RowStore(folder, identity=identity, altered=altered, replace=replace))
+        if rank() == 0:
+            hashes.save()
         # Which images go together depends neither on the processes nor, but for the last one, on an interruption.
         size = batch_size or fast_batch_size(scorer.device)
         batches = [chosen[i : i + size] for i in range(0, len(chosen), size)]
@@ -79,6 +91,9 @@ def evaluate(
             watch(done, total)
         if sizes - {scorer.crop}:
             say(sizes_scored(sizes, crop=scorer.crop))
+        now = read_contents(source, options=options or {}, hashes=hashes).files
+        if words := changed_files(contents.files, now):
+            raise DataError(f"{words} changed during the evaluation; evaluate again with --replace")
         wanted = {source.identities[i].key for i in chosen}
         rows = [row for row in store.finish() if row.key in wanted]
         summary = {

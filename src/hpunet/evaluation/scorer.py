@@ -5,8 +5,7 @@ do not change what is drawn for an image. Validation during training uses the sa
 """
 
 import hashlib
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 
 from hpunet.config.settings import MAX_SAMPLES, MAX_SEED, MAX_SEEDS
 from hpunet.data.batch import Batch
+from hpunet.data.fingerprint import Contents
 from hpunet.data.types import Sample, SetInfo, Source, refuse_other_data
 from hpunet.errors import ConfigError, DataError
 from hpunet.evaluation.images import (
@@ -122,11 +122,12 @@ class Scorer:
         """Whether samples are clustered: not when extrapolating, where samples are meant to differ."""
         return self.info.has_instances and not self.extrapolate
 
-    def identity(self, source: Source, *, options: Mapping[str, Any]) -> dict[str, Any]:
+    def identity(self, source: Source, *, contents: Contents) -> dict[str, Any]:
         """Everything that the rows depend on."""
         return {
             "weights": weights_sum(self.model),
-            "data": data_sum(source, options=options),
+            "data": contents.fingerprint,
+            **({"images": contents.description} if contents.files else {}),
             "split": source.split,
             "samples": self.num_samples,
             "seed": self.seed,
@@ -295,12 +296,3 @@ def weights_sum(model: SegmentationModel) -> str:
             total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
             total.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
     return total.hexdigest()
-
-
-def data_sum(source: Source, *, options: Mapping[str, Any]) -> str:
-    """A pack's fingerprint; else a hash of description and image names, which misses a changed image in a folder."""
-    own = getattr(source, "fingerprint", None)
-    if isinstance(own, str):
-        return own
-    described = [source.info.as_json(), source.split, [list(i) for i in source.identities], dict(options)]
-    return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()

@@ -35,6 +35,9 @@ class _ShippedExamples:
         pixels: dict[str, Any] = {"image": found.image[None], "labels": found.labels}
         return make_sample(**pixels, identity=identity, info=self.info, where=str(found.path))
 
+    def files(self, index: int) -> dict[str, Path | bytes]:
+        return {}
+
 
 def write_published_report(
     name: str, out: Path, *, figures: Path | None = None, progress: Progress = lambda drawings, _count: drawings

@@ -8,6 +8,7 @@ newest intact checkpoint, bit for bit as if it had never stopped (on a CPU; GPUs
 import hashlib
 import json
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
@@ -18,10 +19,11 @@ import torch
 from torch import Tensor
 
 from hpunet.config.settings import Settings
+from hpunet.data.fingerprint import FILES_FILE, FileHashes, changed_files
 from hpunet.data.folder.patients import patient_warning
-from hpunet.data.open import check_data_options, pack_data, with_pack_options
-from hpunet.data.packs import is_pack, open_pack
-from hpunet.errors import ConfigError
+from hpunet.data.open import check_data_options, data_fingerprints, pack_data, with_pack_options
+from hpunet.data.packs import is_pack, open_pack, pack_made_of
+from hpunet.errors import CheckpointError, ConfigError, DataError
 from hpunet.models.build import check_network
 from hpunet.objectives.base import Terms
 from hpunet.training.constant_map import constant_map_loss, kappa_warning
@@ -32,12 +34,13 @@ from hpunet.training.threads import ThreadWatch
 from hpunet.training.validation import Validation
 from hpunet.training.verdict import VERDICT_FILE, verdict
 from hpunet.utils.distributed import barrier, rank, shared_lock, world_size
-from hpunet.utils.files import atomic_write, dump_json, parse_json
+from hpunet.utils.files import REPLACED, atomic_write, dump_json, parse_json
 from hpunet.utils.signals import Interrupted, Stop, stop_on_signals
 from hpunet.weights.load import TrainedModel
 from hpunet.weights.run_state import describe_run
 
 SETTINGS_FILE, RUN_FILE = "settings.json", "run.json"
+_PACK = "data-"  # how the names of packs begin that runs make for themselves
 SHOW_EVERY_SECONDS = 10  # numbers are shown at least this often; they are logged every `logging.log_every` steps
 Callback = Callable[[int, dict[str, float]], None]
 """Receives the step and the newest numbers, for a progress line; none before the first step."""
@@ -77,8 +80,7 @@ def train(
     trained = None if start is None else load_start(start, settings, device=device)
     shown: dict[str, Any] = {"say": say, "watch": watch or (lambda _step, _numbers: None), "progress": progress}
     with shared_lock(run):
-        has_checkpoints = (run / "checkpoints").is_dir() and any((run / "checkpoints").iterdir())
-        if has_checkpoints and not resume:
+        if _has_checkpoints(run) and not resume:
             raise ConfigError(f"{run}: already holds a run; continue it with --resume or choose another --out")
         return _train(settings, data, run, resume=resume, trained=trained, device=device, loggers=loggers, **shown)
 
@@ -96,7 +98,7 @@ def _train(
     progress: Any,
     loggers: Sequence[Logger],
 ) -> dict[str, float]:
-    pack_path = prepare_data(data, options=settings.data.options, run=run, progress=progress)
+    pack_path = prepare_data(data, options=settings.data.options, run=run, progress=progress, say=say)
     options = with_pack_options(data, settings.data.options)
     settings = settings.model_copy(update={"data": settings.data.model_copy(update={"options": options})})
     training = Training(settings, pack_path=pack_path, run=run, device=device)
@@ -197,19 +199,66 @@ def _loop(
     return newest
 
 
-def prepare_data(where: str, *, options: dict[str, Any], run: Path, progress: Any = None) -> Path:
-    """The pack at `where`, or one made of the data there, in the run's folder and named by a hash of its origin."""
+def prepare_data(
+    where: str,
+    *,
+    options: dict[str, Any],
+    run: Path,
+    progress: Any = None,
+    say: Callable[[str], None] = print,
+) -> Path:
+    """The pack at `where`, or one made of the data there, in the run's folder and named by a hash of its origin.
+
+    It is made again if the data have changed since; not if the run has checkpoints, which belong to what it was.
+    """
     check_data_options(where, options)
     synthetic = where.startswith("synthetic:")
     if not synthetic and is_pack(Path(where)):
-        return Path(where)
-    origin = where if synthetic else str(Path(where).resolve())
-    key = json.dumps([origin, options], sort_keys=True).encode()
-    packed = run / f"data-{hashlib.sha256(key).hexdigest()[:8]}"
-    if rank() == 0 and not is_pack(packed):
-        pack_data(where, packed, options=options, progress=progress)
-    barrier()
+        packed = Path(where)
+    else:
+        origin = where if synthetic else str(Path(where).resolve())
+        key = json.dumps([origin, options], sort_keys=True).encode()
+        packed = run / f"{_PACK}{hashlib.sha256(key).hexdigest()[:8]}"
+        if rank() == 0:
+            _pack_what_is_there(where, packed, options=options, run=run, progress=progress, say=say)
+        barrier()
+    if rank() == 0:
+        for left in run.glob(f"{REPLACED}{_PACK}*"):  # replaced by a process that was killed before it deleted it
+            shutil.rmtree(left, ignore_errors=True)
+        others = [path for path in sorted(run.glob(f"{_PACK}*")) if is_pack(path) and not path.samefile(packed)]
+        for path in others:
+            size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+            say(f"{path}: a pack that this run does not use; delete it to free {size / 1e6:,.1f} MB")
     return packed
+
+
+def _pack_what_is_there(
+    where: str, packed: Path, *, options: dict[str, Any], run: Path, progress: Any, say: Callable[[str], None]
+) -> None:
+    hashes = FileHashes(run / FILES_FILE)
+    exists, made_of = is_pack(packed), None
+    if exists:
+        try:
+            made_of = pack_made_of(packed)
+        except DataError as error:
+            say(str(error))
+    if made_of is not None:
+        if made_of == data_fingerprints(where, options=options, hashes=hashes):
+            hashes.save()
+            return
+        what = changed_files(hashes.remembered, hashes.asked) or "other images or options"
+        changed = f"{where} has changed since {packed} was made of it ({what})"
+        if _has_checkpoints(run):
+            cure = f"restore the data, choose another --out, or go on with the data as they were: --data {packed}"
+            raise CheckpointError(f"{changed}, and {run} was trained on that; {cure}")
+        say(f"{changed}; packing it again")
+    pack_data(where, packed, options=options, progress=progress, hashes=hashes, replace=exists)
+    hashes.save()
+
+
+def _has_checkpoints(run: Path) -> bool:
+    folder = run / "checkpoints"
+    return folder.is_dir() and any(folder.iterdir())
 
 
 def pick_device() -> torch.device:

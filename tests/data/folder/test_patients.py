@@ -1,5 +1,7 @@
 """The warning that images of one patient count as several."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -21,6 +23,9 @@ class _Named:
 
     def __getitem__(self, index: int) -> Sample:
         raise NotImplementedError
+
+    def files(self, index: int) -> dict[str, Path | bytes]:
+        return {}
 
 
 EYES = [f"Image_{i:02d}{eye}" for i in range(1, 15) for eye in "LR"]

@@ -459,6 +459,26 @@ def test_import_lidc_tries_again_what_failed(tmp_path):
     assert sum(summary.images.values()) == 2
 
 
+@pytest.mark.parametrize("what", ["readings", "slice"])
+def test_import_lidc_imports_a_patient_again_whose_files_have_changed(tmp_path, what):
+    source, out = tmp_path / "in", tmp_path / "out"
+    many_patients(source, count=2)
+    run(source, out)
+    before = pictures(out)
+    if what == "readings":
+        series = Series("P1", "1.1", num_slices=2)
+        write_xml(source / "1.xml", series.uid, readers(series, vertices=square(30, 20, 9)))
+    else:
+        file = source / "P1" / "1.1" / "1-001.dcm"
+        data = pydicom.dcmread(file)
+        data.PixelData = bytes(len(data.PixelData))
+        data.save_as(file)
+    assert run(source, out).num_patients_done_before == 1
+    after = pictures(out)
+    different = {name.split("/")[1] for name in before if not np.array_equal(before[name], after.get(name))}
+    assert different == {"P1"}
+
+
 def test_import_lidc_refuses_to_mix_imports(tmp_path):
     many_patients(tmp_path / "in", count=2)
     run(tmp_path / "in", tmp_path / "out")

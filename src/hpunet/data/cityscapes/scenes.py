@@ -103,6 +103,10 @@ class CityscapesSource:
             where=str(image_path),
         )
 
+    def files(self, index: int) -> dict[str, Path | bytes]:
+        """The image and its annotation; their names say city, scene and kind."""
+        return {"/".join(path.parts[-4:]): path for path in self._files[index]}
+
 
 def read_instance_ids(path: Path, *, size: ImageSize) -> np.ndarray:
     """The instance ids of a scene, from their map or from polygons, of the required `size`."""

@@ -136,6 +136,11 @@ class FolderSource:
             where=self._tree.where(item.image),
         )
 
+    def files(self, index: int) -> dict[str, Path | bytes]:
+        """The image and its label maps; what the table says of them is in `identities`."""
+        item, _ = self._slices[index]
+        return {name: self._tree.file(name) for name in (item.image, *item.masks) if name is not None}
+
     def _load(self, item: Item) -> tuple[np.ndarray, list[np.ndarray | None]]:
         """The images (z, c, h, w) and label maps (z, h, w) of an item; an image is one slice."""
         where = self._tree.where(item.image)

@@ -175,6 +175,10 @@ class FileTree:
             raise DataError(f"{self.where(name)}: {len(self._content[name])} bytes, expected at most {max_bytes}")
         return self._content[name]
 
+    def file(self, name: str) -> Path | bytes:
+        """Where a file is, or the content of one in an archive."""
+        return self.path / name if self._content is None else self._content[name]
+
     def size(self, name: str) -> int:
         """The size of a file in bytes."""
         return check_file(self.path / name, error=DataError) if self._content is None else len(self._content[name])

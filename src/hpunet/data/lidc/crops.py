@@ -81,6 +81,11 @@ class LidcCrops:
             graders=graders,
         )
 
+    def files(self, index: int) -> dict[str, Path | bytes]:
+        """The image and its gradings."""
+        names = (self._images[index], *self._gradings[index].values())
+        return {f"{self.split}/{name}": self._tree.file(name) for name in names}
+
     def _read(self, name: str, *, size: ImageSize | None = None) -> np.ndarray:
         where = self._tree.where(name)
         array = decode_png(self._tree.read(name), name=where, size=size)

@@ -25,7 +25,8 @@ from hpunet.data.lidc.scan import crop_scan, order_slices
 from hpunet.data.types import split_by_patient
 from hpunet.data.workers import workers
 from hpunet.errors import DataError
-from hpunet.utils.files import atomic_write, read_file
+from hpunet.utils.files import atomic_write, explain_os_errors, read_file
+from hpunet.utils.limits import MAX_XML_BYTES
 from hpunet.utils.locks import is_vacant, lock_folder
 
 FRACTIONS = {"train": 722 / 1010, "val": 144 / 1010, "test": 144 / 1010}  # of the patients, as in the paper
@@ -250,8 +251,20 @@ def _import_scan(scan: _Scan, *, staging: Path, record: _Record) -> None:
 
 
 def _inputs(scans: list[_Scan]) -> list[list[Any]]:
-    """What tells whether the files are the same; records hold no UIDs."""
-    return [[hashlib.sha256(scan.series_uid.encode()).hexdigest(), len(scan.headers)] for scan in scans]
+    """What tells whether the files are the same: readings by content, slices by size and time; no UIDs."""
+    found = []
+    for scan in scans:
+        slices = sorted([header.sop_uid, *_size_and_time(header.path)] for header in scan.headers)
+        files = [read_file(scan.xml, max_bytes=MAX_XML_BYTES, error=DataError), json.dumps(slices).encode()]
+        sums = [hashlib.sha256(content).hexdigest() for content in (scan.series_uid.encode(), *files)]
+        found.append([*sums, len(slices)])
+    return found
+
+
+def _size_and_time(path: Path) -> tuple[int, int]:
+    with explain_os_errors(path, action="read", error=DataError):
+        status = path.stat()
+    return status.st_size, status.st_mtime_ns
 
 
 def _begin_or_resume(out: Path, *, plan: Mapping[str, Any]) -> None:

@@ -9,6 +9,8 @@ Three kinds, one per data set of the paper (App. C):
 Image i is a pure function of kind, seed, split, i and size, generated when read.
 """
 
+from pathlib import Path
+
 import numpy as np
 
 from hpunet.data.cityscapes.classes import FIXED_CLASSES, car_labels
@@ -87,6 +89,10 @@ class SyntheticSource:
             labels = labels[None]
         identity, info = self.identities[index], self.info
         return make_sample(image=image, labels=labels, valid=valid, identity=identity, info=info, where=where)
+
+    def files(self, index: int) -> dict[str, Path | bytes]:
+        """None: samples are generated."""
+        return {}
 
     def distribution(self, index: int) -> KnownDistribution:
         """The exact distribution of the label maps of image `index`; lesions only."""
