@@ -110,7 +110,8 @@ def _processes() -> list[str]:
     """This one and its children that are alive (Linux)."""
     found = ["self"]
     for file in Path("/proc/self/task").glob("*/children"):
-        found += file.read_text().split()
+        with contextlib.suppress(OSError):  # of a thread that has just ended
+            found += file.read_text().split()
     return found
 
 
