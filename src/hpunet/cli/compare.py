@@ -62,8 +62,10 @@ def _model(text: str) -> tuple[str, list[Path]]:
     """The name (may be empty) and the runs of RUN, RUN,RUN or NAME=RUN,RUN."""
     if Path(text).exists():
         return "", [Path(text)]
-    name, equals, runs = text.rpartition("=")
-    if (equals and not name) or not all(runs.split(",")):
+    equals = [("", text), *((text[:i], text[i + 1 :]) for i, letter in enumerate(text) if letter == "=")]
+    there = (each for each in equals if all(run and Path(run).exists() for run in each[1].split(",")))
+    name, runs = next(there, equals[-1])  # a run may hold "=", as in lr=0.1
+    if (runs != text and not name) or not all(runs.split(",")):
         raise ConfigError(f"{text!r}: expected a run, RUN,RUN… or NAME=RUN,RUN…")
     return name, [Path(run) for run in runs.split(",")]
 

@@ -12,7 +12,7 @@ from hpunet.cli.options import CommandWithGraders, DataArgument, Graders, NewFol
 from hpunet.cli.progress import tracked
 from hpunet.cli.terminal import console, print_warning
 from hpunet.errors import ConfigError
-from hpunet.utils.files import explain_os_errors
+from hpunet.utils.files import explain_os_errors, real_path
 
 if TYPE_CHECKING:
     from hpunet.data.summary import Summary
@@ -67,7 +67,7 @@ def info(
             f"training images nearly never show {', '.join(rare)}; a model cannot learn what it does not see"
         )
     print_warning(patient_warning(list(sources.values()), options=with_pack_options(where, chosen)))
-    name = Path(where).resolve().name.replace(":", "-")  # with its suffix: nuclei and nuclei.tar.gz differ
+    name = real_path(where).name.replace(":", "-")  # with its suffix: nuclei and nuclei.tar.gz differ
     sheets = []
     for split, source in sources.items():
         page = contact_sheet(source)

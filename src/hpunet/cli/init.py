@@ -9,6 +9,7 @@ from hpunet.cli.options import Data, Graders, Patient, data_options
 from hpunet.cli.progress import tracked
 from hpunet.cli.terminal import console, print_warning
 from hpunet.errors import ConfigError
+from hpunet.utils.files import real_path
 from hpunet.utils.text import as_utf8
 
 _MODEL = "hpu: the paper's model; punet: the Probabilistic U-Net."
@@ -28,7 +29,7 @@ def init_command(
     replace: Annotated[bool, typer.Option("--replace", help="Replace an existing file.")] = False,
 ) -> None:
     """Inspect data and write matching settings for `hpunet train`, with a comment that explains each."""
-    out = out or Path((Path(data).resolve().name.split(".")[0].replace(":", "-") or "settings") + ".toml")
+    out = out or Path((real_path(data).name.split(".")[0].replace(":", "-") or "settings") + ".toml")
     if out.suffix != ".toml":
         raise ConfigError(f"{out}: settings are TOML; use a name that ends in .toml")
     if out.exists() and not replace:

@@ -10,6 +10,7 @@ from typer.core import TyperCommand
 from hpunet.config.settings import MAX_SAMPLES, MAX_SEED, parse_assignments
 from hpunet.data.io import windows
 from hpunet.errors import ConfigError
+from hpunet.utils.files import real_path
 
 _DATA = (
     "Folder, archive, or pack (made by `hpunet data pack`); or synthetic:lesions, synthetic:neurites, "
@@ -168,7 +169,7 @@ def parse_region(at: str | None, box: str | None) -> dict[str, Any]:
 
 def run_names(runs: Sequence[Path]) -> list[str]:
     """Folder names, or whole paths with dashes if those repeat; refuses a run given twice."""
-    folders = [run.resolve() for run in runs]
+    folders = [real_path(run) for run in runs]
     if twice := [run for i, run in enumerate(runs) if folders[i] in folders[:i]]:
         raise ConfigError(f"{twice[0]}: given twice; give each run once")
     names = [folder.name for folder in folders]

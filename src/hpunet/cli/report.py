@@ -8,6 +8,7 @@ import typer
 
 from hpunet.cli.progress import loading, logged
 from hpunet.cli.terminal import console
+from hpunet.utils.files import real_path
 
 _RUNS = "Run folders; the curves of several are drawn together. Or the name of published weights."
 _OUT = "Page to write; by default report.html in the first run, or NAME.html for published weights."
@@ -45,4 +46,4 @@ def _published(run: Path) -> str | None:
     """The name of published weights, if this is their name or folder."""
     from hpunet.weights.published import find_published, is_published
 
-    return run.resolve().name if is_published(run) or (not run.exists() and find_published(str(run))) else None
+    return real_path(run).name if is_published(run) or (not run.exists() and find_published(str(run))) else None

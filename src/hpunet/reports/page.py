@@ -14,7 +14,7 @@ from hpunet.errors import ConfigError
 from hpunet.reports.contents import Drawing, Section, report_sections, verdicts
 from hpunet.reports.layout import PAGE_DPI, PRINT_DPI, as_png, as_svg
 from hpunet.reports.saved_run import SavedEvaluation, SavedRun, read_run
-from hpunet.utils.files import atomic_write
+from hpunet.utils.files import atomic_write, real_path
 from hpunet.utils.text import NEAREST
 
 Progress = Callable[[Iterable[Drawing], int], Iterable[Drawing]]
@@ -71,7 +71,7 @@ def write_report(
     """
     if not runs:
         raise ConfigError("a report needs at least one run")
-    names = [run.resolve().name for run in runs]
+    names = [real_path(run).name for run in runs]
     if len(set(names)) < len(names):
         names = [str(run) for run in runs]
     saved = [read_run(run, name=name) for run, name in zip(runs, names, strict=True)]

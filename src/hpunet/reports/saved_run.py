@@ -11,7 +11,7 @@ from hpunet.config.settings import Settings, check_settings
 from hpunet.errors import DataError
 from hpunet.reports.examples import Examples, read_examples
 from hpunet.training.loggers import LOG_FILE, read_log
-from hpunet.utils.files import entries, parse_json, read_file, read_live
+from hpunet.utils.files import entries, parse_json, read_file, read_live, real_path
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def _read_run(folder: Path, *, name: str | None) -> SavedRun:
     examples = read_examples(folder / "pictures" / f"step-{step:08d}.npz") if validated else None
     evaluated = sorted(path.parent for path in folder.glob("evaluation/*/summary.json"))
     return SavedRun(
-        name=name or folder.resolve().name,
+        name=name or real_path(folder).name,
         settings=settings,
         description=_read_object(folder / "run.json"),
         log=log,

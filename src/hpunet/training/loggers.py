@@ -8,8 +8,8 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from hpunet.errors import DataError
-from hpunet.utils.files import atomic_write, read_file
+from hpunet.errors import CheckpointError, DataError
+from hpunet.utils.files import atomic_write, parse_json, read_file
 
 LOG_FILE = "log.jsonl"
 
@@ -96,12 +96,12 @@ def read_log(path: Path, *, strict: bool = False) -> list[dict[str, Any]]:
     lines = []
     for number, text in enumerate(content[: content.rfind(b"\n") + 1].splitlines(), start=1):
         try:
-            line = json.loads(text)
+            line = parse_json(text, name=str(path))
             numbers = isinstance(line, dict) and all(type(n) in (int, float, type(None)) for n in line.values())
             if not numbers or type(line.get("step")) is not int:
                 raise ValueError("not an object of numbers with a step")
             lines.append(line)
-        except (ValueError, RecursionError) as error:
+        except (ValueError, CheckpointError) as error:
             if strict:
                 raise DataError(f"{path}: line {number} is damaged ({error}); remove it") from None
     return lines

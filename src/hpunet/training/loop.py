@@ -34,7 +34,7 @@ from hpunet.training.threads import ThreadWatch
 from hpunet.training.validation import Validation
 from hpunet.training.verdict import VERDICT_FILE, verdict
 from hpunet.utils.distributed import barrier, rank, shared_lock, world_size
-from hpunet.utils.files import REPLACED, atomic_write, dump_json, parse_json
+from hpunet.utils.files import REPLACED, atomic_write, dump_json, parse_json, real_path
 from hpunet.utils.signals import Interrupted, Stop, stop_on_signals
 from hpunet.weights.load import TrainedModel
 from hpunet.weights.run_state import describe_run
@@ -216,7 +216,7 @@ def prepare_data(
     if not synthetic and is_pack(Path(where)):
         packed = Path(where)
     else:
-        origin = where if synthetic else str(Path(where).resolve())
+        origin = where if synthetic else str(real_path(where))
         key = json.dumps([origin, options], sort_keys=True).encode()
         packed = run / f"{_PACK}{hashlib.sha256(key).hexdigest()[:8]}"
         if rank() == 0:

@@ -8,6 +8,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import secrets
 import shutil
 import stat
@@ -19,12 +20,15 @@ from typing import Any, NoReturn, TypeVar
 from hpunet.errors import CheckpointError, ConfigError, HPUNetError
 from hpunet.utils.limits import MAX_FILE_BYTES
 from hpunet.utils.locks import lock_beside, open_locked
+from hpunet.utils.text import as_utf8
 
 T = TypeVar("T")
 MAX_READS = 100
 """Attempts to read what another process keeps replacing; the second or third succeeds."""
 TEMPORARY, REPLACED = ".tmp-hpunet-", ".old-hpunet-"
 """Prefixes: being written or deleted; being replaced."""
+_MAX_DIGITS = 40  # of whole numbers
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _ADVICE = {
     errno.ENOSPC: "the disk is full; free some space or save elsewhere",
     errno.EDQUOT: "the disk quota is used up; free some space or save elsewhere",
@@ -46,12 +50,24 @@ def explain_os_errors(path: Path, *, action: str, error: type[HPUNetError] = Che
         raise error(f"{path}: cannot be {action}: {reason}") from found
 
 
+def real_path(path: str | Path) -> Path:
+    """The absolute path without symbolic links; loops of links stay, which `Path.resolve` takes for a bug."""
+    return Path(os.path.realpath(path))
+
+
+def beside(path: Path, prefix: str) -> Path:
+    """The place in the same folder whose name has this prefix."""
+    if not path.name:
+        raise ConfigError(f"{path}: has no name of its own; expected the name of a file or folder")
+    return path.with_name(prefix + path.name)
+
+
 def atomic_write(path: Path, content: bytes, *, error: type[HPUNetError] = CheckpointError) -> None:
     """Write or replace a file in one step: after a crash it holds the old or the new content. Makes its folder.
 
     The temporary file is locked: a second writer waits, and takes over what a killed one left.
     """
-    temporary = path.with_name(TEMPORARY + path.name)
+    temporary = beside(path, TEMPORARY)
     with explain_os_errors(path, action="written", error=error):
         path.parent.mkdir(parents=True, exist_ok=True)
         with os.fdopen(open_locked(temporary, wait=True)[0], "r+b") as file:
@@ -76,7 +92,7 @@ def atomic_folder(path: Path, *, replace: bool = False, error: type[HPUNetError]
     With `replace`, an existing folder is moved to its `REPLACED` name first and deleted last, so that one of the two
     is complete at any moment; without, an existing `path` is an error, as is another process that writes it.
     """
-    temporary = path.with_name(TEMPORARY + path.name)
+    temporary = beside(path, TEMPORARY)
     with explain_os_errors(path, action="written", error=error), ExitStack() as stack:
         path.parent.mkdir(parents=True, exist_ok=True)
         stack.enter_context(lock_beside(path))
@@ -94,7 +110,7 @@ def atomic_folder(path: Path, *, replace: bool = False, error: type[HPUNetError]
 
 
 def _rename_into_place(new: Path, path: Path) -> None:
-    replaced = path.with_name(REPLACED + path.name)
+    replaced = beside(path, REPLACED)
     exists = os.path.lexists(path)
     if exists:
         if os.path.lexists(replaced):
@@ -231,7 +247,11 @@ def read_hashed_json(path: Path, *, kind: str, version: int, what: str, max_byte
         other = found.get("version")
         raise CheckpointError(f"{path}: version {other!r}, this hpunet reads {version}; use the one that wrote it")
     own, name = found.pop("sha256", None), path.name
-    if own != _own_hash(found, name=name) or content != dump_json({**found, "sha256": own}, name=name):
+    try:
+        is_whole = own == _own_hash(found, name=name) and content == dump_json({**found, "sha256": own}, name=name)
+    except RecursionError:
+        is_whole = False
+    if not is_whole:
         raise CheckpointError(f"{path}: damaged or changed (its own SHA-256 is wrong)")
     return found
 
@@ -259,16 +279,23 @@ def _check_json(value: Any, *, where: str) -> None:
 
 
 def parse_json(content: bytes, *, name: str) -> Any:
-    """Parse strict JSON: UTF-8, no NaN or infinity, no duplicate keys. `name` is for errors."""
+    """Parse strict JSON: UTF-8, no NaN, infinity or very long number, no duplicate keys. `name` is for errors."""
     try:
-        how: dict[str, Any] = {"parse_constant": _refuse, "parse_float": _finite, "object_pairs_hook": _unique}
-        return json.loads(content.decode(), **how)
+        how: dict[str, Any] = {"parse_constant": _refuse, "parse_float": _finite, "parse_int": _whole}
+        found = json.loads(content.decode(), object_pairs_hook=_unique, **how)
+        if _SURROGATE.search(content):  # those of names that are not UTF-8 can be written again, others cannot
+            as_utf8(json.dumps(found, ensure_ascii=False))
+        return found
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{name}: not valid JSON ({error})") from None
 
 
 def _refuse(token: str) -> NoReturn:
     raise ValueError(f"{token} is not JSON")
+
+
+def _whole(text: str) -> int:
+    return int(text) if len(text) <= _MAX_DIGITS else _refuse(f"a number of {len(text)} digits")
 
 
 def _finite(text: str) -> float:

@@ -26,6 +26,7 @@ from hpunet.utils.files import (
     REPLACED,
     TEMPORARY,
     atomic_folder,
+    beside,
     dump_hashed_json,
     dump_json,
     entries,
@@ -35,6 +36,7 @@ from hpunet.utils.files import (
     read_hashed,
     read_hashed_json,
     read_live,
+    real_path,
     remove_folder,
     write_hashed,
     write_synced,
@@ -119,12 +121,12 @@ def prune(folder: Path, *, keep: int, protect: Sequence[Path] = ()) -> list[Path
     """
     if keep < 1:
         raise ConfigError(f"keep: expected at least 1 checkpoint, got {keep}")
-    kept = {path.resolve() for path in protect}
+    kept = {real_path(path) for path in protect}
     num_whole, deleted = 0, []
     for path in [folder / name for name in _step_names(folder)]:
         if num_whole < keep:
             num_whole += _is_whole(path)
-        elif os.path.lexists(path) and path.resolve() not in kept:
+        elif os.path.lexists(path) and real_path(path) not in kept:
             with explain_os_errors(path, action="deleted"):
                 remove_folder(path)
             deleted.append(path)
@@ -133,7 +135,7 @@ def prune(folder: Path, *, keep: int, protect: Sequence[Path] = ()) -> list[Path
 
 def load_checkpoint(path: Path) -> Checkpoint:
     """The checkpoint at `path`, verified; if its replacement was interrupted, the older one (see `skipped`)."""
-    both = (path, path.with_name(REPLACED + path.name))
+    both = (path, beside(path, REPLACED))
     return read_live(lambda: _load_either(path), seen=lambda: entries(*both))
 
 
@@ -141,7 +143,7 @@ def _load_either(path: Path) -> Checkpoint:
     try:
         return _load(path)
     except CheckpointError as error:
-        replaced = path.with_name(REPLACED + path.name)
+        replaced = beside(path, REPLACED)
         if not replaced.is_dir():
             raise
         try:

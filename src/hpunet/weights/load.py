@@ -16,6 +16,7 @@ from hpunet.models.build import build_model
 from hpunet.models.hpunet import HPUNet
 from hpunet.models.punet import ProbUNet
 from hpunet.sampling.sample import MAX_TEMPERATURE
+from hpunet.utils.files import real_path
 from hpunet.weights.checkpoints import Checkpoint, latest_checkpoint, load_checkpoint
 from hpunet.weights.published import (
     POSTERIOR,
@@ -112,7 +113,7 @@ def load_trained(
     model = _model_without_values(settings, info, name=str(found.path))
     averaged = found.tensors.get("averaged", {}) if weights == "ema" else {}
     _fill(model, {**found.tensors.get("model", {}), **averaged}, name=str(found.path))
-    return TrainedModel(name or folder.resolve().name, model.to(where).eval(), settings, info, found.step, where)
+    return TrainedModel(name or real_path(folder).name, model.to(where).eval(), settings, info, found.step, where)
 
 
 def _device(wanted: torch.device | str | None) -> torch.device:
@@ -207,6 +208,8 @@ def publish(
 
 def _find(folder: Path, checkpoint: str) -> Checkpoint:
     if checkpoint != "latest":
+        if checkpoint != Path(checkpoint).name:
+            raise ConfigError(f"checkpoint: expected latest, best or a name (step-00001000), got {checkpoint!r}")
         try:
             return load_checkpoint(folder / checkpoint)
         except CheckpointError as error:

@@ -52,6 +52,8 @@ class ImageFile(NamedTuple):
 def is_dicom(path: Path) -> bool:
     """Whether the file begins as DICOM files do, whatever its name."""
     try:
+        if not path.is_file():  # opening a pipe may never end
+            return False
         with path.open("rb") as file:
             return file.read(_MAGIC_PLACE + 4)[_MAGIC_PLACE:] == _MAGIC
     except OSError:
