@@ -112,9 +112,10 @@ def _common(
 def main() -> None:
     """Entry point of the `hpunet` command."""
     try:
-        app()
+        try:
+            app()
+        finally:
+            flush_streams()
     except (HPUNetError, OSError) as error:
         print_error(error)
         sys.exit(2)
-    finally:
-        flush_streams()

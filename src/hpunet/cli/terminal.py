@@ -2,17 +2,17 @@
 
 import io
 import os
-import signal
 import sys
 from contextlib import suppress
 from typing import IO, Any
 
-import typer
 from rich.console import Console
 from rich.status import Status
 from rich.text import Text
 
 from hpunet.utils.text import NEAREST, printable
+
+BROKEN_PIPE = 128 + 13  # the exit code of SIGPIPE
 
 
 class Terminal(Console):
@@ -39,7 +39,7 @@ class Terminal(Console):
         """The reader, such as `head`, has enough."""
         self.quiet = True
         discard(self.file)
-        raise typer.Exit(128 + getattr(signal, "SIGPIPE", 13))
+        raise SystemExit(BROKEN_PIPE)
 
 
 console = Terminal()
@@ -78,13 +78,19 @@ def prepare_streams() -> None:
 
 
 def flush_streams() -> None:
-    """Write what is left; where that fails, nothing more is said of it."""
+    """Write what is left, and raise the error if that fails: at the end of Python it would be a traceback."""
+    failed: OSError | None = None
     for stream in (sys.stdout, sys.stderr):
         try:
             if stream is not None:
                 stream.flush()
-        except OSError:
+        except OSError as error:
             discard(stream)
+            failed = error
+    if isinstance(failed, BrokenPipeError):
+        raise SystemExit(BROKEN_PIPE)
+    if failed is not None:
+        raise failed
 
 
 def discard(stream: IO[str]) -> None:

@@ -69,6 +69,9 @@ def atomic_write(path: Path, content: bytes, *, error: type[HPUNetError] = Check
     """
     temporary = beside(path, TEMPORARY)
     with explain_os_errors(path, action="written", error=error):
+        if path.exists() and not (path.is_file() or path.is_dir()):  # a device or pipe, which no file may replace
+            path.write_bytes(content)
+            return
         path.parent.mkdir(parents=True, exist_ok=True)
         with os.fdopen(open_locked(temporary, wait=True)[0], "r+b") as file:
             try:
