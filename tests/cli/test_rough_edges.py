@@ -18,7 +18,6 @@ from tiny_run import BASE, write_tiny_pack
 
 from hpunet.cli import progress as cli_progress
 from hpunet.cli.main import main
-from hpunet.config.settings import parse_assignments
 from hpunet.errors import CheckpointError, DataError
 from hpunet.evaluation.rows import read_rows
 from hpunet.reports.contents import Section
@@ -218,6 +217,24 @@ def test_a_log_with_numbers_that_are_none_is_damaged(tmp_path: Path, value: str)
         read_log(tmp_path / "log.jsonl", strict=True)
 
 
+def test_descriptions_of_data_are_of_the_right_types() -> None:
+    code = """
+from hpunet.data.synthetic.source import INFO
+from hpunet.data.types import SetInfo
+from hpunet.errors import DataError
+described = INFO["lesions"].as_json()
+assert SetInfo.from_json(described, where="here") == INFO["lesions"]
+for name in ("kind", "fixed_classes", "stochastic_classes", "grader_names", "image_size", "spacing"):
+    for value in (7, [[]], [None, "x"], {"a": 1}, [1e308, 10**400], [-1, -1, "x"]):
+        try:
+            SetInfo.from_json({**described, name: value}, where="here")
+        except DataError:
+            continue
+        raise AssertionError((name, value))
+"""
+    assert child(code).stderr == b""  # a process of its own: in this one beartype checks types
+
+
 def test_progress_bars_show_awkward_names(monkeypatch: pytest.MonkeyPatch) -> None:
     out = io.StringIO()
     terminal = type(cli_progress.notes)(file=out, force_terminal=True, width=80)
@@ -274,7 +291,3 @@ except SystemExit: pass
 with open({str(tmp_path / "x")!r}, "w") as file: sys.exit(file.fileno())
 """
     assert child(code).returncode > 2
-
-
-def test_settings_of_these_tests_are_tiny() -> None:
-    assert parse_assignments(text.removeprefix("--set=") for text in TINY)["model"] == BASE["model"]

@@ -22,6 +22,7 @@ from hpunet.errors import ConfigError, DataError
 from hpunet.utils.text import as_utf8
 
 SPLITS = ("train", "val", "test")
+_LARGEST = 1e30  # of sizes in pixels and mm, and of stored values
 
 
 class NoSuchSplitError(DataError):
@@ -128,7 +129,31 @@ class SetInfo:
             if type(number := getattr(info, name)) is not int or not least <= number <= most:
                 words = f"{name} {number!r}, expected {least} to {most}"
                 raise DataError(f"{where}: its description of the data is damaged or of another version ({words})")
+        if wrong := info._wrong_fields():
+            raise DataError(f"{where}: its description of the data is damaged or of another version ({wrong[0]})")
         return info
+
+    def _wrong_fields(self) -> list[str]:
+        """Names of the fields that are no counts whose values are of another type or impossible."""
+        words = (self.fixed_classes, self.grader_names)
+        pairs = (self.intensity_window, self.image_size, self.value_range)
+        numbers = [each for each in (*pairs, self.spacing) if each is not None]
+        fine = {
+            "kind": type(self.kind) is str,
+            "names": all(isinstance(each, tuple) and all(type(word) is str for word in each) for each in words),
+            "fixed_classes": bool(self.fixed_classes),
+            "image_bits": self.image_bits in (8, 16, 32),
+            "ranges and sizes": all(
+                isinstance(each, tuple) and all(type(n) in (int, float) and abs(n) < _LARGEST for n in each)
+                for each in numbers
+            ),
+            "pairs": all(each is None or (isinstance(each, tuple) and len(each) == 2) for each in pairs),
+        }
+        if not all(fine.values()):
+            return [name for name, is_fine in fine.items() if not is_fine]
+        classes = self.stochastic_classes
+        known = isinstance(classes, tuple) and all(type(n) is int and 0 <= n < self.num_classes for n in classes)
+        return [] if known else ["stochastic_classes"]
 
 
 @runtime_checkable
