@@ -126,7 +126,9 @@ def test_errors_name_pattern_and_files(retina: Path) -> None:
     message = refused(graders=["{name}_3rdHO.png"])
     assert "{name}_3rdHO.png" in message
     assert "Image_01L.jpg" in message
-    assert "Image_01L_2ndHO.png: has no label map" in refused(graders=GRADERS[:1])
+    message = refused(graders=GRADERS[:1])
+    assert "Image_01L_2ndHO.png: has no label map" in message
+    assert "if it is a mask itself" in message
     for wrong in ("masks.png", "{name}_1stHO", "../{name}.png", "/{name}.png"):
         assert repr(wrong) in refused(ConfigError, graders=[wrong])
     assert "twice" in refused(ConfigError, graders=GRADERS[:1] * 2)

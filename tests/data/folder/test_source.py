@@ -244,7 +244,7 @@ def test_open_folder_table_must_fit(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "array", "message"),
     [
-        ("masks/case00.png", MASK * 7, r"masks/case00\.png: value 7 is not a class"),
+        ("masks/case00.png", MASK * 7, r"masks/case00\.png: value 7 is not a class.*--set"),
         ("masks/case00.png", MASK[:2], r"masks/case00\.png: 2x6 pixels, its image images/case00\.png has 4x6"),
         ("masks/case00.png", np.stack([MASK] * 3, -1), r"masks/case00\.png: shape"),
         ("images/case00.png", GREY.astype(np.uint16), r"images/case00\.png: 1 channels of 16 bits"),

@@ -3,7 +3,7 @@
 import re
 import shlex
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from hpunet.data.folder.names import ENDINGS, IMAGES, TABLE, add_by_stem, ending, stem_of
 from hpunet.data.io.archives import FileTree
@@ -41,7 +41,8 @@ def match_patterns(tree: FileTree, patterns: Sequence[str]) -> dict[str, tuple[s
     for stem, image in images.items():
         if not any(stem in found for found in masks):
             wanted = " or ".join(one.replace(NAME, stem) for one in full)
-            raise DataError(f"{tree.where(image)}: has no label map; by --graders it is {wanted}")
+            hint = "; if it is a mask itself, give --graders for it, too" if _cuts(stem, images) else ""
+            raise DataError(f"{tree.where(image)}: has no label map; by --graders it is {wanted}{hint}")
     return {stem_of(image): (image, tuple(found.get(name) for found in masks)) for name, image in images.items()}
 
 
@@ -75,7 +76,7 @@ def propose_patterns(names: Sequence[str]) -> str | None:
     suffixed: set[str] = set()
     for name in names:
         stem, beside = stem_of(name), _is_in(name, folder)
-        cuts = [i for i in range(len(stem) - 1, 0, -1) if stem[i] in _SEPARATORS and stem[:i] in stems]
+        cuts = _cuts(stem, stems)
         if ending(name) and cuts:
             place = "" if beside else name.rsplit("/", 1)[0] + "/"
             found[f"{place}{NAME}{stem[cuts[0] :]}{ending(name)}"] += 1
@@ -85,6 +86,11 @@ def propose_patterns(names: Sequence[str]) -> str | None:
     if not patterns:
         return None
     return f"masks seem to be named after their images; give --graders {' '.join(map(shlex.quote, patterns))}"
+
+
+def _cuts(stem: str, stems: Container[str]) -> list[int]:
+    """Where the suffix of a name begins that is otherwise another one's."""
+    return [i for i in range(len(stem) - 1, 0, -1) if stem[i] in _SEPARATORS and stem[:i] in stems]
 
 
 def _check_patterns(patterns: Sequence[str]) -> None:

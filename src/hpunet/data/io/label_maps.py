@@ -39,8 +39,10 @@ def class_map(values: Shaped[np.ndarray, "*shape"], *, num_classes: int, name: s
     unknown = found[found >= num_classes]
     if unknown.size:
         or_255 = " or 0 and 255" if num_classes == 2 else ""
-        wanted = f"expected 0...{num_classes - 1}{or_255}; the option classes names them all"
-        raise DataError(f'{name}: value {int(unknown[0])} is not a class, {wanted}: classes=["background", ...]')
+        wanted = f"expected 0...{num_classes - 1}{or_255}; name all classes"
+        raise DataError(
+            f"{name}: value {int(unknown[0])} is not a class, {wanted} by --set 'classes=[\"background\", …]'"
+        )
     return values.astype(np.int32)
 
 
