@@ -15,6 +15,7 @@ from PIL import Image
 
 from hpunet.config.settings import load_settings
 from hpunet.data.cityscapes.scenes import read_instance_ids
+from hpunet.data.folder.source import open_folder
 from hpunet.data.folder.table import read_table
 from hpunet.data.io.archives import read_tar
 from hpunet.data.io.inputs import read_stored
@@ -164,16 +165,20 @@ def _judge_import(valid: Import, change: Change, root: Path) -> str:
     return "read"
 
 
-def judge_bomb(path: Path, root: Path) -> str:
-    """'refused': by an error of ours, of a single line of bearable length, that names the file."""
+def judge_bomb(path: Path, root: Path, *, is_read: bool) -> str:
+    """'refused': by an error of ours, of a single line of bearable length, that names the file; or 'read'."""
     try:
         _read_bomb(path, root)
     except HPUNetError as error:
         _check_named(str(error), [path.name])
         if "\n" in str(error) or len(str(error)) > _MOST_CHARACTERS:
             raise FaultError(f"an error of {len(str(error))} characters: {str(error)[:300]}") from None
+        if is_read:
+            raise FaultError(f"refused, but must be read: {error}") from None
         return "refused"
-    raise FaultError("read, but must be refused")
+    if not is_read:
+        raise FaultError("read, but must be refused")
+    return "read"
 
 
 def _read_bomb(path: Path, root: Path) -> None:
@@ -186,6 +191,8 @@ def _read_bomb(path: Path, root: Path) -> None:
         read_variables(path)
     elif (path / "train-input.h5").is_file():
         open_snemi3d(path, split="train")
+    elif (path / "images").is_dir():
+        open_folder(path, split="val", val_every=2)[0]
     elif list(path.glob("*.xml")):
         if failures := import_lidc(path, root / "out", processes=1, progress=False).failures:
             raise DataError(failures[0])

@@ -7,17 +7,24 @@ from typing import ClassVar
 import harness
 import pytest
 
+SLOW = ("largest", "masks")  # hold as much as is allowed; `make fuzz` reads them, too
+
 
 @pytest.mark.timeout(300)
-def test_every_bomb_is_refused_by_a_worker_with_limits() -> None:
+def test_every_bomb_is_refused_or_read_by_a_worker_with_limits() -> None:
+    names = [name for name in sorted(harness.BOMBS) if not name.startswith(SLOW)]
     worker = harness._Worker()
     try:
-        found = {name: worker.run(name)[:2] for name in sorted(harness.BOMBS)}
+        found = {name: worker.run(name)[:2] for name in names}
         limits = Path("/proc", str(worker._process.pid), "limits").read_text()
     finally:
         worker.end()
     assert len(found) > 40
-    assert not {name: outcome for name, outcome in found.items() if outcome != ("refused", False)}
+    assert not {
+        name: outcome
+        for name, outcome in found.items()
+        if outcome != ("read" if name in harness.READ else "refused", False)
+    }
     assert str(harness._WORKER_LIMIT) in limits
     assert (harness.MAX_SECONDS, harness.MAX_BYTES) == (2.0, 2**29)
 

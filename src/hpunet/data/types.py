@@ -203,7 +203,7 @@ def make_sample(
         raise DataError(f"{where}: validity {valid.shape} or graders {graders.shape} do not fit image {(h, w)}")
     if not graders.any():
         raise DataError(f"{where}: no grader at all")
-    labels = np.where(valid & graders[:, None, None], labels, 0).astype(np.int32)
+    labels = np.where(valid & graders[:, None, None], labels, 0).astype(np.int32, copy=False)
     low, high = int(labels.min()), int(labels.max())
     if low < 0 or (high >= info.num_classes and not info.has_instances):
         raise DataError(f"{where}: label values must lie in 0...{info.num_classes - 1}, found {low}...{high}")

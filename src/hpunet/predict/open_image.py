@@ -11,7 +11,7 @@ from jaxtyping import Float32, Shaped
 from PIL import Image
 
 from hpunet.data.field_of_view import differences
-from hpunet.data.io.images import in_colours, upright
+from hpunet.data.io.images import turn_upright
 from hpunet.data.io.inputs import Stored, input_name, read_stored, to_input
 from hpunet.data.io.windows import Window
 from hpunet.data.types import SetInfo
@@ -92,7 +92,7 @@ def _pillow_array(image: Image.Image, *, notes: list[str]) -> np.ndarray:
     """The values that a file of this image has; appends what was done to them."""
     if image.mode not in _MODES:
         raise DataError(f"image: Pillow mode {image.mode}; convert it, for instance by image.convert('RGB')")
-    return np.asarray(in_colours(upright(image, notes=notes)))
+    return turn_upright(image, notes=notes)
 
 
 def _channels_last(array: np.ndarray) -> np.ndarray:

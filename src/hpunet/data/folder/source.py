@@ -16,6 +16,7 @@ are scaled by the minimum and maximum of their file. A `window` of stored values
 becomes [0, 1], and values outside are clipped.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ from hpunet.data.io.geometry import Geometry
 from hpunet.data.io.images import decode_image
 from hpunet.data.io.intensity import loses_negatives, to_planes
 from hpunet.data.io.label_maps import MAX_CLASSES, check_num_random_ids, class_map, number_instances
-from hpunet.data.io.limits import ImageSize
+from hpunet.data.io.limits import ImageSize, check_memory
 from hpunet.data.io.volumes import NIFTI_ENDINGS, NIFTI_HEAD_BYTES, decode_nifti, nifti_depth
 from hpunet.data.types import Identity, NoSuchSplitError, Sample, SetInfo, check_split, make_sample
 from hpunet.errors import ConfigError, DataError
@@ -161,6 +162,8 @@ class FolderSource:
         if name is None:
             return [None] * number
         where = self._tree.where(name)
+        packed = self._tree.size(name) + self._tree.size(item.image)
+        check_memory(10 * number * math.prod(size[:3]), packed=packed, name=where)
         stack, mask_affine = decode_nifti(self._tree.read(name), name=where, size=size, num_raters=number)
         self._check_affine(name, mask_affine, affine)
         return [self._as_labels(name, stack[..., r]) for r in range(number)]
@@ -179,7 +182,9 @@ class FolderSource:
 
     def _as_labels(self, name: str, mask: np.ndarray) -> np.ndarray:
         where = self._tree.where(name)
-        return mask if self.info.has_instances else class_map(mask, num_classes=self.info.num_classes, name=where)
+        if self.info.has_instances:
+            return mask
+        return class_map(mask, num_classes=self.info.num_classes, name=where).astype(np.uint8)
 
 
 def _entries(tree: FileTree, items: list[Item], *, patient: str | None) -> dict[str, Entry]:

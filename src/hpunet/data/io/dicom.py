@@ -4,13 +4,17 @@ Names, patient IDs and UIDs of patients, studies and series never get into a mes
 """
 
 import math
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Shaped
 
-from hpunet.data.io.limits import check_image_size, check_unpacked, named_errors, need, parse_decimal
+from hpunet.data.io.jpeg import open_whole_jpeg, read_jpeg_header
+from hpunet.data.io.jpeg2000 import check_jpeg2000
+from hpunet.data.io.limits import check_image_size, check_memory, check_unpacked, named_errors, need, parse_decimal
 from hpunet.errors import DataError
 from hpunet.utils.files import check_file
 from hpunet.utils.limits import MAX_FILE_BYTES, MAX_SLICES
@@ -19,6 +23,9 @@ _MAGIC_PLACE, _MAGIC = 128, b"DICM"
 _UNCOMPRESSED = tuple(f"1.2.840.10008.1.2{version}" for version in ("", ".1", ".2"))  # transfer syntaxes
 _DEFLATED = "1.2.840.10008.1.2.1.99"
 _OPENJPEG, _LIBJPEG = "pip install pylibjpeg pylibjpeg-openjpeg", "pip install pylibjpeg pylibjpeg-libjpeg"
+_LONGEST_JP2_HEAD = 1000  # before the codestream, in files that should not have one
+HOUNSFIELD = ("", "HU", "US")
+"""RescaleTypes of CT in Hounsfield units: it need not be said, and "US" is unspecified."""
 _NO_IMAGES = ("SEG", "RTDOSE", "RTSTRUCT", "RTPLAN", "SR", "PR", "KO")
 
 
@@ -34,6 +41,8 @@ class Plane(NamedTuple):
     intercept: float
     window: tuple[float, float] | None
     """The values that the file shows as black and white."""
+    unit: str
+    """The RescaleType, if the file says one: "HU" are Hounsfield units, "US" is unspecified."""
 
 
 class ImageFile(NamedTuple):
@@ -127,47 +136,77 @@ def read_image_file(path: Path) -> ImageFile | None:
         raise DataError(f"{path}: expected pixels of 8, 16 or 32 bits with a RescaleSlope, not a lookup table")
     if not isinstance(frames, int) or not 1 <= frames <= MAX_SLICES or min(shape) < 1:
         raise DataError(f"{path}: expected 1...{MAX_SLICES} frames of at least a pixel, found {shape}")
+    check_bits(dataset, path=path)
     packed, frame_bytes = path.stat().st_size, math.prod(shape) * samples * bits // 8
     check_image_size(*shape, num_bytes=frame_bytes, packed=packed, size=None, name=str(path))
     check_unpacked(frames * frame_bytes, packed=packed, name=str(path))
-    planes = tuple(_plane(dataset, number, path=path) for number in range(frames))
+    planes = _planes(dataset, frames, path=path)
+    is_scaled = any((plane.slope, plane.intercept) != (1.0, 0.0) for plane in planes)
+    check_memory(frames * (3 * frame_bytes + 4 * is_scaled * math.prod(shape)), packed=packed, name=str(path))
     series = str(optional(dataset, "SeriesInstanceUID", path=path) or "")
     is_inverted = colours == "MONOCHROME1" and modality != "CT"
     return ImageFile(path, series, shape if is_grey else (*shape, 3), planes, is_inverted)
 
 
-def _plane(dataset: Any, number: int, *, path: Path) -> Plane:
-    """Of one frame; files of several frames say it frame by frame, or once for all."""
+def check_bits(dataset: Any, *, path: Path) -> None:
+    """Refuse pixels that are not in the low bits."""
+    stored, high = (optional(dataset, name, path=path) for name in ("BitsStored", "HighBit"))
+    if stored is not None and high is not None and high != stored - 1:
+        raise DataError(f"{path}: HighBit {high} is not BitsStored {stored} − 1; save it with pixels in the low bits")
 
-    def of(sequence: str) -> Any:
-        for groups, index in (("PerFrameFunctionalGroupsSequence", number), ("SharedFunctionalGroupsSequence", 0)):
-            found = optional(dataset, groups, path=path)
-            if found is not None and len(found) > index and (inner := optional(found[index], sequence, path=path)):
-                return inner[0]
-        return dataset
+
+def _planes(dataset: Any, frames: int, *, path: Path) -> tuple[Plane, ...]:
+    """Of all frames; files of several frames say it once for all, and frame by frame what differs."""
 
     def numbers(place: Any, name: str, count: int, limit: float) -> tuple[float, ...] | None:
         has_value = optional(place, name, path=path) is not None
         return decimals(place, name, count=count, limit=limit, path=path) if has_value else None
 
+    def measures(place: Any) -> dict[str, Any]:
+        thickness = numbers(place, "SpacingBetweenSlices", 1, 1e4) or numbers(place, "SliceThickness", 1, 1e4)
+        spacing = numbers(place, "PixelSpacing", 2, 1e4)
+        if spacing is not None and min(spacing) <= 0:
+            raise DataError(f"{path}: PixelSpacing {spacing} is impossible")
+        return {"spacing": spacing, "thickness": abs(thickness[0]) or None if thickness else None}
+
+    def scaling(place: Any) -> dict[str, Any]:
+        slope = (numbers(place, "RescaleSlope", 1, 1e6) or (1.0,))[0]
+        if slope == 0:
+            raise DataError(f"{path}: RescaleSlope 0 is impossible")
+        intercept = (numbers(place, "RescaleIntercept", 1, 1e6) or (0.0,))[0]
+        return {"slope": slope, "intercept": intercept, "unit": rescale_type(place, path=path)}
+
+    readers: dict[str, Callable[[Any], dict[str, Any]]] = {
+        "PixelMeasuresSequence": measures,
+        "PixelValueTransformationSequence": scaling,
+        "PlanePositionSequence": lambda place: {"position": numbers(place, "ImagePositionPatient", 3, 1e5)},
+        "PlaneOrientationSequence": lambda place: {
+            "orientation": numbers(place, "ImageOrientationPatient", 6, 1.001)
+        },
+        "FrameVOILUTSequence": lambda place: {"window": _window(place, path=path)},
+    }
+
+    def values(groups: Any) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for sequence, read in readers.items() if len(groups) else ():
+            if sequence in groups and (inner := optional(groups, sequence, path=path)):
+                found |= read(inner[0])
+        return found
+
     with named_errors("DICOM file", name=str(path)):
-        measures, values = of("PixelMeasuresSequence"), of("PixelValueTransformationSequence")
-        spacing = numbers(measures, "PixelSpacing", 2, 1e4)
-        thickness = numbers(measures, "SpacingBetweenSlices", 1, 1e4) or numbers(measures, "SliceThickness", 1, 1e4)
-        slope = numbers(values, "RescaleSlope", 1, 1e6) or (1.0,)
-        intercept = numbers(values, "RescaleIntercept", 1, 1e6) or (0.0,)
-        plane = Plane(
-            position=numbers(of("PlanePositionSequence"), "ImagePositionPatient", 3, 1e5),
-            orientation=numbers(of("PlaneOrientationSequence"), "ImageOrientationPatient", 6, 1.001),
-            spacing=spacing,
-            thickness=abs(thickness[0]) or None if thickness else None,
-            slope=slope[0],
-            intercept=intercept[0],
-            window=_window(of("FrameVOILUTSequence"), path=path),
-        )
-    if plane.slope == 0 or (plane.spacing is not None and min(plane.spacing) <= 0):
-        raise DataError(f"{path}: RescaleSlope {plane.slope:g} or PixelSpacing {plane.spacing} is impossible")
-    return plane
+        everywhere = {key: value for read in readers.values() for key, value in read(dataset).items()}
+        for groups in list(optional(dataset, "SharedFunctionalGroupsSequence", path=path) or [])[:1]:
+            everywhere |= values(groups)
+        of_each = list(optional(dataset, "PerFrameFunctionalGroupsSequence", path=path) or [])[:frames]
+        usual = Plane(**everywhere)
+        planes = [usual._replace(**own) if (own := values(groups)) else usual for groups in of_each]
+        return (*planes, *[usual] * (frames - len(planes)))
+
+
+def rescale_type(place: Any, *, path: Path) -> str:
+    """The unit of rescaled values, in capitals; empty if the file does not say it."""
+    unit = str(optional(place, "RescaleType", path=path) or "").strip().upper()
+    return unit if re.fullmatch(r"[A-Z0-9_]{0,16}", unit) else "OTHER"
 
 
 def _window(place: Any, *, path: Path) -> tuple[float, float] | None:
@@ -194,10 +233,12 @@ def read_frames(file: ImageFile) -> Shaped[np.ndarray, "z h w *c"]:
         if not syntax.is_compressed:
             length = math.prod((len(file.planes), *file.shape)) * dataset.BitsAllocated // 8
             length = length * 2 // 3 if dataset.PhotometricInterpretation == "YBR_FULL_422" else length
-            if len(content) < length:
+            if not length <= len(content) < length + max(2, length // len(file.planes)):  # it may be padded
                 raise DataError(f"{path}: {len(content)} bytes of pixels, expected {length}")
         elif not pixels.get_decoder(syntax).is_available:
             raise DataError(f"{path}: reading {syntax.name} needs another package: {_plugin(syntax)}")
+        else:
+            _check_frames(content, file)
         try:
             frames = np.asarray(pixels.pixel_array(dataset))
         except RuntimeError:
@@ -209,6 +250,23 @@ def read_frames(file: ImageFile) -> Shaped[np.ndarray, "z h w *c"]:
         if file.is_inverted:
             frames = (-1 if frames.dtype.kind == "i" else 2 ** int(dataset.BitsStored) - 1) - frames
     return frames.astype(frames.dtype.newbyteorder("="), copy=False)
+
+
+def _check_frames(content: bytes, file: ImageFile) -> None:
+    """Refuse compressed frames that are of another size than the file says, or cut off."""
+    height, width, num_channels = (*file.shape, 1)[:3]
+    name = str(file.path)
+    for frame in need("pydicom.encaps").generate_frames(content, number_of_frames=len(file.planes)):
+        if frame[:2] == b"\xff\xd8":
+            header = read_jpeg_header(frame, name=name)
+            if header[:3] != (width, height, num_channels):
+                raise DataError(f"{name}: {height}x{width} pixels, its JPEG has {header.height}x{header.width}")
+            if header.is_common:
+                with open_whole_jpeg(frame, header, name=name) as image:
+                    image.draft(None, (1, 1))  # decodes all, but computes few pixels
+                    image.load()
+        elif b"\xff\x4f\xff\x51" in frame[:_LONGEST_JP2_HEAD]:
+            check_jpeg2000(frame, height=height, width=width, num_channels=num_channels, name=name)
 
 
 def _plugin(syntax: str) -> str:

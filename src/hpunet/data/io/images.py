@@ -1,24 +1,44 @@
 """PNG, JPEG, TIFF and GIF images. Reading that would lose precision or guess colours is an error."""
 
 import io
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from PIL import Image, ImageOps
+from jaxtyping import Shaped
+from PIL import Image
 
 from hpunet.data.io.gif import read_gif_header
+from hpunet.data.io.jpeg import open_whole_jpeg, read_jpeg_header
 from hpunet.data.io.limits import ImageSize, check_image_size, named_errors, need
 from hpunet.data.io.png import check_png_pixels, num_pixel_bytes, read_png_header
-from hpunet.data.io.tiff import check_tiff_series, open_tiff
+from hpunet.data.io.tiff import check_tiff_series, open_tiff, tiff_orientation
 from hpunet.errors import DataError
 from hpunet.utils.files import read_file
 from hpunet.utils.limits import MAX_PIXELS
 
 _EXIF_ORIENTATION = 0x0112
+_TURNS: dict[int, Callable[[np.ndarray], np.ndarray]] = {  # by orientation; others than these mean upright
+    2: np.fliplr,
+    3: lambda array: np.rot90(array, 2),
+    4: np.flipud,
+    5: lambda array: np.swapaxes(array, 0, 1),
+    6: lambda array: np.rot90(array, -1),
+    7: lambda array: np.swapaxes(np.rot90(array, 2), 0, 1),
+    8: np.rot90,
+}
 _WITH_TRANSPARENCY = {"P": "RGBA", "L": "LA", "RGB": "RGBA"}
 
 
-def decode_png(content: bytes, *, name: str, labels: bool = False, size: ImageSize | None = None) -> np.ndarray:
+def decode_png(
+    content: bytes,
+    *,
+    name: str,
+    labels: bool = False,
+    size: ImageSize | None = None,
+    notes: list[str] | None = None,
+) -> np.ndarray:
     """A PNG as (h, w) or (h, w, channels), uint8 or uint16 or, for 32 bit modes, int32.
 
     With `labels` values are as stored: indices of a palette (0 and 255 where it shows black and white only), and grey
@@ -34,6 +54,7 @@ def decode_png(content: bytes, *, name: str, labels: bool = False, size: ImageSi
         array = _indices(image) if labels else np.asarray(in_colours(image))
         if header.bits == 16 and array.dtype == np.uint8:  # Pillow reads colours as 8 bits only
             array = np.asarray(need("imagecodecs").png_decode(content))
+        array = upright(array, _orientation(image), name=name, notes=notes)
     if array.dtype == np.bool_:
         return array.astype(np.uint8) * (1 if labels else 255)
     if labels and header.colour_type == 0 and header.bits < 8:
@@ -66,37 +87,60 @@ def _indices(image: Image.Image) -> np.ndarray:
     return shown
 
 
-def decode_gif(content: bytes, *, name: str, labels: bool = False, size: ImageSize | None = None) -> np.ndarray:
+def decode_gif(
+    content: bytes,
+    *,
+    name: str,
+    labels: bool = False,
+    size: ImageSize | None = None,
+    notes: list[str] | None = None,
+) -> np.ndarray:
     """A GIF of one image as (h, w) or (h, w, channels), uint8; `labels` as in `decode_png`."""
     width, height = read_gif_header(content, name=name)
     check_image_size(height, width, num_bytes=height * width, packed=len(content), size=size, name=name)
     with named_errors("GIF", name=name), Image.open(io.BytesIO(content), formats=["GIF"]) as image:
-        return _indices(image) if labels else np.asarray(in_colours(image))
+        array = _indices(image) if labels else np.asarray(in_colours(image))
+        return upright(array, _orientation(image), name=name, notes=notes)
 
 
 def decode_jpeg(content: bytes, *, name: str, notes: list[str] | None = None) -> np.ndarray:
-    """A JPEG as (h, w) or (h, w, 3), uint8.
-
-    One with an EXIF rotation is turned upright if there are `notes` to say so, and an error in training data, whose
-    label maps may have been drawn on either.
-    """
-    with named_errors("JPEG", name=name), Image.open(io.BytesIO(content), formats=["JPEG"]) as image:
-        num_bytes = image.height * image.width * len(image.getbands())
-        check_image_size(image.height, image.width, num_bytes=num_bytes, packed=len(content), size=None, name=name)
+    """A JPEG as (h, w) or (h, w, 3), uint8."""
+    header = read_jpeg_header(content, name=name)
+    if not header.is_common:
+        raise DataError(f"{name}: neither a baseline nor a progressive JPEG; save it as one of them")
+    num_bytes = header.height * header.width * header.num_channels
+    check_image_size(header.height, header.width, num_bytes=num_bytes, packed=len(content), size=None, name=name)
+    with named_errors("JPEG", name=name), open_whole_jpeg(content, header, name=name) as image:
         if image.mode not in ("L", "RGB"):
             how = "convert it, for instance by Pillow: Image.open(FILE).convert('RGB').save(OTHER)"
             raise DataError(f"{name}: expected a grey or RGB JPEG, got {image.mode}; {how}")
-        if notes is None and image.getexif().get(_EXIF_ORIENTATION, 1) != 1:
-            raise DataError(f"{name}: is stored rotated (EXIF orientation); save it upright, as its masks are")
-        return np.asarray(upright(image, notes=[] if notes is None else notes))
+        return upright(np.asarray(image), _orientation(image), name=name, notes=notes)
 
 
-def upright(image: Image.Image, *, notes: list[str]) -> Image.Image:
-    """The image turned as its EXIF orientation says, and a note if it was."""
-    if image.getexif().get(_EXIF_ORIENTATION, 1) == 1:
-        return image
+def _orientation(image: Image.Image) -> Any:
+    return image.getexif().get(_EXIF_ORIENTATION)
+
+
+def upright(
+    array: Shaped[np.ndarray, "h w *c"], orientation: Any, *, name: str, notes: list[str] | None
+) -> Shaped[np.ndarray, "h2 w2 *c"]:
+    """The image turned as its EXIF or TIFF orientation says, if there are `notes` to say so.
+
+    Otherwise it is an error: in training data image and label map may have been drawn on either.
+    """
+    if orientation not in _TURNS:
+        return array
+    if notes is None:
+        raise DataError(
+            f"{name}: is stored turned (EXIF orientation {orientation}); save it upright, as its masks are"
+        )
     notes.append("The image is turned upright, as its EXIF orientation says.")
-    return ImageOps.exif_transpose(image)
+    return _TURNS[orientation](array)
+
+
+def turn_upright(image: Image.Image, *, notes: list[str]) -> Shaped[np.ndarray, "h w *c"]:
+    """The values of a Pillow image, upright; see `upright`."""
+    return upright(np.asarray(in_colours(image)), _orientation(image), name="image", notes=notes)
 
 
 def decode_tiff(
@@ -109,7 +153,7 @@ def decode_tiff(
 ) -> np.ndarray:
     """A TIFF of a single image as (h, w) or (h, w, channels), in its stored type.
 
-    With `labels` palette images give indices; otherwise they are errors. Images where 0 is white are turned, as are
+    With `labels` palette images give indices; otherwise they are errors. Images where 0 is white are inverted, as are
     label maps of one bit.
     """
     with named_errors("TIFF", name=name), open_tiff(io.BytesIO(content), name=name) as tiff:
@@ -123,21 +167,27 @@ def decode_tiff(
         if series.size > 4 * MAX_PIXELS:
             raise DataError(f"{name}: shape {series.shape} is more than {MAX_PIXELS} pixels of four channels")
         check_tiff_series(series, name=name, size=size)
-        colours = series.keyframe.photometric.name
+        colours, bits = series.keyframe.photometric.name, series.keyframe.bitspersample
+        orientation = tiff_orientation(series, name=name)
         if not labels and colours not in ("MINISBLACK", "MINISWHITE", "RGB"):
             raise DataError(f"{name}: expected colours MINISBLACK, MINISWHITE or RGB, got {colours}")
         array = np.asarray(series.asarray())
     if colours == "MINISWHITE":
-        array = _turned(array, labels=labels, name=name)
+        array = _inverted(array, bits=bits, labels=labels, name=name)
         if notes is not None:
             notes.append("Dark and bright are exchanged: in the file 0 is white (MINISWHITE).")
     array = np.moveaxis(array, 0, -1) if series.axes == "SYX" else array
+    array = upright(array, orientation, name=name, notes=notes)
     if array.dtype == np.bool_:
         return array.astype(np.uint8) * (1 if labels else 255)
+    if not labels and bits < 8:  # the largest value is white, as in PNG
+        if 255 % (2**bits - 1):
+            raise DataError(f"{name}: expected grey of 1, 2, 4, 8 or 16 bits, got {bits}")
+        array = array * np.uint8(255 // (2**bits - 1))
     return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
-def _turned(array: np.ndarray, *, labels: bool, name: str) -> np.ndarray:
+def _inverted(array: np.ndarray, *, bits: int, labels: bool, name: str) -> np.ndarray:
     """Large values bright."""
     if array.dtype == np.bool_:
         return ~array
@@ -145,8 +195,8 @@ def _turned(array: np.ndarray, *, labels: bool, name: str) -> np.ndarray:
         raise DataError(
             f"{name}: in it 0 is white (MINISWHITE), which needs pixels without sign, or labels of one bit"
         )
-    turned: np.ndarray = np.iinfo(array.dtype).max - array
-    return turned
+    inverted: np.ndarray = array.dtype.type(2**bits - 1) - array
+    return inverted
 
 
 def decode_image(
@@ -164,11 +214,11 @@ def decode_image(
     """
     suffix = Path(name).suffix.lower()
     if suffix == ".png":
-        return decode_png(content, name=name, labels=labels, size=size)
+        return decode_png(content, name=name, labels=labels, size=size, notes=notes)
     if suffix in (".tif", ".tiff"):
         return decode_tiff(content, name=name, labels=labels, size=size, notes=notes)
     if suffix == ".gif":
-        return decode_gif(content, name=name, labels=labels, size=size)
+        return decode_gif(content, name=name, labels=labels, size=size, notes=notes)
     if suffix in (".jpg", ".jpeg"):
         if labels:
             raise DataError(f"{name}: JPEG changes label values; save label maps as PNG or TIFF")

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32, Shaped
 
-from hpunet.data.io.dicom import is_dicom
+from hpunet.data.io.dicom import HOUNSFIELD, is_dicom
 from hpunet.data.io.geometry import Geometry
 from hpunet.data.io.images import read_image
 from hpunet.data.io.intensity import loses_negatives, range_of, to_planes, unit_floats
 from hpunet.data.io.limits import named_errors
 from hpunet.data.io.series import dicom_files, read_scan
 from hpunet.data.io.volumes import NIFTI_ENDINGS, NIFTI_HEAD_BYTES, decode_nifti, nifti_header
-from hpunet.data.io.windows import CHOICES, Window, in_numbers
+from hpunet.data.io.windows import CHOICES, NAMED, Window, in_numbers
 from hpunet.data.types import SetInfo
 from hpunet.errors import DataError
 from hpunet.utils.files import check_file, read_file
@@ -39,6 +39,8 @@ class Stored:
     notes: tuple[str, ...] = ()
     window: tuple[float, float] | None = None
     """The values that a DICOM file shows as black and white."""
+    unit: str = ""
+    """The RescaleType of a DICOM file."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,8 @@ def to_input(stored: Stored, *, name: str, where: str, info: SetInfo, window: Wi
     precision than the training images need.
     """
     values = stored.values
+    if window in NAMED and stored.unit not in HOUNSFIELD:
+        raise DataError(f"{where}: its values are {stored.unit}, not Hounsfield units; give LOW HIGH, or auto")
     chosen = in_numbers(window, of_file=stored.window, bits=8 * values.dtype.itemsize, name=where)
     chosen = chosen or info.intensity_window
     by_range = stored.header is not None and info.image_bits == 32
@@ -145,7 +149,7 @@ def _read_dicom(paths: Sequence[Path], *, name: str) -> Stored:
     scan = read_scan(paths, name=name)
     z, h, w = scan.values.shape[:3]
     header = None if scan.geometry.affine is None else scan.geometry.nifti_header((z, h, w))
-    return Stored(scan.values, scan.geometry, header, scan.notes, scan.window)
+    return Stored(scan.values, scan.geometry, header, scan.notes, scan.window, scan.unit)
 
 
 def _read_npy(path: Path) -> np.ndarray:
@@ -156,6 +160,8 @@ def _read_npy(path: Path) -> np.ndarray:
         shape: tuple[int, ...] = getattr(mapped, "shape", ())  # an .npz archive has none
         if len(shape) not in (2, 3) or 0 in shape:
             raise DataError(f"{path}: expected an image (h, w) or (h, w, c), got shape {shape}")
+        if path.stat().st_size != mapped.offset + mapped.nbytes:
+            raise DataError(f"{path}: holds more than its one array of shape {shape}; save that alone")
         if shape[0] * shape[1] > MAX_PIXELS:
             raise DataError(f"{path}: shape {shape} is more than {MAX_PIXELS} pixels")
         return np.array(mapped, dtype=mapped.dtype.newbyteorder("="))

@@ -5,6 +5,7 @@ from jaxtyping import Int32, Integer, Shaped
 
 from hpunet.errors import ConfigError, DataError
 
+_PART = 2**20
 MAX_CLASSES = 256  # sampled label maps have 8 bits
 
 
@@ -20,9 +21,10 @@ def as_integers(values: Shaped[np.ndarray, "*shape"], *, name: str) -> Integer[n
     if values.dtype == np.bool_:
         return values.astype(np.uint8)
     if values.dtype.kind == "f":
-        if not (np.isfinite(values) & (values == np.rint(values)) & (np.abs(values) < 2**31)).all():
-            raise DataError(f"{name}: expected labels, got fractions or non-finite values")
-        values = values.astype(np.int64)
+        for part in _parts(values):
+            if not (np.isfinite(part) & (part == np.rint(part)) & (np.abs(part) < 2**31)).all():
+                raise DataError(f"{name}: expected labels, got fractions or non-finite values")
+        values = values.astype(np.int32)
     if values.dtype.kind not in "iu":
         raise DataError(f"{name}: expected integer labels, got {values.dtype}")
     if values.dtype.kind == "i" and values.size and values.min() < 0:
@@ -33,17 +35,25 @@ def as_integers(values: Shaped[np.ndarray, "*shape"], *, name: str) -> Integer[n
 def class_map(values: Shaped[np.ndarray, "*shape"], *, num_classes: int, name: str) -> Int32[np.ndarray, "*shape"]:
     """Classes 0...k-1; two classes may also be stored as 0 and 255."""
     values = as_integers(values, name=name)
-    found = np.unique(values)
+    if not values.size or values.max() < num_classes:
+        return values.astype(np.int32, copy=False)
+    found = _found(values)
     if num_classes == 2 and np.isin(found, (0, 255)).all():
         return (values > 0).astype(np.int32)
-    unknown = found[found >= num_classes]
-    if unknown.size:
-        or_255 = " or 0 and 255" if num_classes == 2 else ""
-        wanted = f"expected 0...{num_classes - 1}{or_255}; name all classes"
-        raise DataError(
-            f"{name}: value {int(unknown[0])} is not a class, {wanted} by --set 'classes=[\"background\", …]'"
-        )
-    return values.astype(np.int32)
+    or_255 = " or 0 and 255" if num_classes == 2 else ""
+    wanted = f"expected 0...{num_classes - 1}{or_255}; name all classes by --set 'classes=[\"background\", …]'"
+    raise DataError(f"{name}: value {int(found[found >= num_classes][0])} is not a class, {wanted}")
+
+
+def _parts(values: Shaped[np.ndarray, "*shape"]) -> list[np.ndarray]:
+    """All values in parts, because sorting and comparing takes several times their memory."""
+    flat = values.ravel(order="K")
+    return [flat[start : start + _PART] for start in range(0, flat.size, _PART)]
+
+
+def _found(values: Integer[np.ndarray, "*shape"]) -> Integer[np.ndarray, " n"]:
+    """The values that occur, in order."""
+    return np.unique(np.concatenate([np.empty(0, values.dtype), *map(np.unique, _parts(values))]))
 
 
 def number_instances(
@@ -54,8 +64,11 @@ def number_instances(
     Pixels of one value stay one instance, connected or not.
     """
     values = as_integers(values, name=name)
-    found, position = np.unique(values, return_inverse=True)
+    found = _found(values)
     first = 1 if found.size and found[0] == 0 else 0
     numbers = np.arange(found.size, dtype=np.int32) - first + num_fixed_classes
     numbers[:first] = 0
-    return numbers[position.reshape(values.shape)]
+    numbered = np.empty(values.shape, dtype=np.int32)
+    for row, stored in zip(numbered, values, strict=True):
+        row[:] = numbers[np.searchsorted(found, stored)]
+    return numbered

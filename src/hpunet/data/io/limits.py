@@ -14,6 +14,8 @@ from hpunet.errors import DataError
 from hpunet.utils.limits import MAX_PIXELS, allowed
 
 _DECIMAL = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,2})?", flags=re.ASCII)
+# Of memory per pixel: Pillow takes 4 for a colour, twice if it converts, and arrays as many; so do labels.
+_PIXEL_BYTES = 18
 
 
 class ImageSize(NamedTuple):
@@ -49,13 +51,19 @@ def named_errors(kind: str, *, name: str) -> Iterator[None]:
     except DataError:
         raise
     except Exception as error:  # OSError, SyntaxError, ValueError, struct, codec and other errors of many libraries
-        raise DataError(f"{name}: not a readable {kind} ({error})") from None
+        raise DataError(f"{name}: not a readable {kind} ({str(error).partition(chr(10))[0]})") from None
 
 
 def check_unpacked(num_bytes: int, *, packed: int, name: str) -> None:
     """Refuse content out of proportion to its file."""
     if num_bytes > allowed(packed).unpacked:
         raise DataError(f"{name}: {packed} bytes that claim to hold {num_bytes}; damaged or malicious")
+
+
+def check_memory(num_bytes: int, *, packed: int, name: str) -> None:
+    """Refuse content of which all copies together would take more memory than its file may."""
+    if num_bytes > allowed(packed).memory:
+        raise DataError(f"{name}: {packed} bytes that would take {num_bytes} bytes of memory; damaged or malicious")
 
 
 def check_image_size(
@@ -68,4 +76,5 @@ def check_image_size(
         return
     if height * width > MAX_PIXELS:
         raise DataError(f"{name}: {height}x{width} is more than {MAX_PIXELS} pixels")
-    check_unpacked(max(num_bytes, height * width), packed=packed, name=name)
+    check_unpacked(num_bytes, packed=packed, name=name)
+    check_memory(_PIXEL_BYTES * height * width, packed=packed, name=name)

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from hpunet.errors import DataError
+from hpunet.utils.limits import MAX_PARTS
 
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
-_MAX_CHUNKS = 2**16
 _PIECE = 2**14  # bytes unpacked at once, to at most about 16 MiB
 _CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
 # First column, first row and their steps, for each pass of an interlaced image.
@@ -52,20 +52,23 @@ def check_png_pixels(content: bytes, header: PngHeader, *, name: str) -> None:
 
 
 def _pixel_chunks(content: bytes, *, name: str) -> Iterator[memoryview]:
-    view, position = memoryview(content), len(_SIGNATURE)
-    for _ in range(_MAX_CHUNKS):
+    view, position, profiles = memoryview(content), len(_SIGNATURE), 0
+    for _ in range(MAX_PARTS):
         if position + 12 > len(view):
             raise DataError(f"{name}: truncated, has no end")
         end = position + 8 + int.from_bytes(view[position : position + 4])
         kind = bytes(view[position + 4 : position + 8])
         if view[end : end + 4] != struct.pack(">I", zlib.crc32(view[position + 4 : end])):
             raise DataError(f"{name}: damaged, the checksum of its part {repr(kind)[2:-1]} is wrong")
+        profiles += kind == b"iCCP"
+        if profiles > 1:
+            raise DataError(f"{name}: damaged or malicious, has more than one colour profile")
         if kind == b"IDAT":
             yield view[position + 8 : end]
         if kind == b"IEND":
             return
         position = end + 4
-    raise DataError(f"{name}: more than {_MAX_CHUNKS} parts")
+    raise DataError(f"{name}: more than {MAX_PARTS} parts")
 
 
 def num_pixel_bytes(header: PngHeader) -> int:

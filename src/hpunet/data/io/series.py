@@ -26,6 +26,8 @@ class Scan(NamedTuple):
     geometry: Geometry
     window: tuple[float, float] | None
     """The window of the first file, if any."""
+    unit: str
+    """The RescaleType; see `Plane`."""
     notes: tuple[str, ...]
 
 
@@ -61,6 +63,9 @@ def read_scan(paths: Sequence[Path], *, name: str) -> Scan:
     frames = [frames[place] for place in order] if order is not None else frames
     values = _values(frames, name=name)
     slopes = {(plane.slope, plane.intercept) for plane in planes}
+    units = sorted({plane.unit for plane in planes})
+    if len(units) > 1:
+        raise DataError(f"{name}: its slices have different units (RescaleType {' and '.join(map(repr, units))})")
     if slopes != {(1.0, 0.0)}:
         slope, intercept = min(slopes)
         of_each = (
@@ -68,7 +73,8 @@ def read_scan(paths: Sequence[Path], *, name: str) -> Scan:
             if len(slopes) == 1
             else "the slope and intercept of each slice"
         )
-        notes.append(f"Values are rescaled as the DICOM file says: {of_each}.")
+        unit = f" (RescaleType {units[0]})" if units[0] else ""
+        notes.append(f"Values are rescaled as the DICOM file says: {of_each}{unit}.")
     if order is not None and len(frames) > 1:
         notes.append(
             f"{len(frames)} slices are in the order of their positions, {(geometry.spacing or (0.0,))[0]:g} mm apart."
@@ -76,7 +82,7 @@ def read_scan(paths: Sequence[Path], *, name: str) -> Scan:
     if first.is_inverted:
         notes.append("Dark and bright are exchanged: in the file small values are bright (MONOCHROME1).")
     plane = frames[0][0].planes[frames[0][1]]
-    return Scan(values, geometry, plane.window, tuple(notes))
+    return Scan(values, geometry, plane.window, units[0], tuple(notes))
 
 
 def _values(frames: Sequence[tuple[ImageFile, int]], *, name: str) -> Shaped[np.ndarray, "z h w *c"]:

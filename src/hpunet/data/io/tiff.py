@@ -12,11 +12,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from hpunet.data.io.limits import ImageSize, check_image_size, need
+from hpunet.data.io.limits import ImageSize, check_image_size, check_unpacked, need
 from hpunet.errors import DataError
+from hpunet.utils.limits import MAX_PARTS
 
 # The supported compressions, by the functions of imagecodecs that unpack with a limit.
 _DECODERS = {"NONE": "", "LZW": "lzw", "ADOBE_DEFLATE": "zlib", "DEFLATE": "zlib", "PACKBITS": "packbits"}
+_ORIENTATION = 274
 _OF_SEVERAL_FILES = {"is_ome": False, "is_mmstack": False, "is_ndtiff": False}  # name other files to open
 
 
@@ -49,6 +51,9 @@ def check_tiff_series(series: Any, *, name: str, size: ImageSize | None = None) 
     if first.is_tiled:  # a small image may have tiles larger than itself
         tile = first.tilelength * first.tilewidth * first.samplesperpixel * first.dtype.itemsize
         check_image_size(first.tilelength, first.tilewidth, num_bytes=tile, packed=packed, size=None, name=name)
+        all_tiles = tile * len(series.pages) * math.prod(first.chunked)
+        if all_tiles > 4 * unpacked:
+            check_unpacked(all_tiles, packed=packed, name=name)
     if first.compression.name not in _DECODERS:
         raise DataError(f"{name}: compressed by {first.compression.name}; save it with LZW, deflate or uncompressed")
     in_one_piece = series.dataoffset is not None
@@ -61,6 +66,14 @@ def check_tiff_series(series: Any, *, name: str, size: ImageSize | None = None) 
             raise DataError(f"{name}: image {number} is missing")
 
 
+def tiff_orientation(series: Any, *, name: str) -> Any:
+    """How the images of a series are stored turned; see `images.upright`."""
+    found = {page.tags.valueof(_ORIENTATION) for page in series.pages if hasattr(page, "tags")}
+    if len(found) > 1:
+        raise DataError(f"{name}: its images are stored turned in different ways (Orientation)")
+    return found.pop() if found else None
+
+
 def _check_segments(page: Any, *, name: str) -> None:
     """Unpack every strip or tile of an image once, into bounded memory."""
     first, file = page.keyframe, page.parent.filehandle
@@ -71,6 +84,8 @@ def _check_segments(page: Any, *, name: str) -> None:
     height = height if first.is_tiled else min(height, first.imagelength)
     rows, columns = math.ceil(first.imagelength / height), math.ceil(first.imagewidth / width)
     row_bytes = math.ceil(width * samples * first.bitspersample / 8)
+    if rows * columns * planes > MAX_PARTS:
+        raise DataError(f"{name}: more than {MAX_PARTS} parts")
     if not len(page.dataoffsets) == len(page.databytecounts) == rows * columns * planes:
         raise DataError(f"{name}: {len(page.dataoffsets)} parts, expected {rows * columns * planes}")
     for number, (offset, length) in enumerate(zip(page.dataoffsets, page.databytecounts, strict=True)):

@@ -14,14 +14,16 @@ import numpy as np
 from jaxtyping import Float64, Shaped
 
 from hpunet.data.io.hdf5 import hdf5_header, read_hdf5
-from hpunet.data.io.limits import ImageSize, check_unpacked, named_errors, need
-from hpunet.data.io.tiff import check_tiff_series, open_tiff
+from hpunet.data.io.limits import ImageSize, check_memory, check_unpacked, named_errors, need
+from hpunet.data.io.tiff import check_tiff_series, open_tiff, tiff_orientation
 from hpunet.errors import DataError
 from hpunet.utils.limits import MAX_SLICES, MAX_VOLUME_BYTES
 
 NIFTI_HEAD_BYTES = 4096  # of a file, gzipped or not, hold its header
 NIFTI_ENDINGS = (".nii", ".nii.gz")
 _GZIP_MAGIC = b"\x1f\x8b"
+_PIECE = 2**22  # bytes of voxels that are unpacked at once
+_COPIES = 4 + 8 + 4  # bytes per voxel beside the stored ones: in [0, 1], label as stored and as int32
 _SILENT = logging.Logger("hpunet.nifti", level=logging.CRITICAL + 1)
 
 
@@ -74,6 +76,9 @@ def read_stack(path: Path) -> Shaped[np.ndarray, "z h w"]:
         return read_hdf5(path, shape=header.shape, dtype=header.dtype)
     with _open_tiff_stack(path) as (header, series):
         check_tiff_series(series, name=str(path), size=ImageSize(*header.shape, str(path)))
+        colours, orientation = series.keyframe.photometric.name, tiff_orientation(series, name=str(path))
+        if colours == "MINISWHITE" or orientation not in (None, 1):
+            raise DataError(f"{path}: expected upright slices where 0 is black, got {colours}, {orientation}")
         if series.dataoffset is not None and series.dtype != np.bool_:
             stored = series.dtype.newbyteorder(series.parent.byteorder)
             array = np.memmap(path, dtype=stored, mode="r", offset=series.dataoffset, shape=header.shape)
@@ -88,7 +93,7 @@ def nifti_header(
 ) -> Any:
     """The checked nibabel header, from the first `NIFTI_HEAD_BYTES` of a file of `packed` bytes.
 
-    `size` is the required size of its volume, `num_raters` that of its fourth dimension (None: any).
+    `size` is the required size of its volume, `num_raters` that of its fourth dimension (None: any, of label maps).
     """
     nibabel = need("nibabel")
     with named_errors("NIfTI", name=name):
@@ -106,9 +111,11 @@ def nifti_header(
         shape, end = _nifti_shape(header, name=name, num_raters=num_raters), _nifti_end(header)
     if end > MAX_VOLUME_BYTES or shape[2] > MAX_SLICES:
         raise DataError(f"{name}: shape {shape} is more than {MAX_VOLUME_BYTES} bytes or {MAX_SLICES} slices")
-    if size is None:
+    check_unpacked(int(header.get_data_offset()), packed=packed, name=name)
+    if size is None and num_raters is not None:
         check_unpacked(end, packed=packed, name=name)
-    elif shape != (size.height, size.width, size.depth):
+        check_memory(_nifti_memory(header), packed=packed, name=name)
+    elif size is not None and shape != (size.height, size.width, size.depth):
         raise DataError(f"{name}: shape {shape}, its image {size.name} has {(*size[1:3], size.depth)}")
     return header
 
@@ -129,6 +136,13 @@ def _nifti_end(header: Any) -> int:
     """The unpacked size that the file must have."""
     voxels = math.prod(int(side) for side in header.get_data_shape())
     return int(header.get_data_offset()) + voxels * int(header.get_data_dtype().itemsize)
+
+
+def _nifti_memory(header: Any) -> int:
+    """Bytes of all copies: stored, scaled, in [0, 1], and a label map with its classes."""
+    stored = header.get_data_dtype()
+    scaled = 0 if _nifti_scaling(header) == (1.0, 0.0) else _scaled_type(stored).itemsize
+    return math.prod(map(int, header.get_data_shape())) * int(max(stored.itemsize, scaled) + _COPIES)
 
 
 def nifti_depth(head: bytes, *, packed: int, name: str) -> int:
@@ -157,20 +171,41 @@ def decode_nifti(content: bytes, *, name: str, size: ImageSize | None = None, nu
     head, packed = content[:NIFTI_HEAD_BYTES], len(content)
     header = nifti_header(head, packed=packed, name=name, size=size, num_raters=num_raters)
     end = _nifti_end(header)
-    with named_errors("NIfTI", name=name):
-        if content[:2] == _GZIP_MAGIC:  # may be of several gzip members
-            with gzip.GzipFile(fileobj=io.BytesIO(content)) as unpacked:
-                content = unpacked.read(end)
-                unpacked.read(1)  # at the end, where the checksum is
-        if len(content) < end:
-            raise DataError(f"{name}: truncated, {len(content)} bytes of {end}")
-        with np.errstate(all="ignore"):  # a scaling may lead to infinity; callers check the voxels
-            array = np.asarray(header.data_from_fileobj(io.BytesIO(content)))
-        shape = _nifti_shape(header, name=name, num_raters=num_raters)
-        array = array.reshape(shape if num_raters == 1 else (*shape, num_raters))
+    height, width, depth = _nifti_shape(header, name=name, num_raters=num_raters)
+    stored, (slope, intercept) = header.get_data_dtype(), _nifti_scaling(header)
+    is_scaled = (slope, intercept) != (1.0, 0.0)
+    kind = _scaled_type(stored) if is_scaled else stored.newbyteorder("=")
+    voxels = np.empty((num_raters * depth, width, height), kind)
+    at_once = max(1, _PIECE // (width * height * stored.itemsize))
+    with named_errors("NIfTI", name=name), _unpacked(content) as file, np.errstate(all="ignore"):
+        file.seek(int(header.get_data_offset()))
+        for z in range(0, len(voxels), at_once):
+            wanted = voxels[z : z + at_once]
+            piece = file.read(wanted.size * stored.itemsize)
+            if len(piece) < wanted.size * stored.itemsize:
+                raise DataError(f"{name}: truncated, {file.tell()} bytes of {end}")
+            found = np.frombuffer(piece, stored).reshape(wanted.shape)
+            wanted[:] = found * np.float64(slope) + intercept if is_scaled else found
+        if file.read(1):  # at the end of a gzip file its checksum is verified, too
+            raise DataError(f"{name}: holds more than the {end} bytes that its header says")
         affine = np.asarray(header.get_best_affine(), dtype=np.float64)
-    array = array.astype(array.dtype.newbyteorder("="), copy=False)
-    return Volume(np.moveaxis(array, 2, 0), affine)
+    slices = voxels.reshape(num_raters, depth, width, height).transpose(1, 3, 2, 0)
+    return Volume(slices[..., 0] if num_raters == 1 else slices, affine)
+
+
+def _unpacked(content: bytes) -> io.BufferedIOBase:
+    file = io.BytesIO(content)
+    return gzip.GzipFile(fileobj=file) if content[:2] == _GZIP_MAGIC else file
+
+
+def _nifti_scaling(header: Any) -> tuple[float, float]:
+    """Slope and intercept; a slope that is 0 or no number means that there is none."""
+    slope, intercept = header.get_slope_inter()
+    return (1.0, 0.0) if slope is None else (float(slope), float(intercept))
+
+
+def _scaled_type(stored: np.dtype[Any]) -> np.dtype[Any]:
+    return np.dtype(np.float32 if stored.itemsize < 4 else np.float64)
 
 
 def encode_nifti(slices: Shaped[np.ndarray, "z h w"], *, header: Any | None) -> bytes:

@@ -7,7 +7,17 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float32
 
-from hpunet.data.io.dicom import decimals, integer, optional, read_dataset, required, text
+from hpunet.data.io.dicom import (
+    HOUNSFIELD,
+    check_bits,
+    decimals,
+    integer,
+    optional,
+    read_dataset,
+    required,
+    rescale_type,
+    text,
+)
 from hpunet.data.io.limits import named_errors
 from hpunet.errors import DataError
 from hpunet.utils.limits import MAX_DICOM_BYTES, MAX_SIDE
@@ -62,6 +72,9 @@ def read_hounsfield(header: SliceHeader) -> Float32[np.ndarray, "h w"]:
     bits = integer(dataset, "BitsAllocated", path=path)
     if bits not in (8, 16) or "ModalityLUTSequence" in dataset:
         raise DataError(f"{path}: expected 8 or 16 bit pixels with a RescaleSlope, not a lookup table")
+    check_bits(dataset, path=path)
+    if (unit := rescale_type(dataset, path=path)) not in HOUNSFIELD:
+        raise DataError(f"{path}: expected Hounsfield units, its RescaleType is {unit}")
     slope = decimals(dataset, "RescaleSlope", count=1, limit=1e4, path=path)[0]
     intercept = decimals(dataset, "RescaleIntercept", count=1, limit=1e6, path=path)[0]
     if slope == 0:
