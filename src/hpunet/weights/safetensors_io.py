@@ -86,10 +86,10 @@ def check_same_tensors(*, live: Mapping[str, Tensor], saved: Mapping[str, Tensor
 def check_finite(tensors: Mapping[str, Tensor], *, name: str) -> None:
     """Raise a `CheckpointError` if weights from `name` are NaN or infinite: samples would show nothing."""
     floats = {key: tensor for key, tensor in tensors.items() if tensor.is_floating_point() and tensor.numel()}
-    norms = torch._foreach_norm(list(floats.values())) if floats else []  # several times as fast as a look at each
-    for key, norm in zip(floats, norms, strict=True):
-        if not norm.isfinite() and (count := int((~floats[key].isfinite()).sum())):
-            tensor = floats[key]
+    if not floats or torch.stack(torch._foreach_norm(list(floats.values()))).isfinite().all():
+        return  # which is faster than to look at each value
+    for key, tensor in floats.items():
+        if count := int((~tensor.isfinite()).sum()):
             raise CheckpointError(f"{name}: {key}: {count} of {tensor.numel()} values are NaN or infinite; {_CURE}")
 
 
