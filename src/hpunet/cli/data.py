@@ -68,11 +68,9 @@ def info(
         )
     print_warning(patient_warning(list(sources.values()), options=with_pack_options(where, chosen)))
     name = real_path(where).name.replace(":", "-")  # with its suffix: nuclei and nuclei.tar.gz differ
-    sheets = []
-    for split, source in sources.items():
-        page = contact_sheet(source)
-        with explain_os_errors(out, action="written"):
-            sheets.append(save_picture(page, out / f"{name}-{split}.png"))
+    with explain_os_errors(out, action="written"):
+        out.mkdir(parents=True, exist_ok=True)
+        sheets = [save_picture(contact_sheet(each), out / f"{name}-{split}.png") for split, each in sources.items()]
     console.print(f"Contact sheets: {', '.join(map(str, sheets))}")
 
 
