@@ -19,6 +19,7 @@ from hpunet.utils.files import read_file
 from hpunet.utils.limits import MAX_PIXELS
 
 _EXIF_ORIENTATION = 0x0112
+_WITH_ORIENTATION = {"exif", "xmp", "XML:com.adobe.xmp", "Raw profile type exif"}  # what Pillow parses
 _TURNS: dict[int, Callable[[np.ndarray], np.ndarray]] = {  # by orientation; others than these mean upright
     2: np.fliplr,
     3: lambda array: np.rot90(array, 2),
@@ -118,7 +119,8 @@ def decode_jpeg(content: bytes, *, name: str, notes: list[str] | None = None) ->
 
 
 def _orientation(image: Image.Image) -> Any:
-    return image.getexif().get(_EXIF_ORIENTATION)
+    """Of an image from a file; parsing takes as long as reading a small one, so it is left out if there is nothing."""
+    return image.getexif().get(_EXIF_ORIENTATION) if _WITH_ORIENTATION & image.info.keys() else None
 
 
 def upright(
@@ -140,7 +142,7 @@ def upright(
 
 def turn_upright(image: Image.Image, *, notes: list[str]) -> Shaped[np.ndarray, "h w *c"]:
     """The values of a Pillow image, upright; see `upright`."""
-    return upright(np.asarray(in_colours(image)), _orientation(image), name="image", notes=notes)
+    return upright(np.asarray(in_colours(image)), image.getexif().get(_EXIF_ORIENTATION), name="image", notes=notes)
 
 
 def decode_tiff(
