@@ -22,7 +22,14 @@ from hpunet.data.io.archives import FileTree, read_tar
 from hpunet.data.io.images import decode_image, decode_png, read_image
 from hpunet.data.io.limits import need
 from hpunet.data.io.png import num_pixel_bytes, read_png_header
-from hpunet.data.io.volumes import decode_nifti, encode_nifti, nifti_depth, read_stack, stack_header
+from hpunet.data.io.volumes import (
+    NIFTI_HEAD_BYTES,
+    decode_nifti,
+    encode_nifti,
+    nifti_depth,
+    read_stack,
+    stack_header,
+)
 from hpunet.errors import DataError
 
 RAMP = np.arange(24, dtype=np.uint8).reshape(4, 6)
@@ -549,3 +556,11 @@ def test_read_tar_refusals_name_the_archive(tmp_path: Path, monkeypatch: pytest.
         read_tar(write_tar(path, [("a", b"123456"), ("b", b"123456")]))
     with pytest.raises(DataError, match=r"absent.*no such folder"):
         FileTree(tmp_path / "absent", tops=("images",))
+
+
+def test_nifti_headers_of_fewer_slices_than_the_file_holds_are_refused() -> None:
+    content = bytearray(nibabel.Nifti1Image(np.zeros((4, 5, 3), np.int16), np.eye(4)).to_bytes())
+    assert nifti_depth(bytes(content[:NIFTI_HEAD_BYTES]), packed=len(content), name="a.nii") == 3
+    content[46:48] = (1).to_bytes(2, "little")
+    with pytest.raises(DataError, match=r"a\.nii.*more than"):
+        nifti_depth(bytes(content[:NIFTI_HEAD_BYTES]), packed=len(content), name="a.nii")

@@ -97,7 +97,8 @@ def nifti_header(
     """
     nibabel = need("nibabel")
     with named_errors("NIfTI", name=name):
-        if head[:2] == _GZIP_MAGIC:
+        is_packed = head[:2] == _GZIP_MAGIC
+        if is_packed:
             head = zlib.decompressobj(31).decompress(head, NIFTI_HEAD_BYTES)
         starts = {int.from_bytes(head[:4], "little"), int.from_bytes(head[:4], "big")}
         for header_class in (nibabel.Nifti1Header, nibabel.Nifti2Header):
@@ -111,6 +112,8 @@ def nifti_header(
         shape, end = _nifti_shape(header, name=name, num_raters=num_raters), _nifti_end(header)
     if end > MAX_VOLUME_BYTES or shape[2] > MAX_SLICES:
         raise DataError(f"{name}: shape {shape} is more than {MAX_VOLUME_BYTES} bytes or {MAX_SLICES} slices")
+    if not is_packed and packed > end:  # slices would be lost where only headers are read; of others when they are
+        raise DataError(f"{name}: holds more than the {end} bytes that its header says")
     check_unpacked(int(header.get_data_offset()), packed=packed, name=name)
     if size is None and num_raters is not None:
         check_unpacked(end, packed=packed, name=name)
