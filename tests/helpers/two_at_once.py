@@ -224,7 +224,7 @@ def interruptions(place: Place, number: int, rng: random.Random) -> None:
                 os.killpg(command.pid, signal.SIGINT)
             code, span = command.wait() or 0, max(0.05, span * 0.8)
         # A command that has not begun ends without a word.
-        command.check(130, word={"train": "--resume", "evaluate": "", "export": ""}.get(kind, "Stopped"))
+        command.check(130, word={"train": "Saved", "evaluate": "", "export": ""}.get(kind, "Stopped"))
         if kind in ("pack", "make"):
             assert not out.exists() or not files(out), "half-written"
         print(f"Ctrl-C {which + 1:2} of {number}: {kind}: no traceback, exit code 130", flush=True)
