@@ -17,6 +17,7 @@ from hpunet.data.open import open_splits
 from hpunet.data.synthetic.source import INFO
 from hpunet.errors import ConfigError, DataError, DivergenceError
 from hpunet.predict.crop import check_numbers
+from hpunet.predict.draw import SamplingOptions
 from hpunet.predict.prediction import Prediction
 from hpunet.predict.predictor import Predictor
 
@@ -240,3 +241,26 @@ def test_floats_from_minus_one_to_one_are_noticed(predictor: Predictor, tmp_path
     open_splits(str(tmp_path), options={"window": [-1.0, 1.0]})
     with pytest.raises(DataError, match=r"a\.tif: window: .*use window=\[-1,1\]"):
         open_splits(str(tmp_path), options={"window": [0.0, 1.0]})
+
+
+@pytest.mark.parametrize("side", [16, 40])
+def test_features_encoded_once_give_the_same_samples(
+    predictor: Predictor, monkeypatch: pytest.MonkeyPatch, side: int
+) -> None:
+    """Also where orientations are encoded one by one."""
+    monkeypatch.setattr("hpunet.sampling.orientations.PIXELS_ENCODED_AT_ONCE_CPU", 8 * 16 * 16)
+    options = SamplingOptions(num_samples=5, seed=3)
+    source = predictor.read(pixels(side, side), options=options)
+    (expected,) = predictor.each_slice(source, options=options)
+    features = predictor.encode(source)
+    assert (features.together is None) == (side == 40)
+
+    def refuse(*_: Any, **how: Any) -> None:
+        raise AssertionError("the encoder runs again")
+
+    with monkeypatch.context() as patch:
+        if side == 16:
+            patch.setattr(type(predictor.model), "encode", refuse)
+        for _ in range(2):
+            (found,) = predictor.each_slice(source, options=options, features={0: features})
+            assert same(found, expected)

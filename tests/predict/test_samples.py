@@ -485,7 +485,7 @@ def test_memory_that_does_not_suffice_is_said(monkeypatch: pytest.MonkeyPatch) -
 def perfect(trained: TrainedModel, truth: dict[bytes, np.ndarray]) -> Callable[..., Any]:
     """Draws in which every true instance has one random id a sample."""
 
-    def draw_truth(_: TrainedModel, *, image: np.ndarray, options: SamplingOptions, advance: Any) -> Any:
+    def draw_truth(_: TrainedModel, *, image: np.ndarray, options: SamplingOptions, **_how: Any) -> Any:
         labels, info = truth[image.tobytes()], trained.info
         rng = np.random.default_rng(options.seed)
         ids = rng.choice(info.stochastic_classes, size=(options.num_samples, labels.max() + 1))

@@ -25,6 +25,7 @@ from hpunet.cli.sample import sample_command
 from hpunet.cli.start import raise_again
 from hpunet.cli.terminal import console, flush_streams, notes, prepare_streams, print_error
 from hpunet.cli.train import train_command
+from hpunet.cli.view import view_command
 from hpunet.errors import HPUNetError
 from hpunet.utils.text import printable
 
@@ -32,6 +33,7 @@ _KEPT = {
     "train": "Saved checkpoints are kept.",
     "evaluate": "Finished rows are kept; re-run the command to resume.",
     **dict.fromkeys(("sample", "instances"), "Finished images are kept."),
+    "view": "What you did is kept; re-run the command to go on.",
 }
 
 
@@ -87,6 +89,7 @@ app.command(name="compare")(compare_command)
 app.command(name="examples")(examples_command)
 app.command(name="sample", cls=CommandWithWindow)(sample_command)
 app.command(name="instances", cls=CommandWithWindow)(instances_command)
+app.command(name="view", cls=CommandWithWindow)(view_command)
 app.command(name="report")(report_command)
 app.command(name="export")(export_command)
 app.command(name="convert-tf")(convert_tf_command)

@@ -30,6 +30,12 @@ def measured(source: Source) -> SetInfo:
     return replace(source.info, image_size=(h, w), value_range=(low, high) if low < high else None)
 
 
+def is_larger(size: tuple[int, int], *, info: SetInfo) -> bool:
+    """Whether an image is clearly larger than those of training, so that a part of it should be cut out."""
+    sides = zip(size, info.image_size or size, strict=True)
+    return any(side > _SIMILAR_SIZE * usual for side, usual in sides)
+
+
 def differences(
     image: Float32[np.ndarray, "c h w"],
     *,
@@ -44,11 +50,10 @@ def differences(
     found = []
     h, w = image.shape[1:]
     if info.image_size is not None:
-        large = any(side > _SIMILAR_SIZE * usual for side, usual in zip((h, w), info.image_size, strict=True))
         least = [min(each) for each in zip(crop, info.image_size, strict=True)]
         small = any(_SIMILAR_SIZE * side < usual for side, usual in zip((h, w), least, strict=True))
         sizes = f"{h}×{w} pixels, training images had {info.image_size[0]}×{info.image_size[1]}"
-        if large:
+        if is_larger((h, w), info=info):
             found.append(f"The image has {sizes}; cut it around the object: at=(x, y), --at X,Y.")
         elif small:
             found.append(f"The image has {sizes}; it needs more of the object's surroundings.")

@@ -21,12 +21,14 @@ from hpunet.metrics.hidden import border_agreement, hidden_accuracy, hidden_iou,
 from hpunet.metrics.overlap import iou, iou_rec, subset_b
 from hpunet.metrics.pixels import calibration_error, uncertainty_error_ncc
 from hpunet.metrics.rand import rand_error
+from hpunet.metrics.shapes import area, longest_diameter
 
 __all__ = [
     "AveragePrecision",
     "Bootstrap",
     "InstanceMatches",
     "PairIoUs",
+    "area",
     "average_precision",
     "best_match_dice",
     "bootstrap",
@@ -40,6 +42,7 @@ __all__ = [
     "hungarian_iou",
     "iou",
     "iou_rec",
+    "longest_diameter",
     "match_instances",
     "pair_ious",
     "rand_error",

@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float32, Integer
+from jaxtyping import Float, Float32, Integer
 from torch import Tensor
 
 from hpunet.data.io.windows import Window
 from hpunet.errors import ConfigError, DataError
-from hpunet.models.base import compute_type
+from hpunet.models.base import SegmentationModel, compute_type
 from hpunet.predict.crop import Region
+from hpunet.sampling.orientations import Features, encode_orientations
 from hpunet.sampling.sample import LatentSource, stream
 from hpunet.sampling.tiling import Padding, choose_sampler
 from hpunet.weights.load import TrainedModel
@@ -62,37 +63,34 @@ def sample_image(
     name: str = "image",
     latents: Sequence[LatentSource] | None = None,
     orientation_ids: Tensor | None = None,
+    features: Features | None = None,
     advance: Callable[[int], None] = lambda _: None,
 ) -> ImageSamples:
     """Sample an image of any size; `advance` is called with the number of new samples.
 
     Border pixels pad the image to a size that the model can halve. The noise of sample n depends only on the seed and
-    the image's size, so the slices of a volume share it. `latents` replace what `options.scales` says. `name` is for
-    errors.
+    the image's size, so the slices of a volume share it. `latents` replace what `options.scales` says; `features`, of
+    `encode_image`, skip the encoder. `name` is for errors.
     """
-    model = trained.model
-    if model.cond_channels:
-        raise ConfigError(f"{trained.name}: needs partial labels (data.extrapolate), which images do not have")
+    model, count = trained.model, options.num_samples
     h, w = image.shape[1:]
-    if (num_pixels := options.num_samples * h * w) > MAX_SAMPLED_PIXELS:
-        words = f"{name}: {options.num_samples} samples of {h}x{w} pixels are {num_pixels:,} pixels"
+    if (num_pixels := count * h * w) > MAX_SAMPLED_PIXELS:
+        words = f"{name}: {count} samples of {h}x{w} pixels are {num_pixels:,} pixels"
         raise ConfigError(f"{words}, at most {MAX_SAMPLED_PIXELS:,} are kept; draw fewer samples")
-    padding = Padding.of(h, w, multiple=model.size_multiple)
-    padded = padding.add(torch.from_numpy(image)[None]).to(trained.device, compute_type(model))
-    size, count = (padded.shape[2], padded.shape[3]), options.num_samples
+    sampler, padded, padding = _prepared(trained, image, tile=options.tile)
     labels = np.empty((count, h, w), dtype=np.min_scalar_type(model.num_classes - 1))
     order: list[int] = []
     drawn: list[list[Tensor]] = []
     ids: list[Tensor] = []
     mean = torch.zeros(h, w, device=trained.device)
     squares = torch.zeros_like(mean)  # of distances from the running mean (Welford)
-    sampler = choose_sampler(model, size=size, tile=options.tile, sampler=trained.sampler)
     sources = latents or parse_scales(options.scales, latent_dims=model.latent_dims)
     how: dict[str, Any] = {
         "temperature": options.temperature,
         "generator": torch.Generator().manual_seed(options.seed),
         "orientation_ids": orientation_ids,
         "name": name,
+        "features": features,
     }
     try:
         for numbers, part in stream(sampler, image=padded, num_samples=count, latents=sources, **how):
@@ -117,6 +115,26 @@ def sample_image(
         [torch.cat(scale, dim=1)[:, by_number] for scale in zip(*drawn, strict=True)],
         torch.cat(ids, dim=1)[:, by_number] if ids else None,
     )
+
+
+def encode_image(
+    trained: TrainedModel, *, image: Float32[np.ndarray, "c h w"], tile: str = "auto", name: str = "image"
+) -> Features:
+    """What all samples of an image share, for `sample_image`."""
+    sampler, padded, _ = _prepared(trained, image, tile=tile)
+    return encode_orientations(sampler, image=padded, names=[name])
+
+
+def _prepared(
+    trained: TrainedModel, image: Float32[np.ndarray, "c h w"], *, tile: str
+) -> tuple[SegmentationModel, Float[Tensor, "1 c h2 w2"], Padding]:
+    """What draws the samples, and the padded image on its device."""
+    if trained.model.cond_channels:
+        raise ConfigError(f"{trained.name}: needs partial labels (data.extrapolate), which images do not have")
+    padding = Padding.of(*image.shape[1:], multiple=trained.model.size_multiple)
+    padded = padding.add(torch.from_numpy(image)[None]).to(trained.device, compute_type(trained.model))
+    size = padded.shape[2], padded.shape[3]
+    return choose_sampler(trained.model, size=size, tile=tile, sampler=trained.sampler), padded, padding
 
 
 def parse_scales(scales: str | Sequence[int], *, latent_dims: Sequence[int]) -> list[Any]:

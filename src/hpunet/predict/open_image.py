@@ -61,13 +61,28 @@ def open_image(
     else:
         notes: list[str] = []
         stored, where = Stored(_array(image, notes=notes)[None], notes=tuple(notes)), "image"
+    how: dict[str, Any] = {"info": info, "crop": crop, "window": window, "region": region}
+    return open_stored(stored, name=name or "image", where=where, **how)
+
+
+def open_stored(
+    stored: Stored,
+    *,
+    name: str,
+    where: str,
+    info: SetInfo,
+    crop: Sequence[int],
+    window: Window | None = None,
+    region: Region | None = None,
+) -> OpenedImage:
+    """`open_image` of values that were read before; `where` names them in errors."""
     depth, h, w = stored.values.shape[:3]
     place = Place((depth, h, w), (0, 0, 0), stored.geometry, stored.header)
     if region is not None and region != Region():
         stored, place = cut(stored, region, side=info.image_size or (crop[0], crop[1]), where=where)
         if region.is_crop and window is None and info.value_range == (0.0, 1.0):
             window = "auto"
-    found = to_input(stored, name=name or "image", where=where, info=info, window=window)
+    found = to_input(stored, name=name, where=where, info=info, window=window)
     how: dict[str, Any] = {"info": info, "crop": crop, "spacing": place.geometry.spacing}
     warnings = [f"{WARNING}{words}" for words in differences(found.images[depth // 2], **how)]
     return OpenedImage(found.name, found.images, place, (*found.notes, *warnings))

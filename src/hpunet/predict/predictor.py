@@ -1,6 +1,6 @@
 """From an image as people have it to samples: `hpunet.load(...)` gives a `Predictor`, which gives `Prediction`s."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from hpunet.predict.crop import Box, Point, Region, check_region
 from hpunet.predict.draw import (
     ImageSamples,
     SamplingOptions,
+    encode_image,
     parse_scales,
     sample_image,
 )
@@ -25,6 +26,7 @@ from hpunet.predict.inputs import select_slices
 from hpunet.predict.open_image import ImageLike, OpenedImage, open_image
 from hpunet.predict.place import slice_name
 from hpunet.predict.prediction import Origin, Prediction, stack_slices
+from hpunet.sampling.orientations import Features
 from hpunet.sampling.sample import LatentSource, temperature_per_scale
 from hpunet.sampling.tiling import Tiled, choose_sampler
 from hpunet.training.build import autocast_for
@@ -157,6 +159,10 @@ class Predictor:
         how: dict[str, Any] = {"window": options.window, "region": options.region}
         return open_image(image, name=name, info=self.info, crop=self.settings.data.crop, **how)
 
+    def encode(self, source: OpenedImage, *, number: int = 0, tile: str = "auto") -> Features:
+        """What all samples of a slice share, for `each_slice`."""
+        return encode_image(self.trained, image=source.images[number], tile=tile, name=source.name)
+
     def check(self, options: SamplingOptions) -> None:
         """Refuse impossible options before any work."""
         for name, least, most in (("num_samples", 1, MAX_SAMPLES), ("seed", 0, MAX_SEED)):
@@ -173,11 +179,13 @@ class Predictor:
         *,
         options: SamplingOptions,
         numbers: Sequence[int] | None = None,
+        features: Mapping[int, Features] | None = None,
         advance: Callable[[int], None] = lambda _: None,
     ) -> Iterator[Prediction]:
         """The slices of a volume (or these `numbers`), one at a time in memory; an image is its only slice.
 
-        `advance` is called with the number of new samples.
+        `features` of some slices, from `encode`, save the encoder; `advance` is called with the number of new
+        samples.
         """
         depth, _, h, w = source.images.shape
         _, top, left = source.place.offset
@@ -187,7 +195,8 @@ class Predictor:
         notes = (*source.notes, *self._size_notes((h, w), tile=options.tile))
         for z in range(depth) if numbers is None else numbers:
             name = slice_name(source.name, z=z, depth=depth)
-            drawn = sample_image(trained, image=source.images[z], options=options, name=name, advance=advance)
+            how: dict[str, Any] = {"name": name, "features": (features or {}).get(z), "advance": advance}
+            drawn = sample_image(trained, image=source.images[z], options=options, **how)
             yield Prediction(
                 name=name,
                 image=source.images[z],

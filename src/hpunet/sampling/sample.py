@@ -126,16 +126,18 @@ def stream(
     temperature: float | Sequence[float] = 1.0,
     generator: torch.Generator | None = None,
     orientation_ids: Int[Tensor, "1 s"] | None = None,
+    features: Features | None = None,
     name: str = "image",
 ) -> Iterator[tuple[list[int], Samples]]:
     """The hypotheses that `sample` draws for one image, a few at a time, to save memory, each part with its numbers.
 
-    They come in order, or, for large images in several orientations, orientation by orientation. `name` is the
-    image's in errors.
+    They come in order, or, for large images in several orientations, orientation by orientation. `features` as in
+    `sample`; `name` is the image's in errors.
     """
     if image.shape[0] != 1:
         raise DataError(f"image: expected a batch of one image, got shape {tuple(image.shape)}")
-    features = encode_orientations(model, image=image, names=[name])
+    if features is None:
+        features = encode_orientations(model, image=image, names=[name])
     how: dict[str, Any] = {
         "num_samples": num_samples,
         "latents": latents,

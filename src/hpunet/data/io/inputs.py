@@ -61,9 +61,13 @@ def input_name(path: Path) -> str:
 
     A DICOM UID, which leads to a patient, becomes "image-" and a hash of it.
     """
-    known = () if path.is_dir() else ENDINGS
-    ending = next((ending for ending in known if path.name.lower().endswith(ending)), "")
-    name = path.name[: len(path.name) - len(ending)]
+    return plain_name(path.name, endings=() if path.is_dir() else ENDINGS)
+
+
+def plain_name(name: str, *, endings: Sequence[str] = ENDINGS) -> str:
+    """`input_name` of a name, without a look at the disk."""
+    ending = next((ending for ending in endings if name.lower().endswith(ending)), "")
+    name = name[: len(name) - len(ending)]
     return f"image-{hashlib.sha256(as_utf8(name)).hexdigest()[:8]}" if _UID.search(name) else name
 
 

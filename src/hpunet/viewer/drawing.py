@@ -1,0 +1,270 @@
+"""Draws hypotheses for the page: one thread owns the model and takes one job after the other."""
+
+import queue
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import UInt8
+
+from hpunet.data.io.inputs import Stored
+from hpunet.data.io.windows import Window
+from hpunet.errors import DataError, HPUNetError
+from hpunet.viewer.bounded import Bounded
+from hpunet.viewer.cases import Case
+
+if TYPE_CHECKING:  # torch is imported by the thread, while the page is loading
+    from hpunet.data.types import SetInfo
+    from hpunet.predict.open_image import OpenedImage
+    from hpunet.predict.prediction import Prediction
+    from hpunet.predict.predictor import Predictor
+    from hpunet.sampling.orientations import Features
+
+OPENED_BYTES, FEATURE_BYTES, PREDICTION_BYTES = 2**30, 2**28, 2**28
+MAX_SAMPLES, MAX_WAITING = 64, 256
+_MAX_SAMPLE_BYTES = 2**28  # of one prediction
+
+
+class CancelledError(Exception):
+    """Nobody waits for the result any more."""
+
+
+class BusyError(HPUNetError):
+    """Too many jobs wait."""
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What to draw: equal wishes give equal samples."""
+
+    case: str
+    number: int
+    """Of the slice."""
+    num_samples: int = 16
+    seed: int = 0
+    at: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Drawn:
+    """Samples of one slice, or of the part of it around a point, as the page gets them."""
+
+    name: str
+    samples: UInt8[np.ndarray, "s h w"]
+    mean: UInt8[np.ndarray, "h w"]
+    std: UInt8[np.ndarray, "h w"]
+    """255 is the largest possible value, 0.5."""
+    answer: dict[str, Any]
+
+
+class Job:
+    """A result to come, which may be cancelled: at once, or between two chunks of samples."""
+
+    def __init__(self, work: Callable[["Job"], Any]) -> None:
+        self.work, self.future, self.stop = work, Future[Any](), threading.Event()
+
+    def cancel(self) -> None:
+        """Nobody waits any more."""
+        self.stop.set()
+        self.future.cancel()
+
+    def advance(self, _: int = 0) -> None:
+        """Raise a `CancelledError` if nobody waits any more."""
+        if self.stop.is_set():
+            raise CancelledError
+
+
+class Drawing:
+    """The model, its thread, and what it remembers; `load` gives the model."""
+
+    def __init__(self, load: Callable[[], "Predictor"], *, window: Window | None = None) -> None:
+        self._load, self._window = load, window
+        self._opened: Bounded[OpenedImage] = Bounded(OPENED_BYTES)
+        self._features: Bounded[Features] = Bounded(FEATURE_BYTES)
+        self._drawn: Bounded[Drawn] = Bounded(PREDICTION_BYTES)
+        self._names: dict[Wish, str] = {}
+        self._session = secrets.token_hex(6)  # names never repeat, also not after a restart
+        self._count = 0
+        self.predictor: Future[Predictor] = Future()
+        self._queue: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._current: Job | None = None
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="hpunet-model", daemon=True)
+
+    def start(self) -> None:
+        """Load the model and wait for jobs."""
+        self._thread.start()
+
+    def close(self, *, timeout: float) -> bool:
+        """Stop after the current chunk of samples; whether the thread has ended in time."""
+        self._closed.set()
+        if (current := self._current) is not None:
+            current.cancel()
+        self._queue.put(None)
+        if self._thread.is_alive():
+            self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def draw(self, wish: Wish, case: Case, read: Callable[[Case], Stored]) -> Job:
+        """Draw samples; `read` gives the stored values of the case."""
+        if self._queue.qsize() >= MAX_WAITING:
+            raise BusyError("too many requests wait for the model; try again later")
+        job = Job(lambda job: self._draw(wish, case, read, job))
+        self._queue.put(job)
+        return job
+
+    def draw_ahead(self, case: Case, read: Callable[[Case], Stored]) -> Job:
+        """Draw what the page asks for first, unless it asks for a point in a large image."""
+
+        def work(job: Job) -> None:
+            from hpunet.data.field_of_view import is_larger
+
+            if not is_larger(read(case).values.shape[1:3], info=self.predictor.result().info):
+                self._draw(Wish(case.name, 0), case, read, job)
+
+        job = Job(work)
+        self._queue.put(job)
+        return job
+
+    def found(self, name: str) -> Drawn | None:
+        """The prediction of this name, if it is still there."""
+        return self._drawn.get(name)
+
+    def _run(self) -> None:
+        self.predictor.set_running_or_notify_cancel()  # so that nobody who waits for it can cancel it
+        try:
+            loaded = self._load()
+            self._warm_up(loaded)
+        except BaseException as error:
+            self.predictor.set_exception(error)
+        else:
+            self.predictor.set_result(loaded)
+        while (job := self._queue.get()) is not None and not self._closed.is_set():
+            if not job.future.set_running_or_notify_cancel():
+                continue
+            self._current = job
+            try:
+                job.future.set_result(job.work(job))
+            except BaseException as error:
+                job.future.set_exception(error)
+            finally:
+                self._current = None
+
+    def _warm_up(self, predictor: "Predictor") -> None:
+        """The first call of a network is the slowest."""
+        info, crop = predictor.info, predictor.settings.data.crop
+        h, w = info.image_size or (crop[0], crop[1])
+        if h * w <= 2**16:
+            values = np.zeros((1, h, w, info.in_channels), dtype=np.float32)
+            from hpunet.predict.draw import SamplingOptions
+            from hpunet.predict.open_image import OpenedImage
+            from hpunet.predict.place import Place
+
+            source = OpenedImage("warm-up", values.transpose(0, 3, 1, 2), Place((1, h, w)))
+            list(predictor.each_slice(source, options=SamplingOptions(num_samples=1)))
+
+    def _draw(self, wish: Wish, case: Case, read: Callable[[Case], Stored], job: Job) -> Drawn:
+        name = self._names.get(wish)
+        if name is not None and (known := self._drawn.get(name)) is not None:
+            return known
+        start = time.perf_counter()
+        from hpunet.predict.crop import Region
+        from hpunet.predict.draw import SamplingOptions
+
+        predictor = self.predictor.result()
+        sampling: dict[str, Any] = {"num_samples": wish.num_samples, "seed": wish.seed, "window": self._window}
+        options = SamplingOptions(**sampling, region=Region(at=wish.at))
+        source = self._open(predictor, wish, case, read, options)
+        if wish.num_samples * source.images[0, 0].size > _MAX_SAMPLE_BYTES:
+            most = max(1, _MAX_SAMPLE_BYTES // source.images[0, 0].size)
+            raise DataError(f"num_samples: expected at most {most} of an image this large; or cut a part of it out")
+        job.advance()
+        features = self._encode(predictor, wish, source)
+        how: dict[str, Any] = {"numbers": [wish.number], "features": features, "advance": job.advance}
+        (prediction,) = predictor.each_slice(source, options=options, **how)
+        answer = _answer(prediction, wish) | {"seconds": round(time.perf_counter() - start, 3)}
+        drawn = self._named(prediction, answer)
+        size = drawn.samples.nbytes + drawn.mean.nbytes + drawn.std.nbytes
+        self._drawn.put(drawn.name, drawn, size)
+        self._names = {wish: name for wish, name in self._names.items() if name in self._drawn}
+        self._names[wish] = drawn.name
+        return drawn
+
+    def _open(
+        self, predictor: "Predictor", wish: Wish, case: Case, read: Callable[[Case], Stored], options: Any
+    ) -> "OpenedImage":
+        from hpunet.predict.open_image import open_stored
+
+        def make() -> "OpenedImage":
+            how: dict[str, Any] = {"info": predictor.info, "crop": predictor.settings.data.crop}
+            how |= {"window": options.window, "region": options.region}
+            return open_stored(read(case), name=case.name, where=case.name, **how)
+
+        return self._opened.get_or((wish.case, wish.at), make, lambda source: source.images.nbytes)
+
+    def _encode(self, predictor: "Predictor", wish: Wish, source: "OpenedImage") -> dict[int, "Features"]:
+        """The encoder's features; not of large images, whose orientations are encoded one by one while drawing."""
+        key = wish.case, wish.number, wish.at
+        features = self._features.get(key)
+        if features is None:
+            features = predictor.encode(source, number=wish.number)
+            if features.together is not None:
+                size = sum(each.nbytes for each in features.together)
+                if size <= FEATURE_BYTES:
+                    self._features.put(key, features, size)
+        return {wish.number: features}
+
+    def _named(self, prediction: "Prediction", answer: dict[str, Any]) -> Drawn:
+        self._count += 1
+        name = f"p{self._session}-{self._count}"
+        mean, std = (
+            np.rint(255 * np.clip(each, 0, 1)).astype(np.uint8) for each in (prediction.mean, 2 * prediction.std)
+        )
+        return Drawn(name, np.asarray(prediction.samples, dtype=np.uint8), mean, std, {"prediction": name, **answer})
+
+
+def _answer(prediction: "Prediction", wish: Wish) -> dict[str, Any]:
+    _, y, x = prediction.place.offset
+    h, w = prediction.mean.shape
+    spacing = prediction.spacing
+    hypotheses = [
+        {
+            "share": each.share,
+            "representative": each.representative,
+            "members": list(each.members),
+            "description": each.description,
+            "same_iou": each.same_iou,
+        }
+        for each in prediction.hypotheses
+    ]
+    foreground = prediction.info.foreground
+    return {
+        "seed": wish.seed,
+        "num_samples": wish.num_samples,
+        "place": {"y": y, "x": x, "height": h, "width": w},
+        "hypotheses": hypotheses,
+        "samples": [measured(labels, foreground=foreground, spacing=spacing) for labels in prediction.samples],
+        "units": "px" if spacing is None else "mm",
+        "notes": list(prediction.notes),
+    }
+
+
+def measured(
+    labels: UInt8[np.ndarray, "h w"], *, foreground: tuple[int, ...], spacing: tuple[float, ...] | None
+) -> dict[str, float]:
+    """Area and longest diameter of what a map marks: in mm² and mm, or in pixels where the spacing is not known."""
+    from hpunet.metrics import area, longest_diameter
+
+    marked, distances = np.isin(labels, foreground), (spacing or (1.0, 1.0))[-2:]
+    sizes = {"area": area(marked, spacing=distances), "diameter": longest_diameter(marked, spacing=distances)}
+    return {name: round(value, 3) for name, value in sizes.items()}
+
+
+def class_names(info: "SetInfo") -> list[str]:
+    """A name for every class of the model."""
+    return [*info.fixed_classes, *(f"instance {number + 1}" for number in range(info.num_random_ids))]

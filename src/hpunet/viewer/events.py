@@ -1,0 +1,179 @@
+"""What a person does to a case, as events, and the state that they add up to; the page folds them in the same way."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from jaxtyping import UInt8
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+from hpunet.errors import HPUNetError
+
+MAX_EVENTS, MAX_RUNS = 1000, 200_000  # of a batch
+_Index = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
+_Value = Annotated[int, Field(strict=True, ge=0, le=255)]
+_Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+
+
+class EventError(HPUNetError):
+    """An event that cannot happen now."""
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ChosenFrom(_Strict):
+    """The hypothesis that was chosen, and how it was drawn."""
+
+    hypothesis: _Index
+    share: Annotated[float, Field(strict=True, ge=0, le=1)]
+    seed: Annotated[int, Field(strict=True, ge=0, lt=2**32)]
+    num_samples: Annotated[int, Field(strict=True, ge=1, le=64)]
+    at: Annotated[list[_Number], Field(min_length=2, max_length=2)] | None = None
+
+
+class Choose(_Strict):
+    """The mask of a slice becomes exactly this map: runs of start, length and value."""
+
+    kind: Literal["choose"]
+    slice: _Index
+    value_map: Annotated[list[tuple[_Index, _Index, _Value]], Field(max_length=MAX_RUNS)]
+    source: ChosenFrom
+
+
+class Paint(_Strict):
+    """These pixels, runs of start and length in row-major order, get a value; 0 erases."""
+
+    kind: Literal["paint"]
+    slice: _Index
+    value: _Value
+    runs: Annotated[list[tuple[_Index, _Index]], Field(min_length=1, max_length=MAX_RUNS)]
+
+
+class Clear(_Strict):
+    """The mask of a slice becomes empty: nothing is marked."""
+
+    kind: Literal["clear"]
+    slice: _Index
+
+
+class Simple(_Strict):
+    """Takes the last step back or makes it again; decides, or takes the decision back."""
+
+    kind: Literal["undo", "redo", "accept", "reopen"]
+
+
+class Note(_Strict):
+    """The text that replaces the note of the case."""
+
+    kind: Literal["note"]
+    text: Annotated[str, Field(max_length=10_000)]
+
+
+Event = Annotated[Choose | Paint | Clear | Simple | Note, Field(discriminator="kind")]
+EVENTS: TypeAdapter[list[Any]] = TypeAdapter(Annotated[list[Event], Field(max_length=MAX_EVENTS)])
+Step = Choose | Paint | Clear
+
+
+class Fold:
+    """The state that the events of one case add up to."""
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+        self.done = 0
+        """Steps that are not undone; those after it can be done again."""
+        self.status: Literal["open", "accepted"] = "open"
+        self.note = ""
+        self.version = 0
+        self.sizes: dict[int, Any] = {}
+        """What was measured of the masks of slices; forgotten when they change."""
+
+    def apply(self, event: Any) -> None:
+        """Add one event; an `EventError` if it cannot happen now."""
+        if self.status == "accepted" and event.kind not in ("note", "reopen"):
+            raise EventError(f"{event.kind}: the case is accepted; reopen it first")
+        match event:
+            case Choose() | Paint() | Clear():
+                self.steps[self.done :] = [event]
+                self._move(+1)
+            case Note():
+                self.note = event.text
+            case Simple(kind="undo"):
+                if self.done == 0:
+                    raise EventError("undo: there is nothing to undo")
+                self._move(-1)
+            case Simple(kind="redo"):
+                if self.done == len(self.steps):
+                    raise EventError("redo: there is nothing to do again")
+                self._move(+1)
+            case Simple(kind="accept"):
+                if self.done == 0:
+                    raise EventError("accept: choose a hypothesis, paint, or clear to say that nothing is there")
+                self.status = "accepted"
+            case _:
+                if self.status == "open":
+                    raise EventError("reopen: the case is open")
+                self.status = "open"
+        self.version += 1
+
+    def _move(self, by: int) -> None:
+        self.sizes.pop(self.steps[min(self.done, self.done + by)].slice, None)
+        self.done += by
+
+    def copy(self) -> "Fold":
+        """A fold to try events on."""
+        other = Fold()
+        other.__dict__ |= self.__dict__ | {"steps": list(self.steps), "sizes": dict(self.sizes)}
+        return other
+
+    def slices(self) -> list[int]:
+        """The slices that steps concern, in order."""
+        return sorted({step.slice for step in self.steps[: self.done]})
+
+    def steps_of(self, number: int) -> list[Step]:
+        """The steps that make the mask of a slice: from its last map on, or from its first stroke."""
+        steps = [step for step in self.steps[: self.done] if step.slice == number]
+        last = max((i for i, step in enumerate(steps) if not isinstance(step, Paint)), default=0)
+        return steps[last:]
+
+    def mask(self, number: int, *, shape: tuple[int, int]) -> UInt8[np.ndarray, "h w"]:
+        """The mask of a slice."""
+        flat = np.zeros(shape[0] * shape[1], dtype=np.uint8)
+        for step in self.steps_of(number):
+            match step:
+                case Choose():
+                    flat[:] = 0
+                    for start, length, value in step.value_map:
+                        flat[start : start + length] = value
+                case Paint():
+                    for start, length in step.runs:
+                        flat[start : start + length] = step.value
+                case Clear():
+                    flat[:] = 0
+        return flat.reshape(shape)
+
+
+def check_events(events: Sequence[Any], *, shape: Sequence[int], num_classes: int) -> None:
+    """Refuse events with slices, pixels or classes that this image (z, h, w) and model do not have."""
+    num_pixels, total = shape[1] * shape[2], 0
+    for event in events:
+        if not isinstance(event, Choose | Paint | Clear):
+            continue
+        if event.slice >= shape[0]:
+            raise EventError(f"slice: expected below {shape[0]}, got {event.slice}")
+        runs = event.value_map if isinstance(event, Choose) else event.runs if isinstance(event, Paint) else []
+        total += len(runs)
+        end = 0
+        for start, length, *_ in runs:
+            if length < 1 or start < end or start + length > num_pixels:
+                raise EventError("runs: expected ascending, not overlapping runs of at least a pixel in the image")
+            end = start + length
+        values = {run[2] for run in event.value_map} if isinstance(event, Choose) else set()
+        if isinstance(event, Choose) and 0 in values:
+            raise EventError("value_map: expected runs of marked pixels, got one of value 0")
+        values |= {event.value} if isinstance(event, Paint) else set()
+        if max(values, default=0) >= num_classes:
+            raise EventError(f"value: expected a class from 0 to {num_classes - 1}, got {max(values)}")
+    if total > MAX_RUNS:
+        raise EventError(f"runs: expected at most {MAX_RUNS} in a batch, got {total}")

@@ -1,0 +1,174 @@
+"""What the routes of the server work with: cases, the work list and the model, put together."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Shaped, UInt8
+
+from hpunet import __version__
+from hpunet.data.io.inputs import Stored
+from hpunet.errors import HPUNetError
+from hpunet.viewer.cases import Case, Images, describe
+from hpunet.viewer.drawing import OPENED_BYTES, Drawing, class_names, measured
+from hpunet.viewer.events import Choose, Fold, Paint, check_events
+from hpunet.viewer.export import FORMATS, Decided
+from hpunet.viewer.worklist import WorkList
+
+DISCLAIMER = "Research software, not a medical device."
+
+
+class MissingError(HPUNetError):
+    """There is no such slice or grader."""
+
+
+class Viewer:
+    """All that one server has; methods may be called from any thread."""
+
+    def __init__(self, drawing: Drawing, work_list: WorkList, *, say: Callable[[str], None] = print) -> None:
+        self.drawing, self.work_list, self.say = drawing, work_list, say
+        self.images = Images(OPENED_BYTES)
+
+    @property
+    def cases(self) -> list[Case]:
+        """In the order of the work list."""
+        return self.work_list.cases
+
+    async def loaded(self) -> None:
+        """Wait until the model is loaded."""
+        if not self.drawing.predictor.done():
+            await asyncio.shield(asyncio.wrap_future(self.drawing.predictor))
+
+    def session(self) -> dict[str, Any]:
+        """What holds for all cases."""
+        predictor = self.drawing.predictor.result()
+        return {
+            "version": __version__,
+            "model": self.model(),
+            "formats": list(FORMATS),
+            "num_cases": len(self.cases),
+            "disclaimer": DISCLAIMER,
+            "credit": predictor.trained.credit,
+        }
+
+    def model(self) -> dict[str, Any]:
+        """The record of the model."""
+        predictor = self.drawing.predictor.result()
+        info = predictor.info
+        return {
+            "name": predictor.name,
+            "iteration": predictor.trained.step,
+            "classes": [{"index": number, "name": name} for number, name in enumerate(class_names(info))],
+            "foreground": list(info.foreground),
+            "has_instances": info.has_instances,
+            "num_scales": len(predictor.model.latent_dims),
+            "crop": list(info.image_size or predictor.settings.data.crop),
+        }
+
+    def about(self, case: Case) -> dict[str, Any]:
+        """What the page must know of a case, and its state."""
+        from hpunet.data.field_of_view import is_larger
+
+        stored = self.read(case)
+        size = stored.values.shape[1], stored.values.shape[2]
+        fold = self.work_list.fold(case)
+        return {
+            "name": case.name,
+            **describe(stored),
+            "graders": list(case.grader_names),
+            "notes": list(stored.notes),
+            "needs_point": is_larger(size, info=self.drawing.predictor.result().info),
+            "version": fold.version,
+            "state": self.state(fold, stored),
+        }
+
+    def read(self, case: Case) -> Stored:
+        """The stored values of a case."""
+        stored = self.images.read(case)
+        self.work_list.check_shape(case, stored.values.shape[:3])
+        return stored
+
+    def plane(self, case: Case, number: int) -> Shaped[np.ndarray, "h w *c"]:
+        """One slice as stored."""
+        stored = self.read(case)
+        if number >= len(stored.values):
+            raise MissingError(f"slice: there are {len(stored.values)}")
+        plane: np.ndarray = stored.values[number]
+        return plane
+
+    def grader(self, case: Case, grader: int, number: int) -> UInt8[np.ndarray, "h w"]:
+        """What a grader drew on a slice."""
+        if not 0 <= grader < len(case.graders) or case.graders[grader] is None:
+            raise MissingError("this grader did not look at this image")
+        shape = self.read(case).values.shape
+        self.plane(case, number)
+        labels = case.labels(grader, (shape[0], shape[1], shape[2]))
+        assert labels is not None
+        return np.ascontiguousarray(labels[number])
+
+    def mask(self, case: Case, number: int) -> UInt8[np.ndarray, "h w"]:
+        """The mask of a slice as it is now."""
+        h, w = self.plane(case, number).shape[:2]
+        return self.work_list.fold(case).mask(number, shape=(h, w))
+
+    def add_events(self, case: Case, events: Sequence[Any], *, version: int) -> dict[str, Any]:
+        """Check events and add them to the log; the new version and state."""
+        stored = self.read(case)
+        shape = stored.values.shape[:3]
+        num_classes = self.drawing.predictor.result().info.num_classes
+        check_events(events, shape=shape, num_classes=num_classes)
+        how: dict[str, Any] = {"version": version, "shape": shape, "read": lambda: stored}
+        fold = self.work_list.append(case, events, **how)
+        return {"version": fold.version, "state": self.state(fold, stored)}
+
+    def state(self, fold: Fold, stored: Stored) -> dict[str, Any]:
+        """What the page shows of a fold."""
+        _, h, w = stored.values.shape[:3]
+        foreground = self.drawing.predictor.result().info.foreground
+        slices = {}
+        for number in fold.slices():
+            if number not in fold.sizes:
+                how: dict[str, Any] = {"foreground": foreground, "spacing": stored.geometry.spacing}
+                fold.sizes[number] = measured(fold.mask(number, shape=(h, w)), **how)
+            steps = fold.steps_of(number)
+            source = next((step.source.model_dump() for step in steps if isinstance(step, Choose)), None)
+            slices[str(number)] = {
+                **fold.sizes[number],
+                "source": source,
+                "is_edited": any(isinstance(step, Paint) for step in steps),
+            }
+        return {
+            "status": fold.status,
+            "note": fold.note,
+            "steps_done": fold.done,
+            "steps_undone": len(fold.steps) - fold.done,
+            "slices": slices,
+        }
+
+    def decided(self, case: Case) -> Decided:
+        """A case as it is now, to export."""
+        stored, fold = self.read(case), self.work_list.fold(case)
+        depth, h, w = stored.values.shape[:3]
+        mask = np.stack([fold.mask(number, shape=(h, w)) for number in range(depth)])
+        shape = {name: value for name, value in describe(stored).items() if name not in ("range", "window")}
+        about = {
+            "format": "hpunet-case",
+            "name": case.name,
+            "image": shape,
+            "units": "px" if stored.geometry.spacing is None else "mm",
+            "state": self.state(fold, stored),
+            "version": fold.version,
+            "model": self.model(),
+            "hpunet": __version__,
+            "disclaimer": DISCLAIMER,
+        }
+        return Decided(case.name, stored, mask, about)
+
+    def without_paths(self, words: str) -> str:
+        """A message without the place of the work list and of cases."""
+        words = words.replace(str(self.work_list.folder), "the work list")
+        for case in self.cases:
+            words = words.replace(str(case.path), case.name)
+        return words.replace(str(Path.home()), "~")
