@@ -87,7 +87,9 @@ def copied(model: HPUNet) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [copied, one_step, lambda model: model.load_state_dict(tiny_model().state_dict())], ids=str
+    "change",
+    [copied, one_step, lambda model: model.load_state_dict(tiny_model().state_dict())],
+    ids=["copied", "step", "loaded"],
 )
 def test_a_backward_pass_after_a_change_of_weights_is_refused(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
     network = without_kernels(monkeypatch)

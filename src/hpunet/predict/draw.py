@@ -105,6 +105,7 @@ def sample_image(
                 mean += before / len(order)
                 squares += before * (marked - mean)
                 advance(1)
+            del part, each, probs, chosen, marked, before  # before the next ones are computed
     except torch.OutOfMemoryError:
         raise DataError(f"{h}x{w} pixels do not fit the device's memory; choose smaller tiles, --tile 256") from None
     by_number = torch.tensor(order).argsort()

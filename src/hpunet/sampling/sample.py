@@ -147,6 +147,7 @@ def stream(
     inputs = _decoder_inputs(model, image=image, **how, orientation_ids=orientation_ids)
     for chunk in _decode_in_chunks(model, features, inputs):
         yield chunk.numbers, _concat([chunk], features=features, shape=(1, len(chunk.labels)))
+        del chunk  # before the next one is computed
 
 
 @torch.no_grad()
@@ -313,7 +314,7 @@ def _concat(chunks: Sequence[_Chunk], *, features: Features, shape: tuple[int, i
     order = None if sorted(numbers) == numbers else torch.tensor(numbers).argsort()
 
     def whole(parts: Sequence[Tensor]) -> Tensor:
-        every = torch.cat(list(parts))
+        every = parts[0] if len(parts) == 1 else torch.cat(list(parts))
         return (every if order is None else select(every, order.to(every.device))).view(*shape, *every.shape[1:])
 
     return Samples(
