@@ -5,7 +5,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 # The sources that users install are on the path of the editable install, so only these files matter here.
 PINS := pyproject.toml constraints.txt
 
-.PHONY: help demo test test-kernels test-gpu fuzz lint docs bench chaos clean
+.PHONY: help demo test test-kernels test-gpu fuzz lint docs bench chaos web clean
 help:
 	@echo "make demo    train two small models on lesions of known truth, compare them, write a page"
 	@echo "make test    run the test suite on CPU"
@@ -13,10 +13,11 @@ help:
 	@echo "make test-gpu run the tests that need a CUDA GPU"
 	@echo "make fuzz    every file reader on 2,500 damaged files and all bombs (make test runs a tenth of them);"
 	@echo "             SEEDS=1-20 CASES=50000 for other ones"
-	@echo "make lint    ruff and mypy"
+	@echo "make lint    ruff and mypy; the viewer's page: TypeScript, eslint, and whether its build is new"
 	@echo "make docs    build the documentation into site/"
 	@echo "make bench   the benchmarks that run on this machine"
 	@echo "make chaos   kill training runs and workers 65 times, two writers at once, reads of a live run; compare their ends"
+	@echo "make web     build the viewer's page from web/ (needs Node 20 and npm)"
 	@echo "make clean   remove .venv and runs/"
 
 .venv/.base: $(PINS)
@@ -32,10 +33,27 @@ help:
 	@$(INSTALL) --group dev
 	@touch $@
 
+web/node_modules/.installed: web/package-lock.json
+	@echo "hpunet: installing what builds and tests the viewer's page"
+	@cd web && npm ci --silent
+	@touch $@
+
+# Without Node the committed page is used as it is, unchecked.
+ifneq ($(shell command -v npm),)
+WEB := web/node_modules/.installed
+in_web = @cd web && npm run --silent $(1)
+else
+in_web = @echo "hpunet: Node and npm are missing, so the viewer's page is not checked (npm run $(1))"
+endif
+
+web: web/node_modules/.installed
+	@cd web && npm run --silent build
+
 demo: .venv/.base
 	@$(BIN)/hpunet demo
 
-test: .venv/.dev
+test: .venv/.dev $(WEB)
+	$(call in_web,test)
 	@echo "hpunet: running the test suite on CPU; failures and the slowest tests are listed below"
 	@$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 
@@ -52,11 +70,12 @@ fuzz: .venv/.dev
 	@echo "hpunet: damaged files and bombs, each within 2 s and 512 MiB; replay one by tests/fuzz/harness.py --case N"
 	@$(BIN)/python tests/fuzz/harness.py $(if $(SEEDS),--seeds $(SEEDS)) $(if $(CASES),--cases $(CASES))
 
-lint: .venv/.dev
+lint: .venv/.dev $(WEB)
 	@echo "hpunet: ruff (style, imports, bugs), then mypy --strict on src/"
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	$(call in_web,lint)
 
 docs: .venv/.dev
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

@@ -1,0 +1,225 @@
+"""The viewer in a real browser: what a person does from the first hypotheses to the exported mask."""
+
+import io
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="the viewer is not tested: pip install playwright")
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+AXE = Path(__file__).parents[2] / "web/node_modules/axe-core/axe.min.js"
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
+FLAGS += ["--disable-sync", "--no-first-run"]
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="the viewer is not tested: no Chromium here")
+WAIT_MS = 60_000
+FILL = (240, 228, 66)  # colour of the first class
+
+
+class Server:
+    """`hpunet view` on the examples, which can be killed and started again."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.port, self.log = folder, "0", folder / "log"
+        self.start()
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "hpunet", "view", "--no-browser", "--token", "a-token-of-the-tests"]
+        command += ["--port", self.port, "--worklist", str(self.folder / "list")]
+        with open(self.log, "wb") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+        end = time.monotonic() + 60
+        while not (found := re.search(r"http://\S+:(\d+)/\S+", self.log.read_text())):
+            assert time.monotonic() < end, self.log.read_text()
+            assert self.process.poll() is None, self.log.read_text()
+            time.sleep(0.05)
+        self.address, self.port = found[0], found[1]
+
+    def kill(self) -> None:
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    started = Server(tmp_path_factory.mktemp("view"))
+    yield started
+    started.kill()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with sync_api.sync_playwright() as playwright:
+        yield playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+
+
+@pytest.fixture
+def page(browser: Any, server: Server) -> Iterator[Any]:
+    context = browser.new_context(viewport={"width": 1500, "height": 1400})
+    opened = context.new_page()
+    opened.problems = []
+    opened.on("pageerror", lambda error: opened.problems.append(str(error)))
+    opened.set_default_timeout(WAIT_MS)
+    opened.goto(server.address)
+    opened.wait_for_selector("#strip button")
+    yield opened
+    assert opened.problems == []
+    context.close()
+
+
+def open_case(page: Any, name: str) -> None:
+    page.get_by_role("button", name=re.compile(f"^{name}, ")).click()
+    page.wait_for_function("name => document.getElementById('title').textContent === name", arg=name)
+    page.wait_for_selector("#strip button")
+
+
+def shown_mask(page: Any) -> np.ndarray:
+    """Where the canvas shows the filled mask, read from its pixels at the middle of each pixel of the image."""
+    page.locator("#opacity").evaluate("e => { e.value = '100'; e.dispatchEvent(new Event('input')); }")
+    page.locator("#main").press("0")
+    page.wait_for_timeout(200)
+    colours = page.evaluate(
+        """() => {
+            const canvas = document.getElementById("main"), context = canvas.getContext("2d"), n = 128;
+            const zoom = Math.min(canvas.clientWidth / n, canvas.clientHeight / n) * 0.97;
+            const at = (i, side) => Math.floor(side / 2 + (i + 0.5 - n / 2) * zoom);
+            const found = [];
+            for (let y = 0; y < n; y += 1) for (let x = 0; x < n; x += 1) {
+                const place = [at(x, canvas.clientWidth), at(y, canvas.clientHeight)];
+                found.push(...context.getImageData(...place, 1, 1).data.slice(0, 3));
+            }
+            return found;
+        }"""
+    )
+    return (np.array(colours).reshape(128, 128, 3) == FILL).all(axis=-1)
+
+
+def exported(page: Any) -> np.ndarray:
+    page.locator("#format").select_option("png")
+    with page.expect_download() as download:
+        page.locator("#main").press("x")
+    return np.asarray(Image.open(io.BytesIO(Path(download.value.path()).read_bytes()))) > 0
+
+
+def stroke(page: Any, *, dx: int, dy: int) -> None:
+    """A stroke with the mouse from the middle of the canvas."""
+    box = page.locator("#main").bounding_box()
+    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    page.mouse.move(x, y)
+    page.mouse.down()
+    page.mouse.move(x + dx, y + dy, steps=5)
+    page.mouse.up()
+
+
+def wait_saved(page: Any) -> None:
+    page.wait_for_function("() => document.getElementById('saved').textContent === 'Everything is saved.'")
+
+
+def test_person_chooses_corrects_accepts_and_exports(page: Any) -> None:
+    open_case(page, "lidc-2")
+    assert not shown_mask(page).any()
+    canvas = page.locator("#main")
+    canvas.press("1")
+    chosen = shown_mask(page)
+    canvas.press("w")
+    assert page.locator("#high").input_value() == "128"
+    canvas.press("b")
+    stroke(page, dx=120, dy=-90)
+    canvas.press("e")
+    stroke(page, dx=-60, dy=0)
+    canvas.press("e")
+    corrected = shown_mask(page)
+    assert (corrected & ~chosen).any()
+    assert (exported(page) == corrected).all()
+    for before in (2, 1, 0):
+        canvas.press("u")
+        assert page.locator("#undo").is_enabled() == (before > 0)
+    assert not shown_mask(page).any()
+    for _ in range(3):
+        canvas.press("U")
+    assert (shown_mask(page) == corrected).all()
+    page.locator("#note").fill("a faint rim")
+    page.locator("#accept").click()
+    wait_saved(page)
+    assert page.locator("#progress").text_content() == "1 of 3 accepted"
+    page.reload()
+    open_case(page, "lidc-2")
+    assert (shown_mask(page) == corrected).all()
+    assert page.locator("#note").input_value() == "a faint rim"
+    assert page.locator("#cases button").nth(1).text_content() == "✓ lidc-2"
+
+
+def test_person_works_without_a_mouse(page: Any) -> None:
+    open_case(page, "lidc-1")
+    canvas = page.locator("#main")
+    for key in ("]", "]", "b", ".", "ArrowRight", "Shift+ArrowDown", " ", "Escape"):
+        canvas.press(key)
+    masks = [shown_mask(page)]
+    canvas.press("u")
+    masks.append(shown_mask(page))
+    assert masks[0].sum() > masks[1].sum() > 0
+    canvas.press("?")
+    assert page.locator("#keys").is_visible()
+    page.keyboard.press("Escape")
+    assert not page.locator("#keys").is_visible()
+    canvas.press("r")
+    page.wait_for_function("() => document.getElementById('status').textContent.includes('distinct hypotheses')")
+    wait_saved(page)
+
+
+def test_work_survives_kills_of_the_server(page: Any, server: Server) -> None:
+    kills = int(os.environ.get("HPUNET_KILLS", "2"))
+    rng = random.Random(0)
+    open_case(page, "lidc-3")
+    canvas = page.locator("#main")
+    canvas.press("1")
+    canvas.press("b")
+    for _ in range(kills):
+        stroke(page, dx=rng.randint(-200, 200), dy=rng.randint(-200, 200))
+        page.wait_for_timeout(rng.uniform(0, 60))
+        server.kill()
+        stroke(page, dx=rng.randint(-200, 200), dy=rng.randint(-200, 200))
+        server.start()
+        wait_saved(page)
+    canvas.press("b")
+    before = shown_mask(page)
+    assert (exported(page) == before).all()
+    page.reload()
+    open_case(page, "lidc-3")
+    assert (shown_mask(page) == before).all()
+    while page.locator("#undo").is_enabled():
+        canvas.press("u")
+    assert not shown_mask(page).any()
+    wait_saved(page)
+
+
+@pytest.mark.skipif(not AXE.exists(), reason="accessibility is not tested: npm ci in web/")
+def test_page_is_accessible(page: Any) -> None:
+    axe, rules = AXE.read_text(), ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]
+    page.locator("#main").press("g")
+    for key in ("1", "?"):
+        page.locator("#main").press(key)
+        page.wait_for_timeout(300)
+        page.evaluate(axe)
+        found = page.evaluate("rules => axe.run({ runOnly: rules })", rules)
+        assert [(v["id"], [n["html"] for n in v["nodes"]]) for v in found["violations"]] == []
+    page.keyboard.press("Escape")
+    names = page.evaluate(
+        """() => [...document.querySelectorAll("button, input, select, textarea")]
+            .filter((e) => e.offsetParent && !e.closest("dialog"))
+            .map((e) => e.tabIndex)"""
+    )
+    assert len(names) > 25
+    assert set(names) == {0}

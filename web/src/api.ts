@@ -1,0 +1,164 @@
+// The server's answers, and the requests that get them.
+
+import type { Event, Source } from "./history";
+
+export interface Session {
+  version: string;
+  model: {
+    name: string;
+    iteration: number;
+    classes: { index: number; name: string }[];
+    foreground: number[];
+    has_instances: boolean;
+    num_scales: number;
+    crop: [number, number];
+  };
+  formats: string[];
+  num_cases: number;
+  disclaimer: string;
+}
+export interface CaseSummary {
+  id: number;
+  name: string;
+  status: "open" | "accepted";
+  note: boolean;
+}
+export interface SliceState {
+  area: number;
+  diameter: number;
+  source: Source | null;
+  is_edited: boolean;
+}
+export interface State {
+  status: "open" | "accepted";
+  note: string;
+  steps_done: number;
+  steps_undone: number;
+  slices: Record<string, SliceState>;
+}
+export interface Case {
+  id: number;
+  name: string;
+  slices: number;
+  height: number;
+  width: number;
+  channels: number;
+  dtype: "uint8" | "uint16" | "int16" | "float32";
+  spacing: [number, number] | null;
+  spacing_z: number | null;
+  range: [number, number];
+  window: [number, number];
+  graders: string[];
+  notes: string[];
+  needs_point: boolean;
+  version: number;
+  state: State;
+}
+export interface Place {
+  y: number;
+  x: number;
+  height: number;
+  width: number;
+}
+export interface Hypothesis {
+  share: number;
+  representative: number;
+  members: number[];
+  description: string;
+  same_iou: number;
+}
+export interface Prediction {
+  prediction: string;
+  seed: number;
+  num_samples: number;
+  place: Place;
+  hypotheses: Hypothesis[];
+  samples: { area: number; diameter: number }[];
+  units: "mm" | "px";
+  notes: string[];
+  seconds: number;
+}
+export interface Request {
+  slice: number;
+  num_samples: number;
+  seed: number;
+  at: [number, number] | null;
+}
+export type Values = Uint8Array | Uint16Array | Int16Array | Float32Array;
+
+/** An answer of the server that is no success, in words. */
+export class Refused extends Error {
+  constructor(
+    readonly status: number,
+    detail: string,
+  ) {
+    super(detail);
+  }
+}
+
+/** The server did not answer. */
+export class Lost extends Error {}
+
+export class Api {
+  constructor(private readonly token: string) {}
+
+  session = (): Promise<Session> => this.json("session");
+  cases = async (): Promise<CaseSummary[]> => (await this.json<{ cases: CaseSummary[] }>("cases")).cases;
+  case = (id: number): Promise<Case> => this.json(`cases/${id}`);
+  events = (id: number): Promise<{ version: number; events: Event[] }> => this.json(`cases/${id}/events`);
+
+  post = (id: number, version: number, events: readonly Event[]): Promise<{ version: number; state: State }> =>
+    this.json(`cases/${id}/events`, { version, events });
+
+  samples = (id: number, request: Request, signal: AbortSignal): Promise<Prediction> =>
+    this.json(`cases/${id}/samples`, request, signal);
+
+  async image(item: Case, slice: number): Promise<Values> {
+    const content = await this.bytes(`cases/${item.id}/image?slice=${slice}`);
+    const types = { uint8: Uint8Array, uint16: Uint16Array, int16: Int16Array, float32: Float32Array };
+    return new types[item.dtype](content);
+  }
+
+  grader = async (id: number, number: number, slice: number): Promise<Uint8Array> =>
+    new Uint8Array(await this.bytes(`cases/${id}/graders/${number}?slice=${slice}`));
+
+  maps = async (prediction: string, kind: "samples" | "mean" | "std"): Promise<Uint8Array> =>
+    new Uint8Array(await this.bytes(`predictions/${prediction}/${kind}`));
+
+  async export(id: number, format: string): Promise<{ name: string; content: Blob }> {
+    const answer = await this.fetch(`cases/${id}/export`, { format });
+    const name = /filename\*=UTF-8''([^;]+)/.exec(answer.headers.get("Content-Disposition") ?? "")?.[1];
+    return { name: decodeURIComponent(name ?? `case-${id}.${format}`), content: await answer.blob() };
+  }
+
+  upload = async (file: File): Promise<number> =>
+    (await (await this.fetch(`upload?name=${encodeURIComponent(file.name)}`, file)).json() as { id: number }).id;
+
+  private async json<T>(path: string, body?: object, signal?: AbortSignal): Promise<T> {
+    return (await (await this.fetch(path, body, signal)).json()) as T;
+  }
+
+  private async bytes(path: string): Promise<ArrayBuffer> {
+    return (await this.fetch(path)).arrayBuffer();
+  }
+
+  private async fetch(path: string, body?: object, signal?: AbortSignal): Promise<Response> {
+    const headers: Record<string, string> = { "X-Hpunet-Token": this.token };
+    const options: RequestInit = { headers, signal: signal ?? null };
+    if (body !== undefined) {
+      options.method = "POST";
+      options.body = body instanceof Blob ? body : JSON.stringify(body);
+      headers["Content-Type"] = body instanceof Blob ? "application/octet-stream" : "application/json";
+    }
+    let answer: Response;
+    try {
+      answer = await fetch(`api/${path}`, options);
+    } catch (error) {
+      if (signal?.aborted) throw error;
+      throw new Lost("The server does not answer.");
+    }
+    if (answer.ok) return answer;
+    const detail = (await answer.json().catch(() => ({}))) as { detail?: unknown };
+    throw new Refused(answer.status, typeof detail.detail === "string" ? detail.detail : `Error ${answer.status}.`);
+  }
+}

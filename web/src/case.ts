@@ -1,0 +1,146 @@
+// The case on the screen: its pixels, what was drawn for it, and what the person did.
+
+import { Refused, type Api, type Case, type Prediction, type Request, type State, type Values } from "./api";
+import { History, type Event } from "./history";
+import type { Outbox } from "./outbox";
+import { encode, place } from "./runs";
+
+export interface Drawn {
+  answer: Prediction;
+  at: [number, number] | null;
+  /** Labels of all samples, one after the other. */
+  samples: Uint8Array;
+}
+
+const KEPT_SLICES = 32;
+
+export class OpenCase {
+  readonly history: History;
+  state: State;
+  slice = 0;
+  at: [number, number] | null = null;
+  seed = 0;
+  private readonly values = new Map<number, Values>();
+  private readonly drawn = new Map<number, Drawn>();
+  private readonly heat = new Map<string, Uint8Array>();
+  private readonly gradings = new Map<string, Uint8Array | null>();
+  private readonly placed = new Map<string, Uint8Array>();
+
+  constructor(
+    private readonly api: Api,
+    readonly item: Case,
+    events: readonly Event[],
+    readonly outbox: Outbox,
+  ) {
+    this.history = new History(item.height * item.width, events);
+    this.state = item.state;
+  }
+
+  get size(): { height: number; width: number } {
+    return { height: this.item.height, width: this.item.width };
+  }
+
+  get mask(): Uint8Array {
+    return this.history.mask(this.slice);
+  }
+
+  /** What was drawn for this slice. */
+  get current(): Drawn | null {
+    return this.drawn.get(this.slice) ?? null;
+  }
+
+  /** Whether the image must be pointed at before anything can be drawn. */
+  get waitsForPoint(): boolean {
+    return this.item.needs_point && this.at === null;
+  }
+
+  /** Do these events, after reopening the case if they change its mask. */
+  act(...events: Event[]): void {
+    const changes = events.some((event) => !["note", "accept", "reopen"].includes(event.kind));
+    const all: Event[] = changes && this.history.status === "accepted" ? [{ kind: "reopen" }, ...events] : events;
+    for (const event of all) this.history.add(event);
+    this.outbox.add(...all);
+  }
+
+  /** The event that chooses a hypothesis. */
+  choice(hypothesis: number): Event | null {
+    const [drawn, found] = [this.current, this.current?.answer.hypotheses[hypothesis]];
+    if (!drawn || !found) return null;
+    const { seed, num_samples } = drawn.answer;
+    const source = { hypothesis, share: found.share, seed, num_samples, at: drawn.at };
+    return { kind: "choose", slice: this.slice, value_map: encode(this.sample(found.representative)), source };
+  }
+
+  /** The map of a sample of this slice, in the whole image. */
+  sample(index: number): Uint8Array {
+    const drawn = this.current;
+    if (!drawn) return new Uint8Array(this.item.height * this.item.width);
+    const key = `${drawn.answer.prediction}/${index}`;
+    let map = this.placed.get(key);
+    if (!map) {
+      const { place: at } = drawn.answer;
+      const length = at.height * at.width;
+      map = place(drawn.samples.subarray(index * length, (index + 1) * length), at, this.size);
+      this.placed.set(key, map);
+    }
+    return map;
+  }
+
+  async pixels(): Promise<Values> {
+    const { slice } = this;
+    const known = this.values.get(slice);
+    if (known) return known;
+    const values = await this.api.image(this.item, slice);
+    if (this.values.size >= KEPT_SLICES) this.values.delete([...this.values.keys()][0] ?? slice);
+    this.values.set(slice, values);
+    return values;
+  }
+
+  /** A grader's map of this slice, null if that grader did not look. */
+  async grading(grader: number): Promise<Uint8Array | null> {
+    const key = `${this.slice}/${grader}`;
+    const known = this.gradings.get(key);
+    if (known !== undefined) return known;
+    const map = await this.api.grader(this.item.id, grader, this.slice).catch((error: unknown) => {
+      if (error instanceof Refused && error.status === 404) return null;
+      throw error;
+    });
+    this.gradings.set(key, map);
+    return map;
+  }
+
+  /** Mean or spread of what was drawn for this slice. */
+  async summary(kind: "mean" | "std"): Promise<Uint8Array | null> {
+    const drawn = this.current;
+    if (!drawn) return null;
+    const key = `${drawn.answer.prediction}/${kind}`;
+    const map = this.heat.get(key) ?? (await this.fetchMap(drawn, kind));
+    this.heat.set(key, map);
+    return map;
+  }
+
+  /** Draw samples of this slice. */
+  async draw(numSamples: number, signal: AbortSignal): Promise<Drawn> {
+    const { slice, at } = this;
+    const request: Request = { slice, num_samples: numSamples, seed: this.seed, at };
+    const answer = await this.api.samples(this.item.id, request, signal);
+    const drawn = { answer, at, samples: await this.api.maps(answer.prediction, "samples") };
+    this.placed.clear();
+    this.drawn.set(slice, drawn);
+    return drawn;
+  }
+
+  /** A map of a prediction; one that the server has forgotten is drawn again, which gives the same. */
+  private async fetchMap(drawn: Drawn, kind: "mean" | "std"): Promise<Uint8Array> {
+    const { answer, at } = drawn;
+    try {
+      return await this.api.maps(answer.prediction, kind);
+    } catch (error) {
+      if (!(error instanceof Refused) || error.status !== 404) throw error;
+      const request = { slice: this.slice, num_samples: answer.num_samples, seed: answer.seed, at };
+      const again = await this.api.samples(this.item.id, request, new AbortController().signal);
+      drawn.answer.prediction = again.prediction;
+      return this.api.maps(again.prediction, kind);
+    }
+  }
+}

@@ -1,0 +1,70 @@
+// What keys do. The table is what the help shows.
+
+export type Command =
+  | { name: "choose"; hypothesis: number }
+  | { name: (typeof KEYS)[number][1] }
+  | { name: "move"; dx: number; dy: number };
+
+export const KEYS = [
+  ["[", "previous", "previous hypothesis"],
+  ["]", "following", "next hypothesis"],
+  ["r", "redraw", "new samples"],
+  ["f", "flip", "flip through all samples"],
+  ["h", "hide", "hide or show outlines"],
+  ["s", "compare", "two hypotheses side by side"],
+  ["g", "graders", "outlines of the graders"],
+  ["m", "overlay", "map: none, mean probability, spread"],
+  ["w", "window", "next window (black and white)"],
+  ["+", "closer", "zoom in"],
+  ["-", "further", "zoom out"],
+  ["0", "fit", "whole image"],
+  ["PageUp", "slice-up", "next slice"],
+  ["PageDown", "slice-down", "previous slice"],
+  ["o", "point", "point at the object"],
+  ["b", "brush", "brush; again to stop"],
+  ["e", "eraser", "eraser; again to stop"],
+  [",", "smaller", "smaller brush"],
+  [".", "larger", "larger brush"],
+  [" ", "paint", "paint, erase or point at the cross"],
+  ["u", "undo", "undo"],
+  ["U", "redo", "redo"],
+  ["a", "accept", "accept the mask, or open the case again"],
+  ["n", "next", "next case"],
+  ["p", "back", "previous case"],
+  ["x", "export", "export in the chosen format"],
+  ["?", "help", "these keys"],
+] as const;
+
+const ARROWS: Record<string, [number, number]> = {
+  ArrowLeft: [-1, 0],
+  ArrowRight: [1, 0],
+  ArrowUp: [0, -1],
+  ArrowDown: [0, 1],
+};
+
+/** What a key means, if it is typed where it is a command and not text or a control's own key. */
+export function commandOf(event: KeyboardEvent): Command | null {
+  if (event.ctrlKey || event.metaKey || event.altKey) return null;
+  const target = event.target instanceof Element ? event.target : null;
+  const control = target?.closest("input, select, textarea, button, dialog");
+  const isRange = control instanceof HTMLInputElement && ["range", "file"].includes(control.type);
+  const isButton = control?.tagName === "BUTTON";
+  if (control && !isRange && !isButton) return null;
+  const { key } = event;
+  if (control && (key === " " || key in ARROWS || key.startsWith("Page"))) return null;
+  if (/^[1-9]$/.test(key)) return { name: "choose", hypothesis: Number(key) - 1 };
+  const arrow = ARROWS[key];
+  if (arrow) {
+    const far = event.shiftKey ? 5 : 1;
+    return { name: "move", dx: far * arrow[0], dy: far * arrow[1] };
+  }
+  const found = KEYS.find(([typed]) => typed === (key === "=" ? "+" : key));
+  return found ? { name: found[1] } : null;
+}
+
+/** Rows of the help: keys and what they do. */
+export function keyRows(): [string, string][] {
+  const named: Record<string, string> = { " ": "Space" };
+  const rows = KEYS.map(([key, , words]): [string, string] => [named[key] ?? key, words]);
+  return [["1 … 9", "choose a hypothesis"], ...rows, ["arrows", "move the image, or the cross of brush and eraser"]];
+}

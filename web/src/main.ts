@@ -1,0 +1,768 @@
+// The page: connects controls, keys and the mouse with the case on the screen.
+
+import { Api, Lost, type CaseSummary, type Session } from "./api";
+import { OpenCase } from "./case";
+import { css, distinct, heat } from "./colours";
+import { findControls, type Controls } from "./controls";
+import { make, percent, short } from "./dom";
+import type { Event } from "./history";
+import { commandOf, keyRows, type Command } from "./keys";
+import { Outbox } from "./outbox";
+import { canvasOf, filled, forgetBorders, heated, stamp, strokeBorders, windowed, type Point } from "./pixels";
+import { plotMeasure } from "./plot";
+import { differences } from "./runs";
+import { fillStrip } from "./strip";
+import { Camera, View } from "./view";
+import { dragged, following, presets, type Window } from "./windows";
+
+type Tool = "look" | "brush" | "eraser" | "point";
+
+const ZOOM = 1.25;
+const NOTE_MS = 600;
+
+class App {
+  private readonly camera = new Camera();
+  private readonly views: View[];
+  private session: Session | null = null;
+  private cases: CaseSummary[] = [];
+  private open: OpenCase | null = null;
+  private opening = 0;
+  private drawing: AbortController | null = null;
+  private tool: Tool = "look";
+  private cursor: Point | null = null;
+  private draft: Uint8Array | null = null;
+  private window: Window = [0, 255];
+  private image: HTMLCanvasElement | null = null;
+  private overlay: HTMLCanvasElement | null = null;
+  private gradings: (Uint8Array | null)[] = [];
+  private readonly fills = new WeakMap<Uint8Array, { opacity: number; canvas: HTMLCanvasElement }>();
+  private noteTimer = 0;
+
+  constructor(
+    private readonly api: Api,
+    private readonly ui: Controls,
+  ) {
+    this.views = [
+      new View(ui.main, this.camera, (context, pixel) => {
+        this.paintMain(context, pixel);
+      }),
+      new View(ui.other, this.camera, (context, pixel) => {
+        this.paintOther(context, pixel);
+      }),
+    ];
+    this.connect();
+  }
+
+  async start(): Promise<void> {
+    const { ui } = this;
+    this.session = await this.api.session();
+    const { model, formats, disclaimer } = this.session;
+    ui.model.textContent = `${model.name}, iteration ${model.iteration.toLocaleString("en")}`;
+    ui.disclaimer.textContent = disclaimer;
+    ui.format.replaceChildren(...formats.map((format) => new Option(format, format)));
+    const classes = model.classes.filter(({ index }) => index > 0);
+    ui.class.replaceChildren(...classes.map(({ index, name }) => new Option(name, String(index))));
+    ui.classChoice.hidden = classes.length < 2;
+    await this.listCases();
+    const first = this.cases.find(({ status }) => status === "open") ?? this.cases[0];
+    if (first) await this.openCase(first.id);
+    else ui.title.textContent = "No cases yet: add an image.";
+  }
+
+  // ---------------------------------------------------------------- cases
+
+  private async listCases(): Promise<void> {
+    this.cases = await this.api.cases();
+    this.showCases();
+  }
+
+  private showCases(): void {
+    const { ui } = this;
+    const accepted = this.cases.filter(({ status }) => status === "accepted").length;
+    ui.progress.textContent = `${accepted} of ${this.cases.length} accepted`;
+    [ui.progressBar.max, ui.progressBar.value] = [Math.max(this.cases.length, 1), accepted];
+    ui.cases.replaceChildren(
+      ...this.cases.map(({ id, name, status }) => {
+        const button = make("button", `${status === "accepted" ? "✓ " : ""}${name}`);
+        button.setAttribute("aria-label", `${name}, ${status}`);
+        if (id === this.open?.item.id) button.setAttribute("aria-current", "true");
+        button.addEventListener("click", () => {
+          this.run(this.openCase(id));
+        });
+        return make("li", [button]);
+      }),
+    );
+  }
+
+  private async openCase(id: number, slice = 0): Promise<void> {
+    const { ui } = this;
+    this.saveNote();
+    const number = (this.opening += 1);
+    this.drawing?.abort();
+    ui.title.textContent = "Loading…";
+    const [item, { version, events }] = await Promise.all([this.api.case(id), this.api.events(id)]);
+    if (number !== this.opening) return; // another case was opened meanwhile
+    const key = `hpunet/${location.host}/${item.id}/${item.name}`;
+    const left = Outbox.left(key, localStorage, events);
+    const opened: OpenCase = new OpenCase(
+      this.api,
+      item,
+      [...events, ...left],
+      new Outbox(this.api, id, version, key, localStorage, {
+        sent: (state, waiting) => {
+          if (state) opened.state = state;
+          this.showSaved(waiting, state === null);
+          if (opened === this.open) this.showState();
+        },
+        changed: () => {
+          if (opened === this.open) this.run(this.openCase(id, opened.slice));
+        },
+        failed: (message) => {
+          this.say(message, true);
+        },
+      }),
+    );
+    this.open = opened;
+    opened.slice = Math.min(slice, item.slices - 1);
+    const { source } = opened.history.origin(opened.slice);
+    if (source) [opened.at, opened.seed] = [source.at, source.seed];
+    if (left.length > 0) opened.outbox.send();
+    [this.window, this.image, this.overlay, this.gradings] = [[...item.window], null, null, []];
+    [ui.low.value, ui.high.value] = this.window.map(short) as [string, string];
+    ui.title.textContent = item.name;
+    ui.note.value = opened.history.note;
+    ui.slices.hidden = item.slices < 2;
+    [ui.slice.max, ui.slice.value] = [String(item.slices - 1), String(opened.slice)];
+    ui.graders.disabled = item.graders.length === 0;
+    this.setTool(opened.waitsForPoint ? "point" : "look");
+    this.press(ui.flip, false);
+    this.showCases();
+    this.showState();
+    this.camera.fit(opened.size, this.views[0]?.size ?? opened.size);
+    await this.showSlice();
+    this.say(`${item.name} is open.`);
+  }
+
+  private async neighbour(by: 1 | -1): Promise<void> {
+    const index = this.cases.findIndex(({ id }) => id === this.open?.item.id);
+    const next = this.cases[(index + by + this.cases.length) % this.cases.length];
+    if (next) await this.openCase(next.id);
+  }
+
+  private async upload(file: File): Promise<void> {
+    this.say(`Reading ${file.name}…`);
+    const id = await this.api.upload(file);
+    await this.listCases();
+    await this.openCase(id);
+  }
+
+  // ---------------------------------------------------------------- slices and samples
+
+  private async showSlice(): Promise<void> {
+    const { open, ui } = this;
+    if (!open) return;
+    ui.sliceNumber.textContent = `${open.slice + 1} of ${open.item.slices}`;
+    this.image = this.overlay = null;
+    this.gradings = [];
+    await this.showImage();
+    if (!open.current && !open.waitsForPoint) await this.drawSamples();
+    else await this.showDrawn();
+  }
+
+  private async showImage(): Promise<void> {
+    const { open } = this;
+    if (!open) return;
+    const { slice } = open;
+    const values = await open.pixels();
+    if (open !== this.open || slice !== open.slice) return;
+    this.image = canvasOf(windowed(values, open.item.channels, this.window), open.size);
+    this.redrawViews();
+  }
+
+  private async setSlice(slice: number): Promise<void> {
+    const { open } = this;
+    if (!open || slice < 0 || slice >= open.item.slices || slice === open.slice) return;
+    this.drawing?.abort();
+    open.slice = slice;
+    this.ui.slice.value = String(slice);
+    this.press(this.ui.flip, false);
+    this.showState();
+    await this.showSlice();
+  }
+
+  private async drawSamples(): Promise<void> {
+    const { open, ui } = this;
+    if (!open || open.waitsForPoint) return;
+    this.drawing?.abort();
+    const drawing = (this.drawing = new AbortController());
+    const count = Math.min(Math.max(Math.round(Number(ui.number.value)) || 16, 1), 64);
+    ui.number.value = String(count);
+    ui.hint.textContent = `Drawing ${count} samples…`;
+    try {
+      await open.draw(count, drawing.signal);
+    } catch (error) {
+      if (drawing.signal.aborted) return;
+      ui.hint.textContent = "";
+      throw error;
+    }
+    if (open !== this.open || drawing !== this.drawing) return;
+    ui.hint.textContent = "";
+    const hypotheses = open.current?.answer.hypotheses ?? [];
+    const words = hypotheses.map(({ share, description }, i) => `${i + 1}: ${description}, ${percent(share)}`);
+    this.say(`${hypotheses.length} distinct hypotheses. ${words.join("; ")}`);
+    await this.showDrawn();
+  }
+
+  private async showDrawn(): Promise<void> {
+    const { open, ui } = this;
+    if (!open) return;
+    const answer = open.current?.answer ?? null;
+    ui.sample.max = String((answer?.num_samples ?? 1) - 1);
+    ui.sample.value = "0";
+    ui.sample.disabled = ui.flip.disabled = ui.compare.disabled = answer === null;
+    const options = (answer?.hypotheses ?? []).map(
+      ({ share, description }, i) => new Option(`${i + 1}: ${percent(share)}, ${description}`, String(i)),
+    );
+    ui.otherChoice.replaceChildren(...options);
+    ui.otherChoice.value = String(Math.min(1, options.length - 1));
+    ui.notes.replaceChildren(...[...new Set([...open.item.notes, ...(answer?.notes ?? [])])].map((note) => make("li", note)));
+    this.showState();
+    await this.showGraders();
+    await this.showOverlay();
+  }
+
+  private async showOverlay(): Promise<void> {
+    const { open, ui } = this;
+    const kind = ui.overlay.value;
+    ui.legend.hidden = kind === "none";
+    ui.legendEnd.textContent = kind === "std" ? "0.5 (standard deviation)" : "1 (probability)";
+    this.overlay = null;
+    const map = kind === "mean" || kind === "std" ? await open?.summary(kind) : null;
+    if (open && map && open.current && open === this.open) {
+      this.overlay = canvasOf(heated(map, 0.7), open.current.answer.place);
+    }
+    this.redrawViews();
+  }
+
+  private async showGraders(): Promise<void> {
+    const { open, ui } = this;
+    const shown = open && isPressed(ui.graders) ? open.item.graders : [];
+    this.gradings = open ? await Promise.all(shown.map((_, i) => open.grading(i))) : [];
+    ui.graderNames.replaceChildren(
+      ...shown.map((name, i) => {
+        const entry = make("li", `Grader ${name}${this.gradings[i] ? "" : " (did not look)"}`);
+        entry.style.color = css(distinct(i + 1));
+        return entry;
+      }),
+    );
+    this.redrawViews();
+  }
+
+  // ---------------------------------------------------------------- what is shown of the case's state
+
+  private showState(): void {
+    const { open, ui } = this;
+    if (!open) return;
+    const { source, isEdited } = open.history.origin(open.slice);
+    const { current } = open;
+    const isOfDrawn = current && source?.seed === current.answer.seed && String(source.at) === String(current.at);
+    const chosen = isOfDrawn ? source.hypothesis : null;
+    fillStrip(ui.strip, open, this.image, chosen, (hypothesis) => {
+      this.choose(hypothesis);
+    });
+    ui.undo.disabled = !open.history.canUndo;
+    ui.redo.disabled = !open.history.canRedo;
+    const isAccepted = open.history.status === "accepted";
+    ui.accept.disabled = !isAccepted && !open.history.canUndo;
+    ui.accept.replaceChildren(isAccepted ? "Open again " : "Accept ", make("kbd", "a"));
+    const edited = isEdited ? "corrected" : "as drawn";
+    const words = source ? `Hypothesis ${source.hypothesis + 1} (${percent(source.share)}), ${edited}` : "";
+    ui.caption.textContent = words || (isEdited ? "Drawn by hand" : "Nothing chosen yet: dashed outlines are all hypotheses");
+    this.showMeasures();
+    const summary = this.cases.find(({ id }) => id === open.item.id);
+    if (summary && summary.status !== open.history.status) {
+      summary.status = open.history.status;
+      this.showCases();
+    }
+    this.redrawViews();
+  }
+
+  private showMeasures(): void {
+    const { open, ui } = this;
+    const answer = open?.current?.answer;
+    const state = open?.state.slices[String(open.slice)];
+    const unit = answer?.units ?? (open?.item.spacing ? "mm" : "px");
+    const [area, length] = unit === "mm" ? ["mm²", "mm"] : ["pixels", "pixels"];
+    ui.measures.textContent = state
+      ? `Area ${short(state.area)} ${area}, longest diameter ${short(state.diameter)} ${length}`
+      : "Choose a hypothesis to measure it.";
+    ui.plot.replaceChildren();
+    if (!answer) return;
+    for (const [name, key, words] of [["Area", "area", area], ["Diameter", "diameter", length]] as const) {
+      ui.plot.append(plotMeasure(name, words, answer.samples.map((sample) => sample[key]), state?.[key] ?? null));
+    }
+  }
+
+  private showSaved(waiting: number, isLost: boolean): void {
+    const { ui } = this;
+    const many = waiting === 1 ? "1 change waits" : `${waiting} changes wait`;
+    ui.saved.textContent = waiting > 0 ? `${many} to be saved.` : "Everything is saved.";
+    ui.banner.hidden = !(isLost && waiting > 0);
+    if (isLost && waiting > 0) ui.banner.textContent = `The server does not answer. ${many} here and will be sent when it is back.`;
+  }
+
+  private say(words: string, isError = false): void {
+    this.ui.status.textContent = words;
+    if (isError) this.ui.hint.textContent = words;
+  }
+
+  /** Await work that a control started; what goes wrong is said. */
+  private run(work: Promise<unknown>): void {
+    work.catch((error: unknown) => {
+      if (error instanceof DOMException && error.name === "AbortError") return;
+      this.say(error instanceof Error ? error.message : String(error), true);
+      if (error instanceof Lost) this.ui.hint.textContent = "The server does not answer; start hpunet view again and reload.";
+    });
+  }
+
+  // ---------------------------------------------------------------- steps
+
+  private act(...events: Event[]): void {
+    this.open?.act(...events);
+    this.showSaved(this.open?.outbox.numWaiting ?? 0, false);
+    this.showState();
+  }
+
+  private choose(hypothesis: number): void {
+    const event = this.open?.choice(hypothesis);
+    if (!event) return;
+    this.press(this.ui.flip, false);
+    this.act(event);
+    const found = this.open?.current?.answer.hypotheses[hypothesis];
+    this.say(`Hypothesis ${hypothesis + 1} is chosen: ${found?.description ?? ""}`);
+  }
+
+  private cycle(by: 1 | -1): void {
+    const count = this.open?.current?.answer.hypotheses.length ?? 0;
+    const now = this.open?.history.origin(this.open.slice).source?.hypothesis ?? (by === 1 ? -1 : 0);
+    if (count > 0) this.choose((now + by + count) % count);
+  }
+
+  private undo(kind: "undo" | "redo"): void {
+    const { history } = this.open ?? {};
+    if (!history || !(kind === "undo" ? history.canUndo : history.canRedo)) return;
+    this.act({ kind });
+    this.say(kind === "undo" ? "Undone." : "Done again.");
+  }
+
+  private accept(): void {
+    const { open } = this;
+    if (!open || this.ui.accept.disabled) return;
+    this.saveNote();
+    const isAccepted = open.history.status === "accepted";
+    this.act({ kind: isAccepted ? "reopen" : "accept" });
+    this.say(isAccepted ? "The case is open again." : "The case is accepted.");
+  }
+
+  private saveNote(): void {
+    window.clearTimeout(this.noteTimer);
+    const { open, ui } = this;
+    if (open && ui.note.value !== open.history.note) this.act({ kind: "note", text: ui.note.value });
+  }
+
+  private async export(): Promise<void> {
+    const { open, ui } = this;
+    if (!open) return;
+    this.saveNote();
+    await open.outbox.settled();
+    const { name, content } = await this.api.export(open.item.id, ui.format.value);
+    const link = make("a");
+    [link.href, link.download] = [URL.createObjectURL(content), name];
+    link.click();
+    URL.revokeObjectURL(link.href);
+    this.say(`${name} is exported.`);
+  }
+
+  // ---------------------------------------------------------------- brush, eraser, pointing
+
+  private setTool(tool: Tool): void {
+    const { ui, open } = this;
+    this.tool = tool;
+    this.press(ui.brush, tool === "brush");
+    this.press(ui.eraser, tool === "eraser");
+    this.press(ui.point, tool === "point");
+    this.cursor = tool === "look" ? null : (this.cursor ?? { ...this.camera.centre });
+    const waits = "The image is larger than those of training: click the middle of the object.";
+    if (tool === "point") ui.hint.textContent = open?.waitsForPoint ? waits : "Click the middle of the object.";
+    else if (!open?.waitsForPoint) ui.hint.textContent = "";
+    this.redrawViews();
+  }
+
+  private get value(): number {
+    return this.tool === "brush" ? Number(this.ui.class.value) || 1 : 0;
+  }
+
+  private get brushSize(): number {
+    return Math.min(Math.max(Number(this.ui.size.value) || 1, 1), 200);
+  }
+
+  private paintTo(from: Point, to: Point): void {
+    const { open } = this;
+    if (!open) return;
+    this.draft ??= open.mask.slice();
+    stamp(this.draft, open.size, from, to, this.brushSize, this.value);
+    forgetBorders(this.draft);
+    this.fills.delete(this.draft);
+    this.redrawViews();
+  }
+
+  private finishStroke(): void {
+    const { open, draft } = this;
+    this.draft = null;
+    if (!open || !draft) return;
+    const runs = differences(open.mask, draft);
+    if (runs.length > 0) this.act({ kind: "paint", slice: open.slice, value: this.value, runs });
+    this.redrawViews();
+  }
+
+  private async pointAt({ x, y }: Point): Promise<void> {
+    const { open } = this;
+    if (!open || x < 0 || y < 0 || x >= open.item.width || y >= open.item.height) return;
+    open.at = [Math.floor(x), Math.floor(y)];
+    this.setTool("look");
+    await this.drawSamples();
+  }
+
+  private useCursor(): void {
+    if (!this.cursor || this.tool === "look") return;
+    if (this.tool === "point") {
+      this.run(this.pointAt(this.cursor));
+      return;
+    }
+    this.paintTo(this.cursor, this.cursor);
+    this.finishStroke();
+  }
+
+  // ---------------------------------------------------------------- painting the canvases
+
+  private redrawViews(): void {
+    for (const view of this.views) view.draw();
+  }
+
+  private paintMain(context: CanvasRenderingContext2D, pixel: number): void {
+    const { open, ui } = this;
+    if (!open) return;
+    if (this.image) context.drawImage(this.image, 0, 0);
+    const { place } = open.current?.answer ?? {};
+    if (this.overlay && place) context.drawImage(this.overlay, place.x, place.y);
+    if (place && (place.height < open.item.height || place.width < open.item.width)) {
+      context.strokeStyle = "#b4bec6";
+      context.lineWidth = pixel;
+      context.strokeRect(place.x, place.y, place.width, place.height);
+    }
+    if (!isPressed(ui.hide)) this.paintMaps(context, pixel, open);
+    if (this.cursor) this.paintCursor(context, pixel, this.cursor);
+  }
+
+  private paintMaps(context: CanvasRenderingContext2D, pixel: number, open: OpenCase): void {
+    const { ui } = this;
+    this.gradings.forEach((map, i) => {
+      if (map) this.paintOutline(context, map, 1.5 * pixel, () => distinct(i + 1));
+    });
+    if (isPressed(ui.flip)) {
+      this.paintLabels(context, open.sample(Number(ui.sample.value)), pixel);
+      return;
+    }
+    const { source, isEdited } = open.history.origin(open.slice);
+    if (!source && !isEdited && !this.draft) {
+      open.current?.answer.hypotheses.forEach(({ representative }, i) => {
+        this.paintOutline(context, open.sample(representative), 1.5 * pixel, () => distinct(i), true);
+      });
+    }
+    this.paintLabels(context, this.draft ?? open.mask, pixel);
+  }
+
+  private paintOther(context: CanvasRenderingContext2D, pixel: number): void {
+    const { open, ui } = this;
+    if (!open || ui.second.hidden) return;
+    if (this.image) context.drawImage(this.image, 0, 0);
+    const found = open.current?.answer.hypotheses[Number(ui.otherChoice.value)];
+    if (found && !isPressed(ui.hide)) this.paintLabels(context, open.sample(found.representative), pixel);
+  }
+
+  private paintLabels(context: CanvasRenderingContext2D, labels: Uint8Array, pixel: number): void {
+    const { open, ui } = this;
+    const opacity = Number(ui.opacity.value) / 100;
+    const colour = (label: number) => distinct(label - 1);
+    if (open && opacity > 0) {
+      let fill = this.fills.get(labels);
+      if (fill?.opacity !== opacity) {
+        fill = { opacity, canvas: canvasOf(filled(labels, colour, opacity), open.size) };
+        this.fills.set(labels, fill);
+      }
+      context.drawImage(fill.canvas, 0, 0);
+    }
+    this.paintOutline(context, labels, 2 * pixel, colour);
+  }
+
+  private paintOutline(
+    context: CanvasRenderingContext2D,
+    labels: Uint8Array,
+    width: number,
+    colourOf: (label: number) => ReturnType<typeof distinct>,
+    dashed = false,
+  ): void {
+    const { open } = this;
+    if (!open) return;
+    for (const label of new Set(labels)) {
+      if (label > 0) strokeBorders(context, labels, open.size, { label, colour: colourOf(label), width, dashed });
+    }
+  }
+
+  private paintCursor(context: CanvasRenderingContext2D, pixel: number, { x, y }: Point): void {
+    const arm = 7 * pixel;
+    for (const [colour, width] of [["#000", 4], ["#fff", 2]] as const) {
+      context.beginPath();
+      context.strokeStyle = colour;
+      context.lineWidth = width * pixel;
+      if (this.tool !== "point") context.arc(x, y, this.brushSize / 2, 0, 2 * Math.PI);
+      for (const [dx, dy] of [[arm, 0], [0, arm]] as const) {
+        context.moveTo(x - dx, y - dy);
+        context.lineTo(x + dx, y + dy);
+      }
+      context.stroke();
+    }
+  }
+
+  private describePlace({ x, y }: Point): void {
+    const { open, ui } = this;
+    const [column, row] = [Math.floor(x), Math.floor(y)];
+    if (!open || column < 0 || row < 0 || column >= open.item.width || row >= open.item.height) return;
+    ui.place.textContent = `Column ${column}, row ${row}; zoom ${Math.round(100 * this.camera.zoom)} %`;
+  }
+
+  // ---------------------------------------------------------------- controls, keys, mouse
+
+  private press(button: HTMLButtonElement, pressed: boolean): void {
+    button.setAttribute("aria-pressed", String(pressed));
+  }
+
+  private setWindow(window: Window): void {
+    this.window = window;
+    [this.ui.low.value, this.ui.high.value] = window.map(short) as [string, string];
+    this.run(this.showImage());
+  }
+
+  private handle(command: Command): void {
+    const { ui, open } = this;
+    const toggle = (button: HTMLButtonElement): void => {
+      if (button.disabled) return;
+      this.press(button, !isPressed(button));
+      this.redrawViews();
+    };
+    switch (command.name) {
+      case "choose": this.choose(command.hypothesis); break;
+      case "previous": this.cycle(-1); break;
+      case "following": this.cycle(1); break;
+      case "redraw":
+        if (open && open.current) open.seed += 1;
+        this.run(this.drawSamples());
+        break;
+      case "flip":
+        if (isPressed(ui.flip) && Number(ui.sample.value) < Number(ui.sample.max)) ui.sample.stepUp();
+        else {
+          toggle(ui.flip);
+          ui.sample.value = "0";
+        }
+        this.describeFlip();
+        break;
+      case "hide": toggle(ui.hide); break;
+      case "compare":
+        toggle(ui.compare);
+        ui.second.hidden = !isPressed(ui.compare);
+        break;
+      case "graders": toggle(ui.graders); this.run(this.showGraders()); break;
+      case "overlay":
+        ui.overlay.selectedIndex = (ui.overlay.selectedIndex + 1) % ui.overlay.options.length;
+        this.say(`Map: ${ui.overlay.selectedOptions[0]?.text ?? ""}`);
+        this.run(this.showOverlay());
+        break;
+      case "window": if (open) this.setWindow(following(this.window, presets(open.item.window, open.item.range))); break;
+      case "closer": this.camera.zoomBy(ZOOM); this.redrawViews(); break;
+      case "further": this.camera.zoomBy(1 / ZOOM); this.redrawViews(); break;
+      case "fit": if (open) this.camera.fit(open.size, this.views[0]?.size ?? open.size); this.redrawViews(); break;
+      case "slice-up": if (open) this.run(this.setSlice(open.slice + 1)); break;
+      case "slice-down": if (open) this.run(this.setSlice(open.slice - 1)); break;
+      case "point": this.setTool(this.tool === "point" ? "look" : "point"); break;
+      case "brush": this.setTool(this.tool === "brush" ? "look" : "brush"); break;
+      case "eraser": this.setTool(this.tool === "eraser" ? "look" : "eraser"); break;
+      case "smaller": ui.size.value = String(Math.max(1, this.brushSize - 1)); this.redrawViews(); break;
+      case "larger": ui.size.value = String(Math.min(200, this.brushSize + 1)); this.redrawViews(); break;
+      case "paint": this.useCursor(); break;
+      case "undo": this.undo("undo"); break;
+      case "redo": this.undo("redo"); break;
+      case "accept": this.accept(); break;
+      case "next": this.run(this.neighbour(1)); break;
+      case "back": this.run(this.neighbour(-1)); break;
+      case "export": this.run(this.export()); break;
+      case "help": ui.keys.showModal(); break;
+      case "move": this.move(command.dx, command.dy); break;
+    }
+  }
+
+  private move(dx: number, dy: number): void {
+    if (this.cursor) {
+      this.cursor = { x: Math.floor(this.cursor.x) + 0.5 + dx, y: Math.floor(this.cursor.y) + 0.5 + dy };
+      this.describePlace(this.cursor);
+    } else this.camera.moveBy(-40 * dx, -40 * dy);
+    this.redrawViews();
+  }
+
+  private describeFlip(): void {
+    const { ui } = this;
+    if (isPressed(ui.flip)) this.say(`Sample ${Number(ui.sample.value) + 1} of ${Number(ui.sample.max) + 1}`);
+    ui.caption.textContent = isPressed(ui.flip) ? ui.status.textContent : "";
+    if (!isPressed(ui.flip)) this.showState();
+    this.redrawViews();
+  }
+
+  private connect(): void {
+    const { ui } = this;
+    const names = ["redraw", "flip", "point", "hide", "compare", "graders", "window", "brush", "eraser"] as const;
+    const more = ["undo", "redo", "accept", "next", "export", "help"] as const;
+    for (const name of [...names, ...more]) {
+      ui[name].addEventListener("click", () => {
+        this.handle({ name });
+      });
+    }
+    const on = (element: HTMLElement, type: string, act: () => void): void => {
+      element.addEventListener(type, act);
+    };
+    on(ui.clear, "click", () => {
+      if (this.open) this.act({ kind: "clear", slice: this.open.slice });
+    });
+    on(ui.slice, "input", () => {
+      this.run(this.setSlice(Number(ui.slice.value)));
+    });
+    on(ui.sample, "input", () => {
+      this.press(ui.flip, true);
+      this.describeFlip();
+    });
+    on(ui.overlay, "change", () => {
+      this.run(this.showOverlay());
+    });
+    for (const control of [ui.opacity, ui.otherChoice, ui.size]) {
+      on(control, "input", () => {
+        this.redrawViews();
+      });
+    }
+    for (const control of [ui.low, ui.high]) {
+      on(control, "change", () => {
+        const [low, high] = [Number(ui.low.value), Number(ui.high.value)];
+        if (high > low) this.setWindow([low, high]);
+      });
+    }
+    on(ui.note, "input", () => {
+      window.clearTimeout(this.noteTimer);
+      this.noteTimer = window.setTimeout(() => {
+        this.saveNote();
+      }, NOTE_MS);
+    });
+    on(ui.note, "blur", () => {
+      this.saveNote();
+    });
+    on(ui.upload, "change", () => {
+      const file = ui.upload.files?.[0];
+      if (file) this.run(this.upload(file));
+      ui.upload.value = "";
+    });
+    ui.keyTable.replaceChildren(
+      ...keyRows().map(([key, words]) => make("li", [make("kbd", key), words])),
+    );
+    this.drawLegend();
+    document.addEventListener("keydown", (event) => {
+      if (event.key === "Escape") this.setTool("look");
+      const command = commandOf(event);
+      if (!command) return;
+      event.preventDefault();
+      this.handle(command);
+    });
+    window.addEventListener("pagehide", () => {
+      this.saveNote();
+    });
+    this.views.forEach((view) => {
+      this.connectMouse(view);
+    });
+  }
+
+  private connectMouse(view: View): void {
+    const { canvas } = view;
+    const isMain = view === this.views[0];
+    let last: { point: Point; x: number; y: number } | null = null;
+    canvas.addEventListener("contextmenu", (event) => {
+      event.preventDefault();
+    });
+    canvas.addEventListener("wheel", (event) => {
+      event.preventDefault();
+      if (event.shiftKey && this.open) this.run(this.setSlice(this.open.slice + (event.deltaY + event.deltaX < 0 ? 1 : -1)));
+      else this.camera.zoomBy(Math.exp(-event.deltaY / 400), view.at(event));
+      this.redrawViews();
+    }, { passive: false });
+    canvas.addEventListener("pointerdown", (event) => {
+      const point = view.at(event);
+      canvas.setPointerCapture(event.pointerId);
+      last = { point, x: event.clientX, y: event.clientY };
+      if (!isMain || event.button !== 0) return;
+      if (this.tool === "point") this.run(this.pointAt(point));
+      else if (this.tool !== "look") this.paintTo(point, point);
+    });
+    canvas.addEventListener("pointermove", (event) => {
+      const point = view.at(event);
+      this.describePlace(point);
+      if (isMain && this.tool !== "look") this.cursor = point;
+      if (last) {
+        const [dx, dy] = [event.clientX - last.x, event.clientY - last.y];
+        if (event.buttons === 2 && this.open) this.setWindow(dragged(this.window, dx, dy, this.open.item.range));
+        else if (isMain && event.buttons === 1 && this.draft) this.paintTo(last.point, point);
+        else if (event.buttons === 4 || this.tool === "look") this.camera.moveBy(dx, dy);
+        last = { point: view.at(event), x: event.clientX, y: event.clientY };
+      }
+      this.redrawViews();
+    });
+    const end = (): void => {
+      last = null;
+      if (this.draft) this.finishStroke();
+    };
+    canvas.addEventListener("pointerup", end);
+    canvas.addEventListener("pointercancel", end);
+  }
+
+  private drawLegend(): void {
+    const canvas = this.ui.legend.querySelector("canvas");
+    const context = canvas?.getContext("2d");
+    for (let x = 0; canvas && context && x < canvas.width; x += 1) {
+      context.fillStyle = css(heat(x / (canvas.width - 1)));
+      context.fillRect(x, 0, 1, canvas.height);
+    }
+  }
+}
+
+function isPressed(button: HTMLButtonElement): boolean {
+  return button.getAttribute("aria-pressed") === "true";
+}
+
+/** The token of the address, which is kept for this tab and taken out of the address. */
+function takeToken(): string {
+  const address = new URL(location.href);
+  const token = address.searchParams.get("token") ?? sessionStorage.getItem("hpunet-token") ?? "";
+  sessionStorage.setItem("hpunet-token", token);
+  address.searchParams.delete("token");
+  history.replaceState(null, "", address);
+  return token;
+}
+
+const ui = findControls();
+new App(new Api(takeToken()), ui).start().catch((error: unknown) => {
+  ui.title.textContent = error instanceof Error ? error.message : String(error);
+  ui.hint.textContent = "Open the address that hpunet view printed.";
+});

@@ -1,0 +1,84 @@
+// The strip of distinct hypotheses: a picture, a number, a share and a few words each.
+
+import { distinct } from "./colours";
+import { make, percent } from "./dom";
+import { strokeBorders, type Size } from "./pixels";
+import type { OpenCase } from "./case";
+
+const SIDE = 96;
+
+/** Fill the strip; `choose` is called with the number of a hypothesis. */
+export function fillStrip(
+  strip: HTMLElement,
+  item: OpenCase,
+  image: HTMLCanvasElement | null,
+  chosen: number | null,
+  choose: (hypothesis: number) => void,
+): void {
+  const hypotheses = item.current?.answer.hypotheses ?? [];
+  const box = boxOf(item);
+  strip.replaceChildren(
+    ...hypotheses.map((hypothesis, index) => {
+      const words = `${percent(hypothesis.share)}: ${hypothesis.description}`;
+      const button = make("button", [
+        thumbnail(item.sample(hypothesis.representative), item.size, image, box, index),
+        make("span", [make("kbd", String(index + 1)), ` ${percent(hypothesis.share)}`]),
+        make("span", hypothesis.description),
+      ]);
+      button.setAttribute("aria-label", `Hypothesis ${index + 1}, ${words}`);
+      button.setAttribute("aria-pressed", String(index === chosen));
+      if (index < 9) button.setAttribute("aria-keyshortcuts", String(index + 1));
+      button.addEventListener("click", () => {
+        choose(index);
+      });
+      return button;
+    }),
+  );
+}
+
+interface Box {
+  x: number;
+  y: number;
+  side: number;
+}
+
+/** A square around everything that any hypothesis marks. */
+function boxOf(item: OpenCase): Box {
+  const { height, width } = item.size;
+  const drawn = item.current;
+  let [top, left, bottom, right] = [height, width, -1, -1];
+  for (const { representative } of drawn?.answer.hypotheses ?? []) {
+    item.sample(representative).forEach((label, i) => {
+      if (label === 0) return;
+      const [y, x] = [Math.floor(i / width), i % width];
+      [top, left, bottom, right] = [Math.min(top, y), Math.min(left, x), Math.max(bottom, y), Math.max(right, x)];
+    });
+  }
+  if (bottom < 0) {
+    const place = drawn?.answer.place ?? { y: 0, x: 0, height, width };
+    [top, left, bottom, right] = [place.y, place.x, place.y + place.height, place.x + place.width];
+  }
+  const side = Math.max(bottom - top, right - left, 16) * 1.5;
+  return { x: (left + right + 1 - side) / 2, y: (top + bottom + 1 - side) / 2, side };
+}
+
+function thumbnail(
+  labels: Uint8Array,
+  size: Size,
+  image: HTMLCanvasElement | null,
+  box: Box,
+  index: number,
+): HTMLCanvasElement {
+  const canvas = make("canvas");
+  [canvas.width, canvas.height] = [SIDE, SIDE];
+  const context = canvas.getContext("2d");
+  if (!context) return canvas;
+  const scale = SIDE / box.side;
+  context.setTransform(scale, 0, 0, scale, -box.x * scale, -box.y * scale);
+  context.imageSmoothingEnabled = false;
+  if (image) context.drawImage(image, 0, 0);
+  for (const label of new Set(labels)) {
+    if (label > 0) strokeBorders(context, labels, size, { label, colour: distinct(index), width: 2 / scale });
+  }
+  return canvas;
+}

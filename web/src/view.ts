@@ -1,0 +1,89 @@
+// One canvas that shows an image with overlays, zoomed and moved; several share one `Camera`.
+
+import type { Point, Size } from "./pixels";
+
+/** Where an image lies on canvases: `zoom` CSS pixels per image pixel, the image's pixel in the middle. */
+export class Camera {
+  zoom = 1;
+  centre: Point = { x: 0, y: 0 };
+
+  fit(image: Size, canvas: Size): void {
+    this.zoom = Math.max(0.02, Math.min(canvas.width / image.width, canvas.height / image.height) * 0.97);
+    this.centre = { x: image.width / 2, y: image.height / 2 };
+  }
+
+  /** Zoom so that an image point stays where it is. */
+  zoomBy(factor: number, around: Point = this.centre): void {
+    const zoom = Math.min(Math.max(this.zoom * factor, 0.02), 64);
+    const ratio = this.zoom / zoom;
+    this.centre = {
+      x: around.x + (this.centre.x - around.x) * ratio,
+      y: around.y + (this.centre.y - around.y) * ratio,
+    };
+    this.zoom = zoom;
+  }
+
+  moveBy(dx: number, dy: number): void {
+    this.centre = { x: this.centre.x - dx / this.zoom, y: this.centre.y - dy / this.zoom };
+  }
+
+  /** From CSS pixels of a canvas to the image's. */
+  toImage(x: number, y: number, canvas: Size): Point {
+    return {
+      x: this.centre.x + (x - canvas.width / 2) / this.zoom,
+      y: this.centre.y + (y - canvas.height / 2) / this.zoom,
+    };
+  }
+}
+
+export class View {
+  private scheduled = false;
+
+  /** `paint` draws in image coordinates; a line of `1 / zoom` is one CSS pixel wide. */
+  constructor(
+    readonly canvas: HTMLCanvasElement,
+    private readonly camera: Camera,
+    private readonly paint: (context: CanvasRenderingContext2D, pixel: number) => void,
+  ) {
+    new ResizeObserver(() => {
+      this.draw();
+    }).observe(canvas);
+  }
+
+  get size(): Size {
+    return { height: this.canvas.clientHeight, width: this.canvas.clientWidth };
+  }
+
+  /** Draw with the next frame. */
+  draw(): void {
+    if (this.scheduled) return;
+    this.scheduled = true;
+    requestAnimationFrame(() => {
+      this.scheduled = false;
+      this.drawNow();
+    });
+  }
+
+  at(event: MouseEvent): Point {
+    const box = this.canvas.getBoundingClientRect();
+    return this.camera.toImage(event.clientX - box.left, event.clientY - box.top, this.size);
+  }
+
+  private drawNow(): void {
+    const context = this.canvas.getContext("2d");
+    const { height, width } = this.size;
+    if (!context || width === 0) return;
+    const ratio = window.devicePixelRatio || 1;
+    const [across, down] = [Math.round(width * ratio), Math.round(height * ratio)];
+    if (this.canvas.width !== across || this.canvas.height !== down) {
+      [this.canvas.width, this.canvas.height] = [across, down];
+    }
+    context.setTransform(1, 0, 0, 1, 0, 0);
+    context.clearRect(0, 0, across, down);
+    const scale = this.camera.zoom * ratio;
+    const { x, y } = this.camera.centre;
+    context.setTransform(scale, 0, 0, scale, across / 2 - x * scale, down / 2 - y * scale);
+    context.imageSmoothingEnabled = scale < 1;
+    this.paint(context, 1 / this.camera.zoom);
+  }
+}
