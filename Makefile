@@ -35,7 +35,7 @@ help:
 
 web/node_modules/.installed: web/package-lock.json
 	@echo "hpunet: installing what builds and tests the viewer's page"
-	@cd web && npm ci --silent
+	@cd web && npm ci --loglevel=error
 	@touch $@
 
 # Without Node the committed page is used as it is, unchecked.
