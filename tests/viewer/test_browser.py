@@ -4,57 +4,26 @@ import io
 import os
 import random
 import re
-import shutil
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from live_viewer import CHROMIUM, FLAGS, LiveViewer
 from PIL import Image
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="the viewer is not tested: pip install playwright")
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 AXE = Path(__file__).parents[2] / "web/node_modules/axe-core/axe.min.js"
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
-FLAGS += ["--disable-sync", "--no-first-run"]
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="the viewer is not tested: no Chromium here")
 WAIT_MS = 60_000
 FILL = (240, 228, 66)  # colour of the first class
 
 
-class Server:
-    """`hpunet view` on the examples, which can be killed and started again."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.port, self.log = folder, "0", folder / "log"
-        self.start()
-
-    def start(self) -> None:
-        command = [sys.executable, "-m", "hpunet", "view", "--no-browser", "--token", "a-token-of-the-tests"]
-        command += ["--port", self.port, "--worklist", str(self.folder / "list")]
-        with open(self.log, "wb") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
-        end = time.monotonic() + 60
-        while not (found := re.search(r"http://\S+:(\d+)/\S+", self.log.read_text())):
-            assert time.monotonic() < end, self.log.read_text()
-            assert self.process.poll() is None, self.log.read_text()
-            time.sleep(0.05)
-        self.address, self.port = found[0], found[1]
-
-    def kill(self) -> None:
-        os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-
-
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    started = Server(tmp_path_factory.mktemp("view"))
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveViewer]:
+    started = LiveViewer(tmp_path_factory.mktemp("view"))
     yield started
     started.kill()
 
@@ -66,7 +35,7 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture
-def page(browser: Any, server: Server) -> Iterator[Any]:
+def page(browser: Any, server: LiveViewer) -> Iterator[Any]:
     context = browser.new_context(viewport={"width": 1500, "height": 1400})
     opened = context.new_page()
     opened.problems = []
@@ -179,7 +148,7 @@ def test_person_works_without_a_mouse(page: Any) -> None:
     wait_saved(page)
 
 
-def test_work_survives_kills_of_the_server(page: Any, server: Server) -> None:
+def test_work_survives_kills_of_the_server(page: Any, server: LiveViewer) -> None:
     kills = int(os.environ.get("HPUNET_KILLS", "2"))
     rng = random.Random(0)
     open_case(page, "lidc-3")
