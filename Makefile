@@ -5,7 +5,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 # The sources that users install are on the path of the editable install, so only these files matter here.
 PINS := pyproject.toml constraints.txt
 
-.PHONY: help demo test test-kernels test-gpu fuzz lint docs bench chaos web clean
+.PHONY: help demo test test-kernels test-gpu fuzz lint docs bench chaos stress web clean
 help:
 	@echo "make demo    train two small models on lesions of known truth, compare them, write a page"
 	@echo "make test    run the test suite on CPU"
@@ -17,6 +17,7 @@ help:
 	@echo "make docs    build the documentation into site/"
 	@echo "make bench   the benchmarks that run on this machine"
 	@echo "make chaos   kill training runs and workers 65 times, two writers at once, reads of a live run; compare their ends"
+	@echo "make stress  attack and load the viewer: hostile names and uploads, 32 clients, 500 images; 25 minutes"
 	@echo "make web     build the viewer's page from web/ (needs Node 20 and npm)"
 	@echo "make clean   remove .venv and runs/"
 
@@ -89,6 +90,11 @@ chaos: .venv/.dev
 	@$(BIN)/python tests/helpers/two_processes.py
 	@$(BIN)/python tests/helpers/chaos.py
 	@$(BIN)/python tests/helpers/two_at_once.py
+
+stress: .venv/.dev
+	@$(INSTALL) --group stress
+	@$(BIN)/python tests/helpers/stress_view.py
+	@HPUNET_KILLS=20 $(BIN)/python -m pytest -q tests/viewer/test_browser.py
 
 clean:
 	rm -rf .venv runs site
