@@ -561,7 +561,7 @@ def test_damaged_rows_are_refused_by_line(tmp_path: Path) -> None:
         with pytest.raises(DataError, match=words):
             run_it(tmp_path, lesions(3))
     (tmp_path / ROWS_FILE).write_bytes(b"\xff\n")
-    with pytest.raises(DataError, match="not rows of an evaluation"):
+    with pytest.raises(DataError, match="columns"):
         run_it(tmp_path, lesions(3))
     (tmp_path / "evaluation.json").write_text(json.dumps({"format": "another"}))
     with pytest.raises(DataError, match=r"evaluation.json"):

@@ -17,6 +17,9 @@ from hpunet.objectives.loss import parameter_groups
 from hpunet.sampling.sample import reconstruct, sample
 from hpunet.weights.tensorflow.variables import load_tf_variables
 
+# Their images are normal noise, which a model warns of.
+pytestmark = pytest.mark.filterwarnings("ignore:.*models made by hpunet take 0 to 1:UserWarning")
+
 GOLDEN = TESTS / "golden"
 ATOL = 5e-6
 NUM_LATENTS = 3

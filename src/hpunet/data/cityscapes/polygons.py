@@ -76,7 +76,7 @@ def _polygon(item: Any, *, name: str) -> Polygon | None:
     outline = item.get("polygon")
     if not isinstance(outline, list) or len(outline) < 2 or not all(_is_vertex(vertex) for vertex in outline):
         raise DataError(f"{name}: expected a polygon of two or more [x, y] within ±{MAX_COORDINATE}")
-    return Polygon(LABEL_IDS[label], is_group, [(x, y) for x, y in outline])
+    return Polygon(LABEL_IDS[label], is_group, [(float(x), float(y)) for x, y in outline])
 
 
 def _is_vertex(vertex: Any) -> bool:
