@@ -111,10 +111,11 @@ def wait_until(happened: Callable[[], bool], process: subprocess.Popen[bytes], *
 
 
 def same_checkpoint(one: Checkpoint, other: Checkpoint) -> bool:
-    """Every bit of every tensor, and everything else but the settings of what is kept and logged."""
+    """Every bit of every tensor, and everything else but the settings of what is kept and logged, and by how many."""
     states = [dict(found.state) for found in (one, other)]
     for state in states:
-        state["settings"] = {**state["settings"], "logging": None}
+        data = {**state["settings"]["data"], "num_workers": None}
+        state["settings"] = {**state["settings"], "logging": None, "data": data}
     groups = one.tensors.keys() | other.tensors.keys()
     return (
         one.step == other.step
