@@ -125,8 +125,8 @@ export class Api {
   maps = async (prediction: string, kind: "samples" | "mean" | "std"): Promise<Uint8Array> =>
     new Uint8Array(await this.bytes(`predictions/${prediction}/${kind}`));
 
-  async export(id: number, format: string): Promise<{ name: string; content: Blob }> {
-    const answer = await this.fetch(`cases/${id}/export`, { format });
+  async export(id: number, format: string, slice: number): Promise<{ name: string; content: Blob }> {
+    const answer = await this.fetch(`cases/${id}/export`, { format, slice });
     const name = /filename\*=UTF-8''([^;]+)/.exec(answer.headers.get("Content-Disposition") ?? "")?.[1];
     return { name: decodeURIComponent(name ?? `case-${id}.${format}`), content: await answer.blob() };
   }

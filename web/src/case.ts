@@ -20,6 +20,7 @@ export class OpenCase {
   slice = 0;
   at: [number, number] | null = null;
   seed = 0;
+  numSamples = 16;
   private readonly values = new Map<number, Values>();
   private readonly drawn = new Map<number, Drawn>();
   private readonly heat = new Map<string, Uint8Array>();
@@ -52,6 +53,21 @@ export class OpenCase {
   /** Whether the image must be pointed at before anything can be drawn. */
   get waitsForPoint(): boolean {
     return this.item.needs_point && this.at === null;
+  }
+
+  /** The drawn hypothesis that the mask of this slice began with; null if other samples are drawn. */
+  get chosen(): number | null {
+    const { source } = this.history.origin(this.slice);
+    const drawn = this.current;
+    if (!source || !drawn) return null;
+    const isSame = source.seed === drawn.answer.seed && source.num_samples === drawn.answer.num_samples;
+    return isSame && String(source.at) === String(drawn.at) ? source.hypothesis : null;
+  }
+
+  /** What was chosen for this slice says which samples are drawn next, so that the strip shows the choice again. */
+  resume(): void {
+    const { source } = this.history.origin(this.slice);
+    if (source) [this.at, this.seed, this.numSamples] = [source.at, source.seed, source.num_samples];
   }
 
   /** Do these events, after reopening the case if they change its mask. */
@@ -120,9 +136,9 @@ export class OpenCase {
   }
 
   /** Draw samples of this slice. */
-  async draw(numSamples: number, signal: AbortSignal): Promise<Drawn> {
+  async draw(signal: AbortSignal): Promise<Drawn> {
     const { slice, at } = this;
-    const request: Request = { slice, num_samples: numSamples, seed: this.seed, at };
+    const request: Request = { slice, num_samples: this.numSamples, seed: this.seed, at };
     const answer = await this.api.samples(this.item.id, request, signal);
     const drawn = { answer, at, samples: await this.api.maps(answer.prediction, "samples") };
     this.placed.clear();

@@ -124,8 +124,8 @@ class App {
     );
     this.open = opened;
     opened.slice = Math.min(slice, item.slices - 1);
-    const { source } = opened.history.origin(opened.slice);
-    if (source) [opened.at, opened.seed] = [source.at, source.seed];
+    opened.numSamples = this.wantedSamples;
+    opened.resume();
     if (left.length > 0) opened.outbox.send();
     [this.window, this.image, this.overlay, this.gradings] = [[...item.window], null, null, []];
     [ui.low.value, ui.high.value] = this.window.map(short) as [string, string];
@@ -165,6 +165,10 @@ class App {
     this.image = this.overlay = null;
     this.gradings = [];
     await this.showImage();
+    if (!open.current) {
+      open.resume();
+      ui.number.value = String(open.numSamples);
+    }
     if (!open.current && !open.waitsForPoint) await this.drawSamples();
     else await this.showDrawn();
   }
@@ -190,16 +194,20 @@ class App {
     await this.showSlice();
   }
 
+  private get wantedSamples(): number {
+    return Math.min(Math.max(Math.round(Number(this.ui.number.value)) || 16, 1), 64);
+  }
+
   private async drawSamples(): Promise<void> {
     const { open, ui } = this;
     if (!open || open.waitsForPoint) return;
     this.drawing?.abort();
     const drawing = (this.drawing = new AbortController());
-    const count = Math.min(Math.max(Math.round(Number(ui.number.value)) || 16, 1), 64);
-    ui.number.value = String(count);
-    ui.hint.textContent = `Drawing ${count} samples…`;
+    open.numSamples = this.wantedSamples;
+    ui.number.value = String(open.numSamples);
+    ui.hint.textContent = `Drawing ${open.numSamples} samples…`;
     try {
-      await open.draw(count, drawing.signal);
+      await open.draw(drawing.signal);
     } catch (error) {
       if (drawing.signal.aborted) return;
       ui.hint.textContent = "";
@@ -264,10 +272,7 @@ class App {
     const { open, ui } = this;
     if (!open) return;
     const { source, isEdited } = open.history.origin(open.slice);
-    const { current } = open;
-    const isOfDrawn = current && source?.seed === current.answer.seed && String(source.at) === String(current.at);
-    const chosen = isOfDrawn ? source.hypothesis : null;
-    fillStrip(ui.strip, open, this.image, chosen, (hypothesis) => {
+    fillStrip(ui.strip, open, this.image, open.chosen, (hypothesis) => {
       this.choose(hypothesis);
     });
     ui.undo.disabled = !open.history.canUndo;
@@ -375,7 +380,7 @@ class App {
     if (!open) return;
     this.saveNote();
     await open.outbox.settled();
-    const { name, content } = await this.api.export(open.item.id, ui.format.value);
+    const { name, content } = await this.api.export(open.item.id, ui.format.value, open.slice);
     const link = make("a");
     [link.href, link.download] = [URL.createObjectURL(content), name];
     link.click();
@@ -643,6 +648,9 @@ class App {
     });
     on(ui.slice, "input", () => {
       this.run(this.setSlice(Number(ui.slice.value)));
+    });
+    on(ui.number, "change", () => {
+      this.run(this.drawSamples());
     });
     on(ui.sample, "input", () => {
       this.press(ui.flip, true);
