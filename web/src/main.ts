@@ -5,7 +5,7 @@ import { OpenCase } from "./case";
 import { css, distinct, heat } from "./colours";
 import { findControls, type Controls } from "./controls";
 import { make, percent, short } from "./dom";
-import type { Event } from "./history";
+import type { Event as CaseEvent } from "./history";
 import { commandOf, keyRows, type Command } from "./keys";
 import { Outbox } from "./outbox";
 import { canvasOf, filled, forgetBorders, heated, stamp, strokeBorders, windowed, type Point } from "./pixels";
@@ -149,11 +149,20 @@ class App {
     if (next) await this.openCase(next.id);
   }
 
-  private async upload(file: File): Promise<void> {
-    this.say(`Reading ${file.name}…`);
-    const id = await this.api.upload(file);
-    await this.listCases();
-    await this.openCase(id);
+  /** Add files as cases, and open the first. */
+  private async upload(files: readonly File[]): Promise<void> {
+    let first: number | null = null;
+    try {
+      for (const file of files) {
+        this.ui.hint.textContent = `Reading ${file.name}…`;
+        const id = await this.api.upload(file);
+        first ??= id;
+      }
+      this.showHint();
+    } finally {
+      await this.listCases();
+      if (first !== null) await this.openCase(first);
+    }
   }
 
   // ---------------------------------------------------------------- slices and samples
@@ -210,11 +219,11 @@ class App {
       await open.draw(drawing.signal);
     } catch (error) {
       if (drawing.signal.aborted) return;
-      ui.hint.textContent = "";
+      this.showHint();
       throw error;
     }
     if (open !== this.open || drawing !== this.drawing) return;
-    ui.hint.textContent = "";
+    this.showHint();
     const hypotheses = open.current?.answer.hypotheses ?? [];
     const words = hypotheses.map(({ share, description }, i) => `${i + 1}: ${description}, ${percent(share)}`);
     this.say(`${hypotheses.length} distinct hypotheses. ${words.join("; ")}`);
@@ -243,12 +252,13 @@ class App {
     const { open, ui } = this;
     const kind = ui.overlay.value;
     ui.legend.hidden = kind === "none";
-    ui.legendEnd.textContent = kind === "std" ? "0.5 (standard deviation)" : "1 (probability)";
+    ui.legendEnd.textContent = kind === "std" ? "0.5 standard deviation" : "1 probability";
     this.overlay = null;
     const map = kind === "mean" || kind === "std" ? await open?.summary(kind) : null;
     if (open && map && open.current && open === this.open) {
       this.overlay = canvasOf(heated(map, 0.7), open.current.answer.place);
     }
+    this.showCaption();
     this.redrawViews();
   }
 
@@ -271,8 +281,8 @@ class App {
   private showState(): void {
     const { open, ui } = this;
     if (!open) return;
-    const { source, isEdited } = open.history.origin(open.slice);
-    fillStrip(ui.strip, open, this.image, open.chosen, (hypothesis) => {
+    const { isDecided } = this;
+    fillStrip(ui.strip, open, this.image, { chosen: open.chosen, isDecided }, (hypothesis) => {
       this.choose(hypothesis);
     });
     ui.undo.disabled = !open.history.canUndo;
@@ -280,9 +290,7 @@ class App {
     const isAccepted = open.history.status === "accepted";
     ui.accept.disabled = !isAccepted && !open.history.canUndo;
     ui.accept.replaceChildren(isAccepted ? "Open again " : "Accept ", make("kbd", "a"));
-    const edited = isEdited ? "corrected" : "as drawn";
-    const words = source ? `Hypothesis ${source.hypothesis + 1} (${percent(source.share)}), ${edited}` : "";
-    ui.caption.textContent = words || (isEdited ? "Drawn by hand" : "Nothing chosen yet: dashed outlines are all hypotheses");
+    this.showCaption();
     this.showMeasures();
     const summary = this.cases.find(({ id }) => id === open.item.id);
     if (summary && summary.status !== open.history.status) {
@@ -290,6 +298,26 @@ class App {
       this.showCases();
     }
     this.redrawViews();
+  }
+
+  /** Whether the slice has a mask, which may be empty: chosen, or drawn by hand. */
+  private get isDecided(): boolean {
+    const { source, isEdited } = this.open?.history.origin(this.open.slice) ?? {};
+    return Boolean(source ?? isEdited) || this.draft !== null;
+  }
+
+  /** What the canvas shows. */
+  private showCaption(): void {
+    const { open, ui } = this;
+    if (!open) return;
+    const { source, isEdited } = open.history.origin(open.slice);
+    const edited = isEdited ? "corrected" : "as drawn";
+    let words = source ? `Hypothesis ${source.hypothesis + 1} (${percent(source.share)}), ${edited}` : "Drawn by hand";
+    if (open.history.status === "accepted") words += "; accepted";
+    if (!this.isDecided) words = open.current ? "Nothing chosen yet" : "";
+    if (words && !this.isDecided && !this.overlay) words += ": the outlines are those of all hypotheses";
+    if (isPressed(ui.flip)) words = `Sample ${Number(ui.sample.value) + 1} of ${Number(ui.sample.max) + 1}`;
+    ui.caption.textContent = words;
   }
 
   private showMeasures(): void {
@@ -332,8 +360,9 @@ class App {
 
   // ---------------------------------------------------------------- steps
 
-  private act(...events: Event[]): void {
+  private act(...events: CaseEvent[]): void {
     this.open?.act(...events);
+    this.showHint();
     this.showSaved(this.open?.outbox.numWaiting ?? 0, false);
     this.showState();
   }
@@ -362,7 +391,11 @@ class App {
 
   private accept(): void {
     const { open } = this;
-    if (!open || this.ui.accept.disabled) return;
+    if (!open) return;
+    if (this.ui.accept.disabled) {
+      this.say("Choose a hypothesis first, or draw with the brush.", true);
+      return;
+    }
     this.saveNote();
     const isAccepted = open.history.status === "accepted";
     this.act({ kind: isAccepted ? "reopen" : "accept" });
@@ -391,16 +424,26 @@ class App {
   // ---------------------------------------------------------------- brush, eraser, pointing
 
   private setTool(tool: Tool): void {
-    const { ui, open } = this;
+    const { ui } = this;
     this.tool = tool;
     this.press(ui.brush, tool === "brush");
     this.press(ui.eraser, tool === "eraser");
     this.press(ui.point, tool === "point");
     this.cursor = tool === "look" ? null : (this.cursor ?? { ...this.camera.centre });
-    const waits = "The image is larger than those of training: click the middle of the object.";
-    if (tool === "point") ui.hint.textContent = open?.waitsForPoint ? waits : "Click the middle of the object.";
-    else if (!open?.waitsForPoint) ui.hint.textContent = "";
+    this.showHint();
     this.redrawViews();
+  }
+
+  /** What the tool in the hand does. */
+  private showHint(): void {
+    const waits = this.open?.waitsForPoint;
+    const words = {
+      look: waits ? "Press o, then click the middle of the object." : "",
+      brush: "Brush: drag on the image to add; b ends it.",
+      eraser: "Eraser: drag on the image to remove; e ends it.",
+      point: `${waits ? "The image is larger than those of training: c" : "C"}lick the middle of the object.`,
+    };
+    this.ui.hint.textContent = words[this.tool];
   }
 
   private get value(): number {
@@ -472,16 +515,15 @@ class App {
   private paintMaps(context: CanvasRenderingContext2D, pixel: number, open: OpenCase): void {
     const { ui } = this;
     this.gradings.forEach((map, i) => {
-      if (map) this.paintOutline(context, map, 1.5 * pixel, () => distinct(i + 1));
+      if (map) this.paintOutline(context, map, 1.5 * pixel, () => distinct(i + 1), true);
     });
     if (isPressed(ui.flip)) {
       this.paintLabels(context, open.sample(Number(ui.sample.value)), pixel);
       return;
     }
-    const { source, isEdited } = open.history.origin(open.slice);
-    if (!source && !isEdited && !this.draft) {
+    if (!this.isDecided && !this.overlay) {
       open.current?.answer.hypotheses.forEach(({ representative }, i) => {
-        this.paintOutline(context, open.sample(representative), 1.5 * pixel, () => distinct(i), true);
+        this.paintOutline(context, open.sample(representative), 1.5 * pixel, () => distinct(i));
       });
     }
     this.paintLabels(context, this.draft ?? open.mask, pixel);
@@ -499,7 +541,7 @@ class App {
     const { open, ui } = this;
     const opacity = Number(ui.opacity.value) / 100;
     const colour = (label: number) => distinct(label - 1);
-    if (open && opacity > 0) {
+    if (open && opacity > 0 && !this.overlay) {
       let fill = this.fills.get(labels);
       if (fill?.opacity !== opacity) {
         fill = { opacity, canvas: canvasOf(filled(labels, colour, opacity), open.size) };
@@ -625,9 +667,8 @@ class App {
 
   private describeFlip(): void {
     const { ui } = this;
-    if (isPressed(ui.flip)) this.say(`Sample ${Number(ui.sample.value) + 1} of ${Number(ui.sample.max) + 1}`);
-    ui.caption.textContent = isPressed(ui.flip) ? ui.status.textContent : "";
-    if (!isPressed(ui.flip)) this.showState();
+    this.showCaption();
+    if (isPressed(ui.flip)) this.say(ui.caption.textContent);
     this.redrawViews();
   }
 
@@ -640,7 +681,7 @@ class App {
         this.handle({ name });
       });
     }
-    const on = (element: HTMLElement, type: string, act: () => void): void => {
+    const on = (element: HTMLElement, type: string, act: (event: Event) => void): void => {
       element.addEventListener(type, act);
     };
     on(ui.clear, "click", () => {
@@ -680,9 +721,15 @@ class App {
       this.saveNote();
     });
     on(ui.upload, "change", () => {
-      const file = ui.upload.files?.[0];
-      if (file) this.run(this.upload(file));
+      this.run(this.upload([...(ui.upload.files ?? [])]));
       ui.upload.value = "";
+    });
+    on(document.body, "dragover", (event) => {
+      event.preventDefault(); // else the browser leaves the page and shows the file
+    });
+    on(document.body, "drop", (event) => {
+      event.preventDefault();
+      this.run(this.upload([...((event as DragEvent).dataTransfer?.files ?? [])]));
     });
     ui.keyTable.replaceChildren(
       ...keyRows().map(([key, words]) => make("li", [make("kbd", key), words])),

@@ -1,18 +1,21 @@
 // The strip of distinct hypotheses: a picture, a number, a share and a few words each.
 
-import { distinct } from "./colours";
+import { distinct, type Colour } from "./colours";
 import { make, percent } from "./dom";
 import { strokeBorders, type Size } from "./pixels";
 import type { OpenCase } from "./case";
 
 const SIDE = 96;
 
-/** Fill the strip; `choose` is called with the number of a hypothesis. */
+/**
+ * Fill the strip; `choose` is called with the number of a hypothesis. Its colours are those of the canvas: one for each
+ * hypothesis while the canvas shows all of them, then one for each class.
+ */
 export function fillStrip(
   strip: HTMLElement,
   item: OpenCase,
   image: HTMLCanvasElement | null,
-  chosen: number | null,
+  { chosen, isDecided }: { chosen: number | null; isDecided: boolean },
   choose: (hypothesis: number) => void,
 ): void {
   const hypotheses = item.current?.answer.hypotheses ?? [];
@@ -20,8 +23,9 @@ export function fillStrip(
   strip.replaceChildren(
     ...hypotheses.map((hypothesis, index) => {
       const words = `${percent(hypothesis.share)}: ${hypothesis.description}`;
+      const colour = (label: number): Colour => distinct(isDecided ? label - 1 : index);
       const button = make("button", [
-        thumbnail(item.sample(hypothesis.representative), item.size, image, box, index),
+        thumbnail(item.sample(hypothesis.representative), item.size, image, box, colour),
         make("span", [make("kbd", String(index + 1)), ` ${percent(hypothesis.share)}`]),
         make("span", hypothesis.description),
       ]);
@@ -67,7 +71,7 @@ function thumbnail(
   size: Size,
   image: HTMLCanvasElement | null,
   box: Box,
-  index: number,
+  colourOf: (label: number) => Colour,
 ): HTMLCanvasElement {
   const canvas = make("canvas");
   [canvas.width, canvas.height] = [SIDE, SIDE];
@@ -78,7 +82,7 @@ function thumbnail(
   context.imageSmoothingEnabled = false;
   if (image) context.drawImage(image, 0, 0);
   for (const label of new Set(labels)) {
-    if (label > 0) strokeBorders(context, labels, size, { label, colour: distinct(index), width: 2 / scale });
+    if (label > 0) strokeBorders(context, labels, size, { label, colour: colourOf(label), width: 2 / scale });
   }
   return canvas;
 }

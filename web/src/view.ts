@@ -6,14 +6,22 @@ import type { Point, Size } from "./pixels";
 export class Camera {
   zoom = 1;
   centre: Point = { x: 0, y: 0 };
+  private fitted: Size | null = null;
 
+  /** Show the whole image, also after canvases change their size, until someone zooms or moves. */
   fit(image: Size, canvas: Size): void {
+    this.fitted = image;
     this.zoom = Math.max(0.02, Math.min(canvas.width / image.width, canvas.height / image.height) * 0.97);
     this.centre = { x: image.width / 2, y: image.height / 2 };
   }
 
+  resized(canvas: Size): void {
+    if (this.fitted && canvas.width > 0) this.fit(this.fitted, canvas);
+  }
+
   /** Zoom so that an image point stays where it is. */
   zoomBy(factor: number, around: Point = this.centre): void {
+    this.fitted = null;
     const zoom = Math.min(Math.max(this.zoom * factor, 0.02), 64);
     const ratio = this.zoom / zoom;
     this.centre = {
@@ -24,6 +32,7 @@ export class Camera {
   }
 
   moveBy(dx: number, dy: number): void {
+    this.fitted = null;
     this.centre = { x: this.centre.x - dx / this.zoom, y: this.centre.y - dy / this.zoom };
   }
 
@@ -46,6 +55,7 @@ export class View {
     private readonly paint: (context: CanvasRenderingContext2D, pixel: number) => void,
   ) {
     new ResizeObserver(() => {
+      camera.resized(this.size);
       this.draw();
     }).observe(canvas);
   }

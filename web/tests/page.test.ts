@@ -52,10 +52,17 @@ describe("keys", () => {
 });
 
 describe("plot", () => {
-  it("has a dot per sample, a line for the chosen one, and says the range", () => {
+  it("has a bar per value, a line for the chosen one, and says the range", () => {
     const svg = plotMeasure("Area", "mm²", [0, 5, 10], 5);
-    expect(svg.querySelectorAll("circle")).toHaveLength(3);
+    expect(svg.querySelectorAll("rect")).toHaveLength(3);
     expect(svg.querySelectorAll("line")).toHaveLength(2);
     expect(svg.querySelector("title")?.textContent).toBe("Area of 3 samples: 0 to 10 mm²; now 5 mm²");
+  });
+
+  it("shows shares truly, however many samples have the same value", () => {
+    const svg = plotMeasure("Area", "mm²", [...Array.from({ length: 48 }, () => 0), ...Array.from({ length: 16 }, () => 9)], null);
+    const heights = [...svg.querySelectorAll("rect")].map((bar) => Number(bar.getAttribute("height")));
+    expect(heights[0]).toBeCloseTo(3 * (heights[1] ?? 0));
+    expect(Math.max(...heights)).toBeLessThan(46);
   });
 });
