@@ -1,9 +1,11 @@
 """The viewer in a real browser: what a person does from the first hypotheses to the exported mask."""
 
+import base64
 import io
 import os
 import random
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,8 @@ import numpy as np
 import pytest
 from live_viewer import CHROMIUM, FLAGS, LiveViewer
 from PIL import Image
+
+import hpunet
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="the viewer is not tested: pip install playwright")
 
@@ -172,6 +176,45 @@ def test_work_survives_kills_of_the_server(page: Any, server: LiveViewer) -> Non
         canvas.press("u")
     assert not shown_mask(page).any()
     wait_saved(page)
+
+
+def test_image_that_cannot_be_read_does_not_stop_the_work(
+    browser: Any, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    folder = tmp_path / "images"
+    folder.mkdir()
+    (folder / "a-broken.png").write_bytes(b"no image")
+    shutil.copy(hpunet.example("lidc-1").path, folder / "b-good.png")
+    viewer = LiveViewer(tmp_path / "view", ["lidc-hpu-2026", folder])
+    request.addfinalizer(viewer.kill)
+    page = browser.new_context().new_page()
+    page.set_default_timeout(WAIT_MS)
+    page.goto(viewer.address)
+    page.wait_for_function("() => document.getElementById('title').textContent === 'a-broken'")
+    assert "a-broken" in page.locator("#hint").text_content()
+    assert page.locator("#accept").is_disabled()
+    page.keyboard.press("n")
+    page.wait_for_selector("#strip button")
+    assert page.locator("#title").text_content() == "b-good"
+    page.keyboard.press("a")
+    assert "Choose a hypothesis" in page.locator("#hint").text_content()
+    for key in ("1", "a"):
+        page.keyboard.press(key)
+    wait_saved(page)
+    assert page.locator("#progress").text_content() == "1 of 2 accepted"
+    content = base64.b64encode(hpunet.example("lidc-2").path.read_bytes()).decode()
+    page.evaluate(
+        """(content) => {
+            const dropped = new DataTransfer();
+            const bytes = Uint8Array.from(atob(content), (c) => c.charCodeAt(0));
+            dropped.items.add(new File([bytes], "dropped.png"));
+            document.body.dispatchEvent(new DragEvent("drop", { dataTransfer: dropped, bubbles: true }));
+        }""",
+        content,
+    )
+    page.wait_for_function("() => document.getElementById('title').textContent === 'dropped'")
+    page.wait_for_selector("#strip button")
+    page.context.close()
 
 
 @pytest.mark.skipif(not AXE.exists(), reason="accessibility is not tested: npm ci in web/")

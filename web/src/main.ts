@@ -27,6 +27,8 @@ class App {
   private cases: CaseSummary[] = [];
   private open: OpenCase | null = null;
   private opening = 0;
+  /** The case that was asked for last; it may be one that cannot be opened. */
+  private selected: number | null = null;
   private drawing: AbortController | null = null;
   private tool: Tool = "look";
   private cursor: Point | null = null;
@@ -65,7 +67,7 @@ class App {
     ui.classChoice.hidden = classes.length < 2;
     await this.listCases();
     const first = this.cases.find(({ status }) => status === "open") ?? this.cases[0];
-    if (first) await this.openCase(first.id);
+    if (first) this.run(this.openCase(first.id));
     else ui.title.textContent = "No cases yet: add an image.";
   }
 
@@ -85,7 +87,7 @@ class App {
       ...this.cases.map(({ id, name, status }) => {
         const button = make("button", `${status === "accepted" ? "✓ " : ""}${name}`);
         button.setAttribute("aria-label", `${name}, ${status}`);
-        if (id === this.open?.item.id) button.setAttribute("aria-current", "true");
+        if (id === this.selected) button.setAttribute("aria-current", "true");
         button.addEventListener("click", () => {
           this.run(this.openCase(id));
         });
@@ -99,8 +101,13 @@ class App {
     this.saveNote();
     const number = (this.opening += 1);
     this.drawing?.abort();
+    this.selected = id;
+    this.showCases();
     ui.title.textContent = "Loading…";
-    const [item, { version, events }] = await Promise.all([this.api.case(id), this.api.events(id)]);
+    const [item, { version, events }] = await Promise.all([this.api.case(id), this.api.events(id)]).catch((error: unknown) => {
+      if (number === this.opening) this.showUnopened(id, error);
+      throw error;
+    });
     if (number !== this.opening) return; // another case was opened meanwhile
     const key = `hpunet/${location.host}/${item.id}/${item.name}`;
     const left = Outbox.left(key, localStorage, events);
@@ -134,17 +141,38 @@ class App {
     ui.slices.hidden = item.slices < 2;
     [ui.slice.max, ui.slice.value] = [String(item.slices - 1), String(opened.slice)];
     ui.graders.disabled = item.graders.length === 0;
+    ui.note.disabled = ui.export.disabled = false;
+    this.camera.fit(opened.size, this.views[0]?.size ?? opened.size);
+    this.cursor = null;
     this.setTool(opened.waitsForPoint ? "point" : "look");
     this.press(ui.flip, false);
-    this.showCases();
     this.showState();
-    this.camera.fit(opened.size, this.views[0]?.size ?? opened.size);
     await this.showSlice();
     this.say(`${item.name} is open.`);
   }
 
+  /** Show the name of a case that cannot be opened, and nothing of the one before; that stays while the server is away. */
+  private showUnopened(id: number, error: unknown): void {
+    const { ui } = this;
+    if (error instanceof Lost && this.open) {
+      this.selected = this.open.item.id;
+      ui.title.textContent = this.open.item.name;
+      this.showCases();
+      return;
+    }
+    this.open = this.image = this.overlay = null;
+    this.gradings = [];
+    ui.title.textContent = this.cases.find((item) => item.id === id)?.name ?? "";
+    for (const part of [ui.strip, ui.plot, ui.notes, ui.graderNames]) part.replaceChildren();
+    for (const part of [ui.caption, ui.measures, ui.place, ui.saved]) part.textContent = "";
+    for (const control of [ui.accept, ui.undo, ui.redo, ui.flip, ui.compare, ui.export, ui.note]) control.disabled = true;
+    ui.note.value = "";
+    ui.slices.hidden = true;
+    this.redrawViews();
+  }
+
   private async neighbour(by: 1 | -1): Promise<void> {
-    const index = this.cases.findIndex(({ id }) => id === this.open?.item.id);
+    const index = this.cases.findIndex(({ id }) => id === this.selected);
     const next = this.cases[(index + by + this.cases.length) % this.cases.length];
     if (next) await this.openCase(next.id);
   }
@@ -819,5 +847,5 @@ function takeToken(): string {
 const ui = findControls();
 new App(new Api(takeToken()), ui).start().catch((error: unknown) => {
   ui.title.textContent = error instanceof Error ? error.message : String(error);
-  ui.hint.textContent = "Open the address that hpunet view printed.";
+  if (error instanceof Lost) ui.hint.textContent = "Start hpunet view again and reload.";
 });
