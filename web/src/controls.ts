@@ -16,7 +16,7 @@ export function findControls() {
     main: canvas("main"), other: canvas("other"), second: element("second"), otherChoice: select("other-choice"),
     slices: element("slices"), slice: input("slice"), sliceNumber: element("slice-number"), strip: element("strip"),
     number: input("number"), redraw: button("redraw"), flip: button("flip"), sample: input("sample"),
-    point: button("point"), notes: element("notes"), measures: element("measures"), plot: element("plot"),
+    point: button("point"), warnings: element("warnings"), notes: element("notes"), measures: element("measures"), plot: element("plot"),
     hide: button("hide"), compare: button("compare"), graders: button("graders"), graderNames: element("grader-names"),
     overlay: select("overlay"), legend: element("legend"), legendEnd: element("legend-end"), opacity: input("opacity"),
     low: input("low"), high: input("high"), window: button("window"),

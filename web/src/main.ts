@@ -27,6 +27,7 @@ class App {
   private cases: CaseSummary[] = [];
   private open: OpenCase | null = null;
   private opening = 0;
+  private isServerAway = false;
   /** The case that was asked for last; it may be one that cannot be opened. */
   private selected: number | null = null;
   private drawing: AbortController | null = null;
@@ -118,7 +119,8 @@ class App {
       new Outbox(this.api, id, version, key, localStorage, {
         sent: (state, waiting) => {
           if (state) opened.state = state;
-          this.showSaved(waiting, state === null);
+          this.isServerAway = state === null && waiting > 0;
+          this.showSaved(waiting);
           if (opened === this.open) this.showState();
         },
         changed: () => {
@@ -144,6 +146,7 @@ class App {
     ui.note.disabled = ui.export.disabled = false;
     this.camera.fit(opened.size, this.views[0]?.size ?? opened.size);
     this.cursor = null;
+    ui.place.textContent = "";
     this.setTool(opened.waitsForPoint ? "point" : "look");
     this.press(ui.flip, false);
     this.showState();
@@ -163,7 +166,7 @@ class App {
     this.open = this.image = this.overlay = null;
     this.gradings = [];
     ui.title.textContent = this.cases.find((item) => item.id === id)?.name ?? "";
-    for (const part of [ui.strip, ui.plot, ui.notes, ui.graderNames]) part.replaceChildren();
+    for (const part of [ui.strip, ui.plot, ui.warnings, ui.notes, ui.graderNames]) part.replaceChildren();
     for (const part of [ui.caption, ui.measures, ui.place, ui.saved]) part.textContent = "";
     for (const control of [ui.accept, ui.undo, ui.redo, ui.flip, ui.compare, ui.export, ui.note]) control.disabled = true;
     ui.note.value = "";
@@ -270,7 +273,10 @@ class App {
     );
     ui.otherChoice.replaceChildren(...options);
     ui.otherChoice.value = String(Math.min(1, options.length - 1));
-    ui.notes.replaceChildren(...[...new Set([...open.item.notes, ...(answer?.notes ?? [])])].map((note) => make("li", note)));
+    const notes = [...new Set([...open.item.notes, ...(answer?.notes ?? [])])];
+    const isWarning = (note: string): boolean => note.startsWith("Warning");
+    ui.warnings.replaceChildren(...notes.filter(isWarning).map((note) => make("li", note)));
+    ui.notes.replaceChildren(...notes.filter((note) => !isWarning(note)).map((note) => make("li", note)));
     this.showState();
     await this.showGraders();
     await this.showOverlay();
@@ -351,12 +357,12 @@ class App {
   private showMeasures(): void {
     const { open, ui } = this;
     const answer = open?.current?.answer;
-    const state = open?.state.slices[String(open.slice)];
+    const state = this.isServerAway ? undefined : open?.state.slices[String(open.slice)];
     const unit = answer?.units ?? (open?.item.spacing ? "mm" : "px");
     const [area, length] = unit === "mm" ? ["mm²", "mm"] : ["pixels", "pixels"];
     ui.measures.textContent = state
       ? `Area ${short(state.area)} ${area}, longest diameter ${short(state.diameter)} ${length}`
-      : "Choose a hypothesis to measure it.";
+      : this.isServerAway ? "Measured when the server is back." : "Choose a hypothesis to measure it.";
     ui.plot.replaceChildren();
     if (!answer) return;
     for (const [name, key, words] of [["Area", "area", area], ["Diameter", "diameter", length]] as const) {
@@ -364,12 +370,12 @@ class App {
     }
   }
 
-  private showSaved(waiting: number, isLost: boolean): void {
+  private showSaved(waiting: number): void {
     const { ui } = this;
     const many = waiting === 1 ? "1 change waits" : `${waiting} changes wait`;
     ui.saved.textContent = waiting > 0 ? `${many} to be saved.` : "Everything is saved.";
-    ui.banner.hidden = !(isLost && waiting > 0);
-    if (isLost && waiting > 0) ui.banner.textContent = `The server does not answer. ${many} here and will be sent when it is back.`;
+    ui.banner.hidden = !this.isServerAway;
+    if (this.isServerAway) ui.banner.textContent = `The server does not answer. ${many} here and will be sent when it is back.`;
   }
 
   private say(words: string, isError = false): void {
@@ -391,7 +397,7 @@ class App {
   private act(...events: CaseEvent[]): void {
     this.open?.act(...events);
     this.showHint();
-    this.showSaved(this.open?.outbox.numWaiting ?? 0, false);
+    this.showSaved(this.open?.outbox.numWaiting ?? 0);
     this.showState();
   }
 
@@ -507,6 +513,11 @@ class App {
     open.at = [Math.floor(x), Math.floor(y)];
     this.setTool("look");
     await this.drawSamples();
+    const { place } = open.current?.answer ?? {};
+    if (open !== this.open || !place) return;
+    this.camera.show(place, this.views[0]?.size ?? open.size);
+    this.ui.place.textContent = "";
+    this.redrawViews();
   }
 
   private useCursor(): void {

@@ -11,8 +11,18 @@ export class Camera {
   /** Show the whole image, also after canvases change their size, until someone zooms or moves. */
   fit(image: Size, canvas: Size): void {
     this.fitted = image;
-    this.zoom = Math.max(0.02, Math.min(canvas.width / image.width, canvas.height / image.height) * 0.97);
-    this.centre = { x: image.width / 2, y: image.height / 2 };
+    this.fill({ x: 0, y: 0, ...image }, canvas);
+  }
+
+  /** Zoom to a part of the image. */
+  show(part: Point & Size, canvas: Size): void {
+    this.fitted = null;
+    this.fill(part, canvas);
+  }
+
+  private fill({ x, y, width, height }: Point & Size, canvas: Size): void {
+    this.zoom = Math.max(0.02, Math.min(canvas.width / width, canvas.height / height) * 0.97);
+    this.centre = { x: x + width / 2, y: y + height / 2 };
   }
 
   resized(canvas: Size): void {

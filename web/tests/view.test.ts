@@ -23,6 +23,15 @@ describe("the camera", () => {
     }
   });
 
+  it("shows a part, and stays there when the canvas changes", () => {
+    const camera = new Camera();
+    camera.fit(IMAGE, { height: 500, width: 500 });
+    camera.show({ x: 20, y: 40, width: 10, height: 20 }, { height: 200, width: 500 });
+    camera.resized({ height: 500, width: 500 });
+    expect(camera.zoom).toBeCloseTo(10 * 0.97);
+    expect(camera.centre).toEqual({ x: 25, y: 50 });
+  });
+
   it("keeps the point under the mouse where it is", () => {
     const camera = new Camera();
     const canvas = { height: 500, width: 500 };
