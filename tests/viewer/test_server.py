@@ -24,7 +24,7 @@ from hpunet.metrics import area, longest_diameter
 from hpunet.viewer import drawing
 from hpunet.viewer.cases import Case, find_cases
 from hpunet.viewer.drawing import CancelledError, Drawing, Wish
-from hpunet.viewer.server import read_pages
+from hpunet.viewer.server import STATIC, read_pages
 
 PAINT = {"kind": "paint", "slice": 0, "value": 1, "runs": [[3, 2], [20, 1]]}
 
@@ -333,6 +333,12 @@ def test_too_many_waiting_jobs_are_refused(tmp_path: Path, monkeypatch: pytest.M
 def test_a_page_that_is_not_built_is_said(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="make web"):
         read_pages(tmp_path)
+
+
+def test_page_is_built_and_light() -> None:
+    files = [file for file in STATIC.rglob("*") if file.is_file()]
+    assert {file.suffix for file in files} >= {".html", ".js", ".css"}
+    assert sum(file.stat().st_size for file in files) <= 400_000
 
 
 def test_pages_have_their_types(one_image: Client) -> None:

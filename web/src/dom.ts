@@ -18,6 +18,17 @@ export function make<K extends keyof HTMLElementTagNameMap>(
   return element;
 }
 
+/** Put new children into an element that stays scrolled; where an old one had the focus, the new one gets it. */
+export function refill(parent: Element, children: readonly Element[]): void {
+  const { scrollLeft, scrollTop } = parent;
+  const index = [...parent.children].findIndex((child) => child.contains(document.activeElement));
+  parent.replaceChildren(...children);
+  [parent.scrollLeft, parent.scrollTop] = [scrollLeft, scrollTop];
+  const next = children[index];
+  const button = next instanceof HTMLButtonElement ? next : next?.querySelector("button");
+  button?.focus({ preventScroll: true });
+}
+
 export function percent(share: number): string {
   return `${Math.round(100 * share)} %`;
 }

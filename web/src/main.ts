@@ -4,7 +4,7 @@ import { Api, Lost, type CaseSummary, type Session } from "./api";
 import { OpenCase } from "./case";
 import { css, distinct, heat } from "./colours";
 import { findControls, type Controls } from "./controls";
-import { make, percent, short } from "./dom";
+import { make, percent, refill, short } from "./dom";
 import type { Event as CaseEvent } from "./history";
 import { commandOf, keyRows, type Command } from "./keys";
 import { Outbox } from "./outbox";
@@ -84,8 +84,9 @@ class App {
     const accepted = this.cases.filter(({ status }) => status === "accepted").length;
     ui.progress.textContent = `${accepted} of ${this.cases.length} accepted`;
     [ui.progressBar.max, ui.progressBar.value] = [Math.max(this.cases.length, 1), accepted];
-    ui.cases.replaceChildren(
-      ...this.cases.map(({ id, name, status }) => {
+    refill(
+      ui.cases,
+      this.cases.map(({ id, name, status }) => {
         const button = make("button", `${status === "accepted" ? "✓ " : ""}${name}`);
         button.setAttribute("aria-label", `${name}, ${status}`);
         if (id === this.selected) button.setAttribute("aria-current", "true");
@@ -95,6 +96,7 @@ class App {
         return make("li", [button]);
       }),
     );
+    ui.cases.querySelector('[aria-current="true"]')?.scrollIntoView({ block: "nearest" });
   }
 
   private async openCase(id: number, slice = 0): Promise<void> {
@@ -406,6 +408,7 @@ class App {
     if (!event) return;
     this.press(this.ui.flip, false);
     this.act(event);
+    this.ui.strip.children[hypothesis]?.scrollIntoView({ block: "nearest", inline: "nearest" });
     const found = this.open?.current?.answer.hypotheses[hypothesis];
     this.say(`Hypothesis ${hypothesis + 1} is chosen: ${found?.description ?? ""}`);
   }

@@ -1,7 +1,7 @@
 // The strip of distinct hypotheses: a picture, a number, a share and a few words each.
 
 import { distinct, type Colour } from "./colours";
-import { make, percent } from "./dom";
+import { make, percent, refill } from "./dom";
 import { strokeBorders, type Size } from "./pixels";
 import type { OpenCase } from "./case";
 
@@ -20,8 +20,9 @@ export function fillStrip(
 ): void {
   const hypotheses = item.current?.answer.hypotheses ?? [];
   const box = boxOf(item);
-  strip.replaceChildren(
-    ...hypotheses.map((hypothesis, index) => {
+  refill(
+    strip,
+    hypotheses.map((hypothesis, index) => {
       const words = `${percent(hypothesis.share)}: ${hypothesis.description}`;
       const colour = (label: number): Colour => distinct(isDecided ? label - 1 : index);
       const button = make("button", [

@@ -1,6 +1,7 @@
 import { readFileSync } from "node:fs";
 import { beforeEach, describe, expect, it } from "vitest";
 import { findControls } from "../src/controls";
+import { make, refill } from "../src/dom";
 import { commandOf, KEYS } from "../src/keys";
 import { plotMeasure } from "../src/plot";
 
@@ -29,6 +30,20 @@ describe("page", () => {
   it("names the key of every button in its text", () => {
     const keys = new Set<string>(KEYS.map(([key]) => key));
     for (const kbd of document.querySelectorAll("button kbd")) expect(keys).toContain(kbd.textContent);
+  });
+});
+
+describe("lists", () => {
+  it("keep the focus and the place when they are filled again", () => {
+    const { cases } = findControls();
+    const items = (): HTMLElement[] => ["a", "b", "c"].map((name) => make("li", [make("button", name)]));
+    refill(cases, items());
+    expect(document.activeElement).toBe(document.body);
+    cases.querySelectorAll("button")[1]?.focus();
+    cases.scrollTop = 40;
+    refill(cases, items());
+    expect(document.activeElement).toBe(cases.querySelectorAll("button")[1]);
+    expect(cases.scrollTop).toBe(40);
   });
 });
 
