@@ -70,12 +70,13 @@ export class OpenCase {
     if (source) [this.at, this.seed, this.numSamples] = [source.at, source.seed, source.num_samples];
   }
 
-  /** Do these events, after reopening the case if they change its mask. */
-  act(...events: Event[]): void {
+  /** Do these events, after reopening the case if they change its mask; the slice that changed last, or null. */
+  act(...events: Event[]): number | null {
     const changes = events.some((event) => !["note", "accept", "reopen"].includes(event.kind));
     const all: Event[] = changes && this.history.status === "accepted" ? [{ kind: "reopen" }, ...events] : events;
-    for (const event of all) this.history.add(event);
+    const changed = all.map((event) => this.history.add(event)).filter((slice) => slice !== null);
     this.outbox.add(...all);
+    return changed.at(-1) ?? null;
   }
 
   /** The event that chooses a hypothesis. */

@@ -58,6 +58,11 @@ export class History {
     return this.done < this.steps.length;
   }
 
+  /** How many slices something was done to. */
+  get numSlices(): number {
+    return new Set(this.steps.slice(0, this.done).map(({ slice }) => slice)).size;
+  }
+
   /** Apply one more event; the slice that it changed, or null. */
   add(event: Event): number | null {
     switch (event.kind) {

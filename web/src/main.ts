@@ -380,9 +380,10 @@ class App {
     if (this.isServerAway) ui.banner.textContent = `The server does not answer. ${many} here and will be sent when it is back.`;
   }
 
-  private say(words: string, isError = false): void {
+  /** Tell those who listen, and, if it is to be seen, those who look. */
+  private say(words: string, isSeen = false): void {
     this.ui.status.textContent = words;
-    if (isError) this.ui.hint.textContent = words;
+    if (isSeen) this.ui.hint.textContent = words;
   }
 
   /** Await work that a control started; what goes wrong is said. */
@@ -396,11 +397,12 @@ class App {
 
   // ---------------------------------------------------------------- steps
 
-  private act(...events: CaseEvent[]): void {
-    this.open?.act(...events);
+  private act(...events: CaseEvent[]): number | null {
+    const slice = this.open?.act(...events) ?? null;
     this.showHint();
     this.showSaved(this.open?.outbox.numWaiting ?? 0);
     this.showState();
+    return slice;
   }
 
   private choose(hypothesis: number): void {
@@ -422,7 +424,8 @@ class App {
   private undo(kind: "undo" | "redo"): void {
     const { history } = this.open ?? {};
     if (!history || !(kind === "undo" ? history.canUndo : history.canRedo)) return;
-    this.act({ kind });
+    const slice = this.act({ kind });
+    if (slice !== null) this.run(this.setSlice(slice));
     this.say(kind === "undo" ? "Undone." : "Done again.");
   }
 
@@ -436,7 +439,10 @@ class App {
     this.saveNote();
     const isAccepted = open.history.status === "accepted";
     this.act({ kind: isAccepted ? "reopen" : "accept" });
-    this.say(isAccepted ? "The case is open again." : "The case is accepted.");
+    const { numSlices } = open.history;
+    const rest = numSlices < open.item.slices ? ` ${numSlices} of ${open.item.slices} slices are decided, the others empty.` : "";
+    if (isAccepted) this.say("The case is open again.");
+    else this.say(`The case is accepted.${rest}`, rest !== "");
   }
 
   private saveNote(): void {
@@ -455,7 +461,7 @@ class App {
     [link.href, link.download] = [URL.createObjectURL(content), name];
     link.click();
     URL.revokeObjectURL(link.href);
-    this.say(`${name} is exported.`);
+    this.say(`${name} is exported.`, true);
   }
 
   // ---------------------------------------------------------------- brush, eraser, pointing

@@ -35,6 +35,14 @@ describe("an open case", () => {
     expect(item.chosen).toBe(1);
   });
 
+  it("says which slice an undo changed", () => {
+    const outbox = { add: () => undefined } as unknown as Outbox;
+    const item = new OpenCase({} as Api, ITEM, [chosen(0, {}), chosen(1, {})], outbox);
+    expect(item.act({ kind: "undo" })).toBe(1);
+    expect(item.act({ kind: "note", text: "a" })).toBeNull();
+    expect(item.act({ kind: "undo" })).toBe(0);
+  });
+
   it("shows no choice among other samples or on other slices", async () => {
     const item = open(chosen(0, { num_samples: 64 }));
     await item.draw(new AbortController().signal); // 16

@@ -49,6 +49,13 @@ describe("history", () => {
     expect(history.origin(0)).toEqual({ source: null, isEdited: false });
   });
 
+  it("counts the slices that something was done to", () => {
+    const history = new History(4, [choose, paint(1, 3), { kind: "clear", slice: 5 }]);
+    expect(history.numSlices).toBe(2);
+    history.add({ kind: "undo" });
+    expect(history.numSlices).toBe(1);
+  });
+
   it("has notes and acceptance beside the steps", () => {
     const history = new History(4, [choose, { kind: "note", text: "faint" }, { kind: "accept" }]);
     expect([history.note, history.status]).toEqual(["faint", "accepted"]);
