@@ -325,7 +325,7 @@ class App {
     ui.redo.disabled = !open.history.canRedo;
     const isAccepted = open.history.status === "accepted";
     ui.accept.disabled = !isAccepted && !open.history.canUndo;
-    ui.accept.replaceChildren(isAccepted ? "Open again " : "Accept ", make("kbd", "a"));
+    ui.accept.replaceChildren(isAccepted ? "Reopen " : "Accept ", make("kbd", "a"));
     this.showCaption();
     this.showMeasures();
     const summary = this.cases.find(({ id }) => id === open.item.id);
