@@ -9,8 +9,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import tomlkit
 import torch
-from tiny_run import tiny_settings
+from tiny_run import BASE, tiny_settings
 
 from hpunet.bench.run import GROUPS, Row, Workload, bare_step, plain_warp, run_bench
 from hpunet.bench.timing import Candidate, Replay, Timer
@@ -19,26 +20,12 @@ from hpunet.data.batch import Batch
 from hpunet.errors import ConfigError
 
 CPU = torch.device("cpu")
-TINY = """
-[model]
-channels = [4, 6]
-latent_dims = [1]
-blocks_per_scale = 1
-[data]
-crop = [16, 16]
-[objective]
-top_k = 0.1
-[optimiser]
-iterations = 12
-batch_size = 4
-learning_rates = [1e-3]
-"""
 
 
 @pytest.fixture(scope="module")
 def preset(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("bench") / "tiny.toml"
-    path.write_text(TINY)
+    path.write_text(tomlkit.dumps(BASE))
     return str(path)
 
 

@@ -1,6 +1,5 @@
 """Evaluation of whole sets: exact values of a perfect sampler, restarts, any batch size, unreadable images."""
 
-import csv
 import json
 import os
 import time
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from older_rows import make_older
 from PIL import Image
 from tiny_run import untrained_model
 from torch import Tensor, nn
@@ -513,12 +513,7 @@ def test_rows_of_instances_without_the_newer_columns_can_still_be_read(tmp_path:
     run_it(tmp_path, source, scorer)
     path = tmp_path / ROWS_FILE
     whole = path.read_text()
-    with path.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    make_older(path)
     _, older = read_evaluation(tmp_path)
     summary = summarise(older, scope=scorer.scope)
     assert summary["rand_error"] is not None

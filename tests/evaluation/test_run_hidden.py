@@ -1,6 +1,5 @@
 """Evaluation of models that complete a hidden part: its scores, evaluations older than these, the commands."""
 
-import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from older_rows import make_older
 from tiny_run import untrained_model
 
 import hpunet.evaluation.run as evaluation
@@ -22,7 +22,6 @@ from hpunet.evaluation.compare import compare, comparison_csv, read_evaluated
 from hpunet.evaluation.images import true_instances, with_evaluation_ids
 from hpunet.evaluation.rows import (
     CLUSTER_COLUMNS,
-    COLUMNS,
     EXAMPLES_FILE,
     HIDDEN_COLUMNS,
     HIDDEN_METRICS,
@@ -135,16 +134,6 @@ def test_models_that_see_all_have_neither_columns_nor_metrics_of_hidden_parts(tm
 
 def header(folder: Path) -> tuple[str, ...]:
     return tuple((folder / ROWS_FILE).read_text().splitlines()[0].split(","))
-
-
-def make_older(path: Path) -> None:
-    """Rows as they were written before there were metrics of hidden parts."""
-    with path.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
 
 
 def test_older_evaluations_can_still_be_read_and_compared(tmp_path: Path) -> None:

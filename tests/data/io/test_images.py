@@ -3,6 +3,7 @@
 import gzip
 import io
 import os
+import re
 import struct
 import tarfile
 import zlib
@@ -223,15 +224,19 @@ def test_decode_png_refuses_huge_claims() -> None:
         decode_png(grey_png(8, [b"\0"] * 9000, 9000), name="huge.png")
 
 
+def assert_refused_when_damaged(path: Path, read: Callable[[Path], object]) -> None:
+    content = path.read_bytes()
+    for damaged in (b"", b"nonsense", content[:20], content[: len(content) // 2]):
+        path.write_bytes(damaged)
+        with pytest.raises(DataError, match=re.escape(path.name)):
+            read(path)
+
+
 @pytest.mark.parametrize("ending", ["png", "jpg", "tif"])
 def test_read_image_damaged_files_are_named(tmp_path: Path, ending: str) -> None:
     noise = np.random.default_rng(1).integers(0, 256, (64, 64), dtype=np.uint8)
     path = saved(noise, tmp_path / f"cut.{ending}")
-    content = path.read_bytes()
-    for damaged in (b"", b"nonsense", content[:20], content[: len(content) // 2]):
-        path.write_bytes(damaged)
-        with pytest.raises(DataError, match=rf"cut\.{ending}"):
-            read_image(path)
+    assert_refused_when_damaged(path, read_image)
 
 
 def test_read_image_refusals_name_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -386,12 +391,7 @@ def test_read_stack_takes_a_single_slice(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("write", [write_tiff, write_packed_tiff, write_hdf5])
 def test_read_stack_damaged_files_are_named(tmp_path: Path, write: Callable[[Path], Path]) -> None:
-    path = write(tmp_path / "cut")
-    content = path.read_bytes()
-    for damaged in (b"", b"nonsense", content[: len(content) // 2]):
-        path.write_bytes(damaged)
-        with pytest.raises(DataError, match=r"cut\."):
-            read_stack(path)
+    assert_refused_when_damaged(write(tmp_path / "cut"), read_stack)
 
 
 def test_read_stack_refusals_name_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,12 +33,7 @@ _WITH_TRANSPARENCY = {"P": "RGBA", "L": "LA", "RGB": "RGBA"}
 
 
 def decode_png(
-    content: bytes,
-    *,
-    name: str,
-    labels: bool = False,
-    size: ImageSize | None = None,
-    notes: list[str] | None = None,
+    content: bytes, *, name: str, labels: bool = False, size: ImageSize | None = None, notes: list[str] | None = None
 ) -> np.ndarray:
     """A PNG as (h, w) or (h, w, channels), uint8 or uint16 or, for 32 bit modes, int32.
 
@@ -89,12 +84,7 @@ def _indices(image: Image.Image) -> np.ndarray:
 
 
 def decode_gif(
-    content: bytes,
-    *,
-    name: str,
-    labels: bool = False,
-    size: ImageSize | None = None,
-    notes: list[str] | None = None,
+    content: bytes, *, name: str, labels: bool = False, size: ImageSize | None = None, notes: list[str] | None = None
 ) -> np.ndarray:
     """A GIF of one image as (h, w) or (h, w, channels), uint8; `labels` as in `decode_png`."""
     width, height = read_gif_header(content, name=name)
@@ -146,12 +136,7 @@ def turn_upright(image: Image.Image, *, notes: list[str]) -> Shaped[np.ndarray, 
 
 
 def decode_tiff(
-    content: bytes,
-    *,
-    name: str,
-    labels: bool = False,
-    size: ImageSize | None = None,
-    notes: list[str] | None = None,
+    content: bytes, *, name: str, labels: bool = False, size: ImageSize | None = None, notes: list[str] | None = None
 ) -> np.ndarray:
     """A TIFF of a single image as (h, w) or (h, w, channels), in its stored type.
 
@@ -202,12 +187,7 @@ def _inverted(array: np.ndarray, *, bits: int, labels: bool, name: str) -> np.nd
 
 
 def decode_image(
-    content: bytes,
-    *,
-    name: str,
-    labels: bool = False,
-    size: ImageSize | None = None,
-    notes: list[str] | None = None,
+    content: bytes, *, name: str, labels: bool = False, size: ImageSize | None = None, notes: list[str] | None = None
 ) -> np.ndarray:
     """A PNG, JPEG, TIFF or GIF, by the ending of `name`, as (h, w) or (h, w, channels).
 
