@@ -20,15 +20,32 @@ PACKAGES = (
 """A package imports from those before it, and from itself."""
 
 
-def imports_of(path: Path) -> set[str]:
-    """The packages of ours that a file imports, at the top or inside a function."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("hpunet."):
-            found.add(node.module.split(".")[1])
+def imports_of(code: str) -> set[str]:
+    """The packages of ours that code imports, at the top or inside a function; a public name stands for itself."""
+    names = []
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.ImportFrom):
+            start = "hpunet." * bool(node.level) + (node.module or "")
+            names += [f"{start}.{alias.name}" for alias in node.names]
         elif isinstance(node, ast.Import):
-            found |= {alias.name.split(".")[1] for alias in node.names if alias.name.startswith("hpunet.")}
-    return found
+            names += [alias.name for alias in node.names]
+    ours = {name for name in names if name.split(".")[0] == "hpunet" and name != "hpunet.__version__"}
+    return {name.removeprefix("hpunet.").split(".")[0] for name in ours}
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from hpunet.cli.main import app",
+        "def later():\n    import hpunet.cli.main",
+        "from hpunet import cli",
+        "from hpunet import load",
+        "import hpunet",
+        "from ..cli import main",
+    ],
+)
+def test_imports_of_packages_further_down_are_seen_in_every_form(code: str) -> None:
+    assert not imports_of(code) <= set(PACKAGES[:-1])
 
 
 def test_package_imports_point_one_way() -> None:
@@ -37,7 +54,8 @@ def test_package_imports_point_one_way() -> None:
         package = path.relative_to(SOURCE).parts[0].removesuffix(".py")
         if not package.startswith("__"):
             allowed = PACKAGES[: PACKAGES.index(package) + 1]
-            backwards += [f"{path.relative_to(SOURCE)} -> {name}" for name in imports_of(path) - set(allowed)]
+            found = imports_of(path.read_text()) - set(allowed)
+            backwards += [f"{path.relative_to(SOURCE)} -> {name}" for name in found]
     assert not backwards
 
 
