@@ -79,7 +79,7 @@ lint: .venv/.dev $(WEB)
 	$(call in_web,lint)
 
 docs: .venv/.dev
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "hpunet: site/index.html"
 
 bench: .venv/.base
