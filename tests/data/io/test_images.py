@@ -445,6 +445,10 @@ def test_decode_nifti_applies_its_own_scaling() -> None:
     content = bytearray(image.to_bytes())
     content[112:120] = struct.pack("<ff", 0.5, -1.0)  # scl_slope, scl_inter
     assert decode_nifti(bytes(content), name="v").slices[:, 0, 0].tolist() == [-1.0, -0.5]
+    content[112:120] = struct.pack("<ff", 0.5, np.inf)
+    for size in (None, limits.ImageSize(2, 2, 2, "image")):  # of an image or a mask
+        with pytest.raises(DataError, match=r"v\.nii.*intercept"):
+            decode_nifti(bytes(content), name="v.nii", size=size)
 
 
 def test_decode_nifti_passes_over_long_extensions() -> None:

@@ -110,6 +110,7 @@ def nifti_header(
         header = header_class.from_fileobj(io.BytesIO(head[: header_class.sizeof_hdr]), check=False)
         header.check_fix(logger=_SILENT)  # by itself nibabel prints its fixes
         shape, end = _nifti_shape(header, name=name, num_raters=num_raters), _nifti_end(header)
+        _nifti_scaling(header)  # must be finite
     if end > MAX_VOLUME_BYTES or shape[2] > MAX_SLICES:
         raise DataError(f"{name}: shape {shape} is more than {MAX_VOLUME_BYTES} bytes or {MAX_SLICES} slices")
     if not is_packed and packed > end:  # slices would be lost where only headers are read; of others when they are
