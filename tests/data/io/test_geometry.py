@@ -54,6 +54,18 @@ def test_header_without_codes_gives_only_its_spacing_in_mm() -> None:
     np.testing.assert_allclose(placed.affine, np.diag([0.1, 0.2, 0.3, 1]))
 
 
+def test_header_of_an_unknown_unit_or_an_impossible_place_is_read_and_copied() -> None:
+    header = nibabel.Nifti1Header()
+    header.set_data_shape((4, 5, 3))
+    header.set_sform(np.diag([2.0, 3, 4, 1]), code=1)
+    header["xyzt_units"] = 5  # no code of NIfTI's
+    assert Geometry.from_nifti(header).spacing == (4, 2, 3)
+    header["srow_x"] = np.inf
+    assert Geometry.from_nifti(header).spacing is None
+    written = _unzipped(encode_nifti(np.zeros((3, 4, 5), np.uint8), header=header))
+    np.testing.assert_array_equal(nibabel.Nifti1Image.from_bytes(written).header["srow_x"], header["srow_x"])
+
+
 def test_image_with_only_a_spacing() -> None:
     header = Geometry("yx", (0.4, 0.3)).nifti_header((1, 7, 9))
     assert header.get_zooms() == pytest.approx((0.4, 0.3, 1.0))

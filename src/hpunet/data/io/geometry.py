@@ -8,7 +8,7 @@ from jaxtyping import Float64
 
 from hpunet.data.io.limits import need
 
-_MM = {"meter": 1000.0, "mm": 1.0, "micron": 0.001, "unknown": 1.0}  # millimetres are what most files mean
+_MM = {1: 1000.0, 2: 1.0, 3: 0.001}  # by NIfTI's codes of metres, millimetres and micrometres
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,10 +31,11 @@ class Geometry:
     def from_nifti(cls, header: Any) -> "Geometry":
         """Of a NIfTI header; without its codes the affine means nothing, and only the spacing counts."""
         axes: Literal["yx", "zyx"] = "zyx" if len(header.get_data_shape()) > 2 else "yx"
-        factor = _MM.get(header.get_xyzt_units()[0], 1.0)
+        factor = _MM.get(int(header["xyzt_units"]) & 7, 1.0)  # millimetres are what most files mean
         sides = [float(side) * factor for side in header.get_zooms()[:3]]
         sides += [1.0] * (3 - len(sides))
-        affine = np.diag([factor, factor, factor, 1.0]) @ np.asarray(header.get_best_affine(), dtype=np.float64)
+        affine = np.array(header.get_best_affine(), dtype=np.float64)
+        affine[:3] *= factor
         if not np.isfinite(affine).all() or not np.isfinite(sides).all():
             return cls(axes)
         if not int(header["sform_code"]) and not int(header["qform_code"]):

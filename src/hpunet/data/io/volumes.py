@@ -229,6 +229,6 @@ def encode_nifti(slices: Shaped[np.ndarray, "z h w"], *, header: Any | None) -> 
         for name in {"descrip", "aux_file", "db_name", "data_type", "intent_name"} & set(header.keys()):
             header[name] = b""
         image_class = nibabel.Nifti2Image if isinstance(header, nibabel.Nifti2Header) else nibabel.Nifti1Image
-        image = image_class(voxels.reshape(header.get_data_shape()), header.get_best_affine(), header)
+        image = image_class(voxels.reshape(header.get_data_shape()), None, header)  # its own affines
     image.header.set_slope_inter(1, 0)
     return gzip.compress(image.to_bytes(), compresslevel=6, mtime=0)
