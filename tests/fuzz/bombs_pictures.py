@@ -331,6 +331,35 @@ def _() -> bytes:
     return tiff(*[[(256, 4, 1, 1)]] * 50_000, behind=bytes(8))
 
 
+@bomb("directories-loop.tif")
+def _() -> bytes:
+    return tiff(_tags(1, 1), [(256, 4, 1, 1)], behind=bytes(8), loop=16)
+
+
+@bomb("directories-loop-second.tif")
+def _() -> bytes:
+    return tiff(_tags(1, 1), [(256, 4, 1, 1)], behind=bytes(8), loop=16 + 6 + 12 * len(_tags(1, 1)))
+
+
+@bomb("directories-unlike.tif")
+def _() -> bytes:
+    return tiff(_tags(1, 1), *[[(256, 4, 1, 4), (257, 4, 1, 4)]] * 30_000, behind=bytes(8))
+
+
+@bomb("copies.tif")
+def _() -> bytes:
+    """Smaller copies of an image, each with a directory of its own."""
+    count, directory = 40_000, struct.pack("<HHHIII", 1, 256, 4, 1, 1, 0)
+    places = struct.pack(f"<{count}I", *range(8 + 4 * count, 8 + 22 * count, 18))
+    return tiff([*_tags(1, 1), (330, 4, count, 8)], behind=places + directory * count)
+
+
+@bomb("copies-same.tif")
+def _() -> bytes:
+    count = 200_000
+    return tiff([*_tags(1, 1), (330, 4, count, 8)], behind=struct.pack("<I", 8 + 4 * count) * count)
+
+
 @bomb("tags.tif")
 def _() -> bytes:
     """Thousands of tags, whose values are the same thousands of numbers."""

@@ -28,6 +28,7 @@ MAX_DEPTH = 16  # of parts within parts
 MAX_DRAWN = 2**26  # pixels of the boxes of all outlines or polygons of one file; those of a LIDC scan reach a tenth
 MAX_KEY_BYTES = 2**12  # of a name in a file, as of a member of an archive or a variable
 MAX_SCANS = 64  # of a JPEG; encoders make up to about 20
+MAX_UNLIKE = 2**10  # images of a TIFF that are not all of one kind
 MAX_TILES, MAX_LAYERS = 2**12, 2**6  # of a JPEG 2000
 
 MAX_EXPANSION = 100  # unpacked size / size on disk; images and scans hardly reach a tenth of it

@@ -6,19 +6,20 @@ By itself, tifffile only logs damage, fills missing parts with zeros, and unpack
 import io
 import logging
 import math
+import struct
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from hpunet.data.io.limits import ImageSize, check_image_size, check_unpacked, need
 from hpunet.errors import DataError
-from hpunet.utils.limits import MAX_PARTS
+from hpunet.utils.limits import MAX_PARTS, MAX_UNLIKE
 
 # The supported compressions, by the functions of imagecodecs that unpack with a limit.
 _DECODERS = {"NONE": "", "LZW": "lzw", "ADOBE_DEFLATE": "zlib", "DEFLATE": "zlib", "PACKBITS": "packbits"}
-_ORIENTATION = 274
+_ORIENTATION, _SUBIFDS = 274, 330
 _OF_SEVERAL_FILES = {"is_ome": False, "is_mmstack": False, "is_ndtiff": False}  # name other files to open
 
 
@@ -37,11 +38,53 @@ def open_tiff(file: Path | io.BytesIO, *, name: str) -> Iterator[Any]:
     logger.addHandler(listener)
     try:
         with need("tifffile").TiffFile(file, **_OF_SEVERAL_FILES) as tiff:
+            _check_directories(tiff, name=name)
             yield tiff
     finally:
         logger.removeHandler(listener)
     if complaints:
         raise DataError(f"{name}: damaged ({complaints[0]})")
+
+
+def _check_directories(tiff: Any, *, name: str) -> None:
+    """Refuse directories in a loop, of which tifffile reads millions, and thousands of them that are not alike."""
+    file, layout = tiff.filehandle, tiff.tiff
+    seen: set[int] = set()
+    used, offset = 0, tiff.pages.first.offset
+    with suppress(struct.error):  # cut off, of which tifffile complains
+        while offset:
+            tags = _read_tags(file, offset, layout)
+            (follows,) = struct.unpack(layout.offsetformat, file.read(layout.offsetsize))
+            found = [offset, *_subdirectories(tags, file, layout)]
+            used += len(tags) + sum(len(_read_tags(file, each, layout)) for each in found[1:])
+            if not seen.isdisjoint(found) or len(set(found)) < len(found) or used > file.size:
+                raise DataError(f"{name}: damaged (its directories form a loop or overlap)")
+            seen.update(found)
+            offset = follows
+    if len(seen) > MAX_UNLIKE and not tiff.is_uniform:
+        raise DataError(f"{name}: more than {MAX_UNLIKE} images that are not alike")
+
+
+def _read_tags(file: Any, offset: int, layout: Any) -> bytes:
+    file.seek(offset)
+    (count,) = struct.unpack(layout.tagnoformat, file.read(layout.tagnosize))
+    tags: bytes = file.read(min(count * layout.tagsize, file.size))
+    return tags
+
+
+def _subdirectories(tags: bytes, file: Any, layout: Any) -> list[int]:
+    """Offsets of smaller copies of an image, from its tags."""
+    found: list[int] = []
+    for start in range(0, len(tags), layout.tagsize):
+        code, kind = struct.unpack_from(layout.tagformat1, tags, start)
+        if code == _SUBIFDS:
+            count, value = struct.unpack_from(layout.tagformat2, tags, start + 4)
+            size = 8 if kind in (16, 17, 18) else 4
+            if count * size > len(value):
+                file.seek(struct.unpack(layout.offsetformat, value)[0])
+                value = file.read(min(count * size, file.size))
+            found += struct.unpack(f"{layout.byteorder}{count}{'Q' if size == 8 else 'I'}", value[: count * size])
+    return [offset for offset in found if offset >= 8]  # tifffile passes over the others
 
 
 def check_tiff_series(series: Any, *, name: str, size: ImageSize | None = None) -> None:
