@@ -7,7 +7,7 @@ from pathlib import Path
 
 import harness
 import pytest
-from corpus import Corpus, folder_png, lidc, study, write_files
+from corpus import Corpus, folder_nifti, folder_png, lidc, study, write_files
 from judge import FaultError, judge, read_valid
 from mutate import Change
 from plan import FORMATS, NUM_CASES, SEED, case, numbers
@@ -49,6 +49,15 @@ def test_judge_notices_lost_and_changed_samples(tmp_path: Path) -> None:
         judged(tmp_path / "other", lidc(), Change(other, ("z-2_c0.png",)))
     with pytest.raises(FaultError, match="must be refused"):
         judged(tmp_path / "same", lidc(), Change(lidc().files, ("z-2_c0.png",), refused=True))
+
+
+def test_judge_takes_a_spacing_that_differs_as_little_as_affines_may(tmp_path: Path) -> None:
+    name = "images/case0.nii"
+    for place, outcome in ((280, "read"), (283, "refused")):  # the last and the first byte of a float
+        content = bytearray(folder_nifti().files[name])
+        content[place] ^= 64
+        files = folder_nifti().files | {name: bytes(content)}
+        assert judged(tmp_path / outcome, folder_nifti(), Change(files, (name,))) == outcome
 
 
 def test_judge_notices_other_patients_of_an_import(tmp_path: Path) -> None:
