@@ -190,7 +190,9 @@ def try_images(folder: Path) -> str:
     finally:
         viewer.kill()
     full = 3 * IMAGES // 5  # all that is remembered: 64 MiB of predictions are 218 of these images
-    assert max(sizes[full:]) < max(sizes[:full]) + 32 * MIB, [size // MIB for size in sizes[::25]]
+    grown = max(sizes[full:]) - max(sizes[:full])  # 16 MiB are opened images, of which 1 GiB is remembered
+    assert max(sizes) < 1280 * MIB, max(sizes)
+    assert grown < 40 * MIB, [size // MIB for size in sizes[::25]]
     places = (IMAGES // 10, full, IMAGES)
     return "memory " + ", ".join(f"{sizes[place - 1] / MIB:.0f} MiB after {place} images" for place in places)
 
