@@ -64,7 +64,7 @@ def test_a_large_image_gives_the_same_prediction_orientation_by_orientation(
     assert torch.equal(alone.orientation_ids, together.orientation_ids)
     np.testing.assert_allclose(alone.mean, together.mean, atol=1e-4)
     np.testing.assert_allclose(alone.std, together.std, atol=1e-4)
-    assert same(predictor.redraw(alone, scales=()), alone)
+    assert same(alone.redraw(scales=()), alone)
 
 
 def test_prediction_holds_what_sample_gives(predictor: Predictor) -> None:
@@ -116,17 +116,17 @@ def test_a_volume_is_one_prediction_with_its_geometry(predictor: Predictor, tmp_
 @pytest.mark.parametrize("source", ["image", "volume"])
 def test_redraw_keeps_the_other_scales(predictor: Predictor, tmp_path: Path, source: str) -> None:
     first = predictor(pixels(18, 16) if source == "image" else volume(tmp_path), num_samples=5)
-    assert same(predictor.redraw(first, scales=()), first)
-    fine = predictor.redraw(first, scales=[1], seed=9)
+    assert same(first.redraw(scales=()), first)
+    fine = first.redraw(scales=[1], seed=9)
     assert torch.equal(fine.latents[0], first.latents[0])
     assert not torch.equal(fine.latents[1], first.latents[1])
     assert not same(fine, first)
     assert fine.notes[-1].startswith("Scales 1 are redrawn with seed 9")
-    assert same(predictor.redraw(first, scales="local", seed=9), fine)
+    assert same(first.redraw(scales="local", seed=9), fine)
     edited = replace(first, latents=(torch.zeros_like(first.latents[0]), first.latents[1]))
-    assert not same(predictor.redraw(edited, scales=()), first)
+    assert not same(edited.redraw(scales=()), first)
     with pytest.raises(ConfigError, match="scales: expected"):
-        predictor.redraw(first, scales=[2])
+        first.redraw(scales=[2])
 
 
 @pytest.mark.parametrize("wrong", ["3,4", (3,), (1, 2, 3), (1, "2"), 5])
@@ -153,7 +153,7 @@ def test_devices_that_are_not_there_are_named(device: str, monkeypatch: pytest.M
 def test_redraw_names_missing_latents(predictor: Predictor) -> None:
     first = predictor(pixels(16, 16), num_samples=1)
     with pytest.raises(DataError, match="latents: expected one tensor per scale, 2, got 1"):
-        predictor.redraw(replace(first, latents=first.latents[:1]), scales=())
+        replace(first, latents=first.latents[:1]).redraw(scales=())
 
 
 def test_map_reads_one_image_at_a_time(predictor: Predictor) -> None:

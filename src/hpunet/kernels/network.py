@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from hpunet.errors import ConfigError
 from hpunet.kernels.adam import Adam
 from hpunet.kernels.launch import compiling_ahead
 from hpunet.kernels.plan import Plan
@@ -186,17 +187,18 @@ class FusedSampler(SamplingProxy[HPUNet]):
         plan.check_batch(b)
         none: PerScale = [None] * len(self.latent_dims)
         noise, given = noise or none, given or none
+        if any(n is not None and g is not None for n, g in zip(noise, given, strict=True)):
+            raise ConfigError("latents: fused kernels draw all of a scale or nothing; use kernels='torch' for edits")
         maps = [f.permute(0, 2, 3, 1).contiguous().unsqueeze(0) for f in features]
-        used_noise = [None if g is not None else n for n, g in zip(noise, given, strict=True)]
-        values = [v for v in (*used_noise, *given) if v is not None]
+        values = [v for v in (*noise, *given) if v is not None]
 
         def run(*inputs: Tensor) -> list[Tensor]:
             rest = iter(inputs[len(maps) :])
-            drawn = [None if n is None else next(rest) for n in used_noise]
+            drawn = [None if n is None else next(rest) for n in noise]
             fixed = [None if g is None else next(rest) for g in given]
             return list(plan.decode(inputs[: len(maps)], noise=drawn, given=fixed))
 
-        pattern = tuple((n is not None, g is not None) for n, g in zip(used_noise, given, strict=True))
+        pattern = tuple((n is not None, g is not None) for n, g in zip(noise, given, strict=True))
         out, latents, raw = self._run(("decode", b, h, w, pattern), run, [*maps, *values])
         gaussians = _gaussians(raw[0, 0], raw[0, 1].clamp(*LOG_SIGMA_RANGE), plan.latent_shapes)
         return out, _split_scales(latents, plan.latent_shapes), gaussians

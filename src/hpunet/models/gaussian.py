@@ -38,12 +38,15 @@ class Gaussian:
     def latent(
         self, *, noise: Float[Tensor, "b z h w"] | None, given: Float[Tensor, "b z h w"] | None
     ) -> Float[Tensor, "b z h w"]:
-        """The given value; else mean + σ · noise (reparameterised, with gradients to both); else the mean."""
-        if given is not None:
-            return given.to(self.mean.dtype)
+        """The given value; else mean + σ · noise (reparameterised, with gradients to both); else the mean.
+
+        With both, a value is drawn where the given one is NaN.
+        """
+        given = None if given is None else given.to(self.mean.dtype)
         if noise is None:
-            return self.mean
-        return self.mean + self.sigma * noise.to(self.mean.dtype)
+            return self.mean if given is None else given
+        drawn = self.mean + self.sigma * noise.to(self.mean.dtype)
+        return drawn if given is None else torch.where(given.isnan(), drawn, given)
 
 
 class GaussianHead(nn.Module):

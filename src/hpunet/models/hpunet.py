@@ -196,7 +196,8 @@ class HPUNet(ConditionalVAE):
     ) -> tuple[Float[Tensor, "b k h w"], list[Tensor], list[Gaussian]]:
         """One hypothesis per entry of `features`: logits, the latents used, the prior's Gaussians.
 
-        The latent of a scale is its `given` value; else, with `noise`, mean + σ · noise; else the mean.
+        The latent of a scale is its `given` value; else, with `noise`, mean + σ · noise; else the mean. With both, it
+        is drawn where the given value is NaN.
         """
         none: PerScale = [None] * len(self.latent_dims)
         x, latents, gaussians = self.prior.decode(features, noise=noise or none, given=given or none)

@@ -54,6 +54,11 @@ class ImageSamples:
     latents: list[Tensor]
     orientation_ids: Tensor | None
 
+    def maps(self) -> dict[str, Any]:
+        """The fields of a `Prediction` that sampling gives."""
+        found = {"samples": self.labels, "mean": self.mean, "std": self.std}
+        return found | {"latents": tuple(self.latents), "orientation_ids": self.orientation_ids}
+
 
 def sample_image(
     trained: TrainedModel,

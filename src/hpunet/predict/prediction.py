@@ -1,6 +1,7 @@
 """What a `Predictor` gives: samples of one image or volume, their summary, and where they lie in its file."""
 
 import io
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,10 +15,14 @@ from torch import Tensor
 
 from hpunet.data.io.geometry import Geometry
 from hpunet.data.types import SetInfo
+from hpunet.predict import edit
 from hpunet.predict.contact_sheet import sample_sheet
+from hpunet.predict.crop import Number
 from hpunet.predict.draw import SamplingOptions
 from hpunet.predict.place import Place, slice_name
+from hpunet.predict.state import state_of
 from hpunet.sampling.hypotheses import Hypothesis, distinct_hypotheses
+from hpunet.weights.load import TrainedModel
 
 
 @dataclass(frozen=True)
@@ -34,7 +39,8 @@ class Origin:
 class Prediction:
     """Samples of one image or volume. Maps have the size of what was sampled, along `axes`.
 
-    Save and edit: `save` writes a folder, `Predictor.redraw` replays `latents` or draws some scales anew.
+    `save` writes a folder. `pick`, `redraw`, `combine` and `nudge` edit hypotheses in latent space, and `state` keeps
+    them for `Predictor.replay`.
     """
 
     name: str
@@ -54,6 +60,7 @@ class Prediction:
     notes: tuple[str, ...]
     """What was done to the image, and how it differs from those of training, in plain sentences."""
     options: SamplingOptions
+    trained: TrainedModel
     info: SetInfo
     """The data that the model was trained on, with the names of classes."""
     origin: Origin
@@ -109,6 +116,49 @@ class Prediction:
             orientation_ids=None if ids is None else ids[z : z + 1],
             place=replace(self.place, offset=(first + z, y, x)),
         )
+
+    def pick(self, *samples: int) -> "Prediction":
+        """Only these samples, counted from 0, in this order; a number may be given several times."""
+        return edit.pick(self, samples)
+
+    def redraw(
+        self,
+        *,
+        scales: str | Sequence[int] | None = None,
+        region: edit.Where | None = None,
+        seed: int | None = None,
+        temperature: float | Sequence[float] | None = None,
+    ) -> "Prediction":
+        """Draw these scales anew, everywhere or under a region, and keep all other latents bit for bit.
+
+        With `scales=()` it replays the prediction, or what you made of it: `replace(prediction, latents=edited)`.
+
+        Args:
+            scales: as for drawing; by default all, or, with a region, those whose cells are not much larger than it.
+            region: a map of the image's size, a point (x, y), or a box (x0, y0, x1, y1).
+            seed: of the new noise; by default the next one.
+            temperature: factor on the prior's σ; 0 sets the scales to their mean. By default as before.
+        """
+        return edit.redraw(self, scales=scales, region=region, seed=seed, temperature=temperature)
+
+    def combine(
+        self, other: "Prediction", *, region: edit.Where, scales: str | Sequence[int] | None = None
+    ) -> "Prediction":
+        """Hypotheses whose latents under a region are those of another prediction of the image, sample by sample.
+
+        `other` may have a single sample, for all. `region` and `scales` are as for `redraw`.
+        """
+        return edit.combine(self, other, region=region, scales=scales)
+
+    def nudge(
+        self, *, scale: int, at: Sequence[Number], by: Number, channel: int = 0, slice: int = 0
+    ) -> "Prediction":
+        """Move the latent of a scale at a point (x, y) by so many prior σ, in all samples."""
+        return edit.nudge(self, scale=scale, at=at, by=by, channel=channel, slice=slice)
+
+    def state(self) -> dict[str, Any]:
+        """All that `Predictor.replay` needs besides image and model to make these maps again, for a JSON file."""
+        return state_of(self)
 
     def save(
         self, folder: str | Path, *, colour: str | None = None, nifti: bool = False, replace: bool = False

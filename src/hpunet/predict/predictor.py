@@ -10,24 +10,19 @@ import torch
 from hpunet.config.settings import MAX_SAMPLES, MAX_SEED, Settings
 from hpunet.data.io.windows import Window
 from hpunet.data.types import SetInfo
-from hpunet.errors import ConfigError, DataError
+from hpunet.errors import ConfigError
 from hpunet.kernels.dispatch import fast_sampler
 from hpunet.models.hpunet import HPUNet
 from hpunet.models.punet import ProbUNet
 from hpunet.predict.crop import Box, Point, Region, check_region
-from hpunet.predict.draw import (
-    ImageSamples,
-    SamplingOptions,
-    encode_image,
-    parse_scales,
-    sample_image,
-)
+from hpunet.predict.draw import SamplingOptions, encode_image, parse_scales, sample_image
 from hpunet.predict.inputs import select_slices
 from hpunet.predict.open_image import ImageLike, OpenedImage, open_image
 from hpunet.predict.place import slice_name
 from hpunet.predict.prediction import Origin, Prediction, stack_slices
+from hpunet.predict.state import Given, read_state
 from hpunet.sampling.orientations import Features
-from hpunet.sampling.sample import LatentSource, temperature_per_scale
+from hpunet.sampling.sample import temperature_per_scale
 from hpunet.sampling.tiling import Tiled, choose_sampler
 from hpunet.training.build import autocast_for
 from hpunet.weights.load import TrainedModel, load_trained, set_orientations
@@ -132,27 +127,16 @@ class Predictor:
         """Predictions of many images, one at a time in memory; options as for a single one."""
         return (self(image, **how) for image in images)
 
-    def redraw(self, prediction: Prediction, *, scales: str | Sequence[int], seed: int | None = None) -> Prediction:
-        """Draw these scales anew, by default with the next seed, and keep the latents of the others.
-
-        With `scales=()` it replays the prediction, or what you made of it: `replace(prediction, latents=edited)`.
-        """
-        chosen = parse_scales(scales, latent_dims=self.model.latent_dims)
-        numbers = ", ".join(str(i) for i, source in enumerate(chosen) if source == "sample")
-        options = replace(prediction.options, seed=prediction.options.seed + 1 if seed is None else seed)
-        if len(prediction.latents) != len(chosen):
-            raise DataError(f"latents: expected one tensor per scale, {len(chosen)}, got {len(prediction.latents)}")
-        parts = []
-        for part in prediction.slices:
-            sources = zip(chosen, part.latents, strict=True)
-            latents: list[LatentSource] = [kept if source == "mean" else "sample" for source, kept in sources]
-            how: dict[str, Any] = {"latents": latents, "orientation_ids": part.orientation_ids}
-            changes = _maps(sample_image(self.trained, image=part.image, options=options, name=part.name, **how))
-            if numbers:
-                note = f"Scales {numbers} are redrawn with seed {options.seed}; the others are kept."
-                changes |= {"options": options, "notes": (*part.notes, note)}
-            parts.append(replace(part, **changes))
-        return stack_slices(parts, name=prediction.name) if prediction.axes == "zyx" else parts[0]
+    def replay(self, image: ImageLike, state: str | Path | Mapping[str, Any]) -> Prediction:
+        """The hypotheses that a `Prediction.state`, or a JSON file of it, holds; the image must be the same."""
+        kept = read_state(state)
+        kept.check_model(self.trained)
+        self.check(kept.options)
+        source = self.read(image, options=kept.options)
+        numbers = select_slices(len(source.images), kept.slices, where=source.name)
+        parts = list(self.each_slice(source, options=kept.options, numbers=numbers, given=kept.given(numbers)))
+        kept.check_image(parts)
+        return parts[0] if kept.axes == "yx" else stack_slices(parts, name=source.name)
 
     def read(self, image: ImageLike, *, options: SamplingOptions, name: str | None = None) -> OpenedImage:
         """The image as the model sees it; `name` names the results."""
@@ -180,12 +164,13 @@ class Predictor:
         options: SamplingOptions,
         numbers: Sequence[int] | None = None,
         features: Mapping[int, Features] | None = None,
+        given: Mapping[int, Given] | None = None,
         advance: Callable[[int], None] = lambda _: None,
     ) -> Iterator[Prediction]:
         """The slices of a volume (or these `numbers`), one at a time in memory; an image is its only slice.
 
-        `features` of some slices, from `encode`, save the encoder; `advance` is called with the number of new
-        samples.
+        `features` of some slices, from `encode`, save the encoder; `given` are the latents of all of them, instead of
+        new ones; `advance` is called with the number of new samples.
         """
         depth, _, h, w = source.images.shape
         _, top, left = source.place.offset
@@ -196,14 +181,17 @@ class Predictor:
         for z in range(depth) if numbers is None else numbers:
             name = slice_name(source.name, z=z, depth=depth)
             how: dict[str, Any] = {"name": name, "features": (features or {}).get(z), "advance": advance}
+            if given is not None:
+                how |= {"latents": given[z].latents, "orientation_ids": given[z].orientation_ids}
             drawn = sample_image(trained, image=source.images[z], options=options, **how)
             yield Prediction(
                 name=name,
                 image=source.images[z],
-                **_maps(drawn),
+                **drawn.maps(),
                 axes="yx",
                 notes=notes,
                 options=options,
+                trained=trained,
                 info=trained.info,
                 origin=origin,
                 place=replace(source.place, offset=(z, top, left)),
@@ -218,9 +206,3 @@ class Predictor:
         if isinstance(sampler, Tiled):
             notes.append(f"Computed in tiles of {sampler.tile} pixels, which does not change the result.")
         return notes
-
-
-def _maps(drawn: ImageSamples) -> dict[str, Any]:
-    """The fields of a `Prediction` that sampling gives."""
-    found = {"samples": drawn.labels, "mean": drawn.mean, "std": drawn.std}
-    return found | {"latents": tuple(drawn.latents), "orientation_ids": drawn.orientation_ids}

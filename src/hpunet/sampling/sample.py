@@ -17,7 +17,7 @@ from hpunet.utils.tensors import check_is_tensor, check_labels, values_can_be_re
 T = TypeVar("T")
 
 LatentSource = Literal["sample", "mean"] | Tensor
-"""Values of a latent scale: drawn from the prior, the prior's mean, or given as (b, s, z, h_i, w_i)."""
+"""Values of a latent scale: drawn from the prior, its mean, or given as (b, s, z, h_i, w_i), and drawn where NaN."""
 
 Generators = torch.Generator | Sequence[torch.Generator] | None
 """Where noise comes from: one generator for the batch, one per image, or torch's default."""
@@ -94,7 +94,7 @@ def sample(
 
     Args:
         latents: "sample", "mean" or a tensor (b, s, z, h_i, w_i) where b and s may be 1, for each scale, coarsest
-            first; one string for all scales.
+            first; one string for all scales. Where a tensor is NaN, the latent is drawn.
         temperature: factor on the prior's σ, for all scales or one per scale.
         cond: extra input of the prior, for models with `cond_channels`.
         generator: makes the draw reproducible. The n-th hypothesis is the same for any `num_samples` and chunk size
@@ -236,7 +236,8 @@ def _decoder_inputs(
     for i, source in enumerate(sources):
         if isinstance(source, str) and source not in ("sample", "mean"):
             raise ConfigError(f"latents[{i}]: expected 'sample', 'mean' or a tensor, got {source!r}")
-        noise.append(drawn[i] * temperatures[i] if isinstance(source, str) and source == "sample" else None)
+        is_drawn = source == "sample" if isinstance(source, str) else bool(source.isnan().any())
+        noise.append(drawn[i] * temperatures[i] if is_drawn else None)
         given.append(
             _checked_latents(source, scale=i, shape=(b, num_samples, *shapes[i])).to(image.device)
             if isinstance(source, Tensor)
