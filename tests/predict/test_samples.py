@@ -63,7 +63,13 @@ def read_samples(folder: str | Path, count: int) -> np.ndarray:
 def test_sample_writes_maps_shares_and_a_sheet(hpunet_command: Callable[..., Any]) -> None:
     result = hpunet_command("sample", "lesions", save_image("a.png"), "--out", "out", "--samples", 5)
     assert result.exit_code == 0, result.output
-    names = {f"sample-{n:02d}.png" for n in range(1, 6)} | {"mean.png", "std.png", "sheet.png", "hypotheses.json"}
+    names = {f"sample-{n:02d}.png" for n in range(1, 6)} | {
+        "mean.png",
+        "std.png",
+        "sheet.png",
+        "hypotheses.json",
+        "state.json",
+    }
     assert {path.name for path in Path("out/a").iterdir()} == names
     assert [path.name for path in Path("out").iterdir()] == ["a"]
     samples = read_samples("out/a", 5)

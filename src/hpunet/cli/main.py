@@ -14,6 +14,7 @@ from hpunet.cli.compare import compare_command
 from hpunet.cli.convert_tf import convert_tf_command
 from hpunet.cli.data import app as data_app
 from hpunet.cli.demo import demo_command
+from hpunet.cli.edit import edit_command
 from hpunet.cli.evaluate import evaluate_command
 from hpunet.cli.examples import examples_command
 from hpunet.cli.export import export_command
@@ -88,6 +89,7 @@ app.command(name="evaluate")(evaluate_command)
 app.command(name="compare")(compare_command)
 app.command(name="examples")(examples_command)
 app.command(name="sample", cls=CommandWithWindow)(sample_command)
+app.command(name="edit")(edit_command)
 app.command(name="instances", cls=CommandWithWindow)(instances_command)
 app.command(name="view", cls=CommandWithWindow)(view_command)
 app.command(name="report")(report_command)

@@ -1,6 +1,7 @@
 """Options that several commands share, and the checks of their values."""
 
 from collections.abc import Sequence
+from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -155,16 +156,22 @@ def parse_temperature(text: str) -> list[float]:
 
 def parse_region(at: str | None, box: str | None) -> dict[str, Any]:
     """--at and --box as numbers, by name."""
-    found: dict[str, Any] = {}
-    for name, text, expected in (("at", at, "250,131"), ("box", box, "230,110,270,150")):
-        try:
-            numbers = tuple(map(float, text.split(","))) if text is not None else None
-        except ValueError:
-            numbers = ()
-        if numbers is not None and len(numbers) != expected.count(",") + 1:
-            raise ConfigError(f"--{name}: expected numbers such as {expected}, got {text!r}")
-        found[name] = numbers
-    return found
+    given = (("at", at, "250,131"), ("box", box, "230,110,270,150"))
+    return {
+        name: None if text is None else parse_numbers(name, text, example=example, count=example.count(",") + 1)
+        for name, text, example in given
+    }
+
+
+def parse_numbers(name: str, text: str, *, example: str, count: int | None = None) -> tuple[float, ...]:
+    """Numbers separated by commas, so many if `count` is given; `name` is the option's."""
+    try:
+        numbers = tuple(map(float, text.split(",")))
+    except ValueError:
+        numbers = ()
+    if not numbers or len(numbers) != (count or len(numbers)) or not all(map(isfinite, numbers)):
+        raise ConfigError(f"--{name}: expected numbers such as {example}, got {text!r}")
+    return numbers
 
 
 def run_names(runs: Sequence[Path]) -> list[str]:

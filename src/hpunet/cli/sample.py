@@ -10,6 +10,7 @@ from rich.table import Table
 from hpunet.cli import options as cli
 from hpunet.cli.progress import Notes, loading, process_each, skip_existing
 from hpunet.cli.terminal import console
+from hpunet.errors import ConfigError
 
 if TYPE_CHECKING:
     from hpunet.predict.prediction import Prediction
@@ -25,6 +26,7 @@ _COLOUR = (
 _AT = "A point in the object, column and row from 0: the crop around it that the model was trained on is cut out."
 _BOX = "A box around the object, instead of a point."
 _SPACING = "Distance of pixels in mm to resample to; by default stored pixels are used."
+_STATE = "Make the samples of this state.json again, of one image; what is said of drawing is that of the file."
 _SAME_IOU = "Samples with at least this IoU are the same hypothesis; default: 0.5, or less where groups are too many."
 
 
@@ -48,6 +50,7 @@ def sample_command(
     spacing: Annotated[float | None, typer.Option(help=_SPACING)] = None,
     slices: cli.Slices = None,
     nifti: cli.Nifti = False,
+    state: Annotated[Path | None, typer.Option(help=_STATE)] = None,
     kernels: cli.Kernels = "auto",
     replace: cli.Replace = False,
     quiet: cli.Quiet = False,
@@ -56,12 +59,15 @@ def sample_command(
     from hpunet.predict.inputs import check_image_files, name_images, parse_slices, select_slices
 
     check_image_files(images)
+    if state is not None and len(images) != 1:
+        raise ConfigError(f"--state: is of one image, got {len(images)}")
     factors = cli.parse_temperature(temperature)
     with loading(quiet=quiet):
         from hpunet.predict.crop import Region
         from hpunet.predict.draw import SamplingOptions
         from hpunet.predict.predictor import load
         from hpunet.predict.samples import save_slices
+        from hpunet.predict.state import read_state
         from hpunet.utils.label_painter import parse_colour
 
         predictor = load(run, checkpoint=checkpoint, weights=weights, kernels=kernels, orientations=orientations)
@@ -70,6 +76,10 @@ def sample_command(
     sampling: dict[str, Any] = {"num_samples": samples, "scales": scales, "seed": seed, "tile": tile}
     sampling |= {"temperature": factors[0] if len(factors) == 1 else factors, "window": window, "same_iou": same_iou}
     options = SamplingOptions(**sampling, region=Region(**cli.parse_region(at, box), spacing=spacing))
+    kept = None if state is None else read_state(state)
+    if kept is not None:
+        kept.check_model(predictor.trained)
+        options, chosen, samples = kept.options, kept.slices, kept.options.num_samples
     predictor.check(options)
     if colour is not None:
         parse_colour(colour)
@@ -83,9 +93,13 @@ def sample_command(
         numbers = select_slices(len(source.images), chosen, where=str(path))
         begin(len(numbers) * samples)
         tables: list[Table] = []
+        given = None if kept is None else kept.given(numbers)
 
         def parts() -> Iterator["Prediction"]:
-            for part in predictor.each_slice(source, options=options, numbers=numbers, advance=advance):
+            how: dict[str, Any] = {"numbers": numbers, "given": given, "advance": advance}
+            for part in predictor.each_slice(source, options=options, **how):
+                if kept is not None:
+                    kept.check_image(part)
                 say(*part.notes)
                 if part.hypotheses:
                     tables.append(_hypotheses_table(part.name, part.hypotheses))

@@ -135,7 +135,8 @@ class Predictor:
         source = self.read(image, options=kept.options)
         numbers = select_slices(len(source.images), kept.slices, where=source.name)
         parts = list(self.each_slice(source, options=kept.options, numbers=numbers, given=kept.given(numbers)))
-        kept.check_image(parts)
+        for part in parts:
+            kept.check_image(part)
         return parts[0] if kept.axes == "yx" else stack_slices(parts, name=source.name)
 
     def read(self, image: ImageLike, *, options: SamplingOptions, name: str | None = None) -> OpenedImage:

@@ -3,6 +3,7 @@
 sample-01.png …     label maps, the class of every pixel
 mean.png, std.png   mean and standard deviation of the summed probability of the stochastic classes; 65535 is 1
 hypotheses.json     distinct hypotheses, their shares and samples (null for instance ids)
+state.json          what makes the samples again from image and model, also edited (`Predictor.replay`)
 sheet.png           all of it on one page
 *.nii.gz            the same as volumes, if the input is one; each slice then has its own folder, `z-012`
 """
@@ -72,6 +73,7 @@ def _save_slice(part: Prediction, folder: Path, *, colour: str | None) -> None:
     grouping = {"same_iou": hypotheses[0].same_iou, "summary": summarise(hypotheses)} if hypotheses else {}
     content = {**about, **grouping, "hypotheses": listed or None}
     (folder / "hypotheses.json").write_text(json.dumps(content, indent=1) + "\n")
+    (folder / "state.json").write_text(json.dumps(part.state()) + "\n")
 
 
 def sample_name(number: int) -> str:

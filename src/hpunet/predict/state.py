@@ -43,7 +43,7 @@ class ModelRecord(_Strict):
 
 
 class ImageRecord(_Strict):
-    """The image as the model saw it; no name, which may be a patient's."""
+    """A slice as the model saw it; no name, which may be a patient's."""
 
     shape: list[_Count]
     sha256: str
@@ -76,7 +76,8 @@ class State(_Strict):
     format: Literal["hpunet-map"] = "hpunet-map"
     version: Literal[1] = 1
     model: ModelRecord
-    image: ImageRecord
+    images: list[ImageRecord]
+    """Of each slice."""
     axes: Literal["yx", "zyx"]
     slices: tuple[_Count, _Count] | None
     options: SamplingOptions
@@ -95,8 +96,10 @@ class State(_Strict):
         latents = [each.tensor(name=f"state: latents[{i}]") for i, each in enumerate(self.latents)]
         expected = len(numbers), self.options.num_samples
         ids = self.orientation_ids
-        if any(tuple(scale.shape[:2]) != expected for scale in latents) or (
-            ids is not None and [len(row) for row in ids] != [expected[1]] * expected[0]
+        if (
+            len(self.images) != expected[0]
+            or any(tuple(scale.shape[:2]) != expected for scale in latents)
+            or (ids is not None and [len(row) for row in ids] != [expected[1]] * expected[0])
         ):
             raise DataError("state: expected latents of {} slices with {} hypotheses each".format(*expected))
         return {
@@ -104,9 +107,10 @@ class State(_Strict):
             for i, number in enumerate(numbers)
         }
 
-    def check_image(self, parts: Sequence["Prediction"]) -> None:
-        """Refuse another image."""
-        if _record(parts) != self.image:
+    def check_image(self, part: "Prediction") -> None:
+        """Refuse a slice of another image."""
+        first = self.slices[0] if self.slices else 0
+        if _record(part) != self.images[part.place.offset[0] - first]:
             raise DataError(
                 "state: was drawn from another image, or one that was read with another window or spacing"
             )
@@ -119,7 +123,7 @@ def state_of(prediction: "Prediction") -> dict[str, Any]:
     options = asdict(prediction.options)
     return State(
         model=ModelRecord(name=prediction.origin.run, iteration=prediction.origin.iteration),
-        image=_record(parts),
+        images=[_record(part) for part in parts],
         axes="yx" if prediction.axes == "yx" else "zyx",
         slices=(first, first + len(parts)) if place.geometry.axes == "zyx" else None,
         options=SamplingOptions(**options | {"region": prediction.options.region}),
@@ -149,7 +153,6 @@ def _latents(scale: Tensor) -> LatentRecord:
     return LatentRecord(shape=list(values.shape), base64=base64.b64encode(values.astype("<f4").tobytes()).decode())
 
 
-def _record(parts: Sequence["Prediction"]) -> ImageRecord:
-    image = np.stack([part.image for part in parts])
-    values = np.rint(np.clip(image, 0, 1) * 65535).astype("<u2")
-    return ImageRecord(shape=list(image.shape), sha256=hashlib.sha256(values.tobytes()).hexdigest())
+def _record(part: "Prediction") -> ImageRecord:
+    values = np.rint(np.clip(part.image, 0, 1) * 65535).astype("<u2")
+    return ImageRecord(shape=list(values.shape), sha256=hashlib.sha256(values.tobytes()).hexdigest())
