@@ -36,7 +36,7 @@ def test_what_the_page_asks_first(tmp_path: Path) -> None:
         assert session["model"]["classes"][0] == {"index": 0, "name": "background"}
         assert session["num_cases"] == 4
         assert "medical device" in session["disclaimer"]
-        assert session["formats"] == ["png", "nifti", "json"]
+        assert session["formats"] == ["png", "nifti", "json", "state"]
         listed = client.get("/api/cases").json()["cases"]
         assert listed[0] == {"id": 0, "name": "lidc-1", "status": "open", "note": False}
         about = client.get("/api/cases/1").json()

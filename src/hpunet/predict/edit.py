@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool
 from torch import Tensor
 
 from hpunet.errors import ConfigError, DataError
+from hpunet.models.gaussian import Gaussian
 from hpunet.predict.crop import Number
 from hpunet.predict.draw import encode_image, parse_scales, sample_image
 from hpunet.sampling.edit import cells_under, prior_of, turned
+from hpunet.sampling.orientations import undo_orientation
 from hpunet.sampling.sample import LatentSource
 from hpunet.sampling.tiling import Padding
 
@@ -127,15 +130,40 @@ def nudge(
     def change(part: "Prediction", z: int) -> "Prediction":
         if z != slice:
             return part
-        features = encode_image(part.trained, image=part.image, tile=part.options.tile, name=part.name)
-        sigma = prior_of(features, [each[0] for each in part.latents], _ids(part))[scale].sigma
+        part = with_features(part)
+        sigma = prior(part)[scale].sigma
         latents, cell = list(part.latents), _cells(part, _plane(mask, z))[scale]
         moved = latents[scale].clone()
         moved[0, :, channel] += (by * sigma * cell)[:, channel]
         latents[scale] = moved
-        return replace(_drawn(part, latents, part.orientation_ids, features=features), notes=(*part.notes, note))
+        return replace(_drawn(part, latents, part.orientation_ids), notes=(*part.notes, note))
 
     return _each_slice(prediction, change)
+
+
+def with_features(part: "Prediction") -> "Prediction":
+    """A slice that remembers what the encoder gives."""
+    how: dict[str, Any] = {"image": part.image, "tile": part.options.tile, "name": part.name}
+    return part if part.features is not None else replace(part, features=encode_image(part.trained, **how))
+
+
+def prior(part: "Prediction") -> list[Gaussian]:
+    """The prior of a slice's samples at each scale, given their coarser latents, as the samples lie."""
+    features = with_features(part).features
+    assert features is not None
+    return prior_of(features, [each[0] for each in part.latents], _ids(part))
+
+
+def prior_maps(part: "Prediction") -> list[np.ndarray]:
+    """σ of the prior of a slice's first sample at each scale: for every pixel that of its cell, over channels."""
+    padding = Padding.of(*part.mean.shape, multiple=part.trained.model.size_multiple)
+    size, orientation = (len(padding.rows), len(padding.columns)), int(_ids(part)[0])
+    found = []
+    for gaussian in prior(part):
+        upright = undo_orientation(gaussian.sigma[:1].mean(dim=1, keepdim=True), orientation)
+        values = F.interpolate(upright, size=size)[0, 0][padding.inside].numpy()
+        found.append(np.nan_to_num(values))  # NaN where a scale has no latents
+    return found
 
 
 def _each_slice(prediction: "Prediction", change: Callable[["Prediction", int], "Prediction"]) -> "Prediction":
@@ -145,15 +173,13 @@ def _each_slice(prediction: "Prediction", change: Callable[["Prediction", int], 
     return parts[0] if prediction.axes == "yx" else stack_slices(parts, name=prediction.name)
 
 
-def _drawn(
-    part: "Prediction", latents: Sequence[LatentSource], orientation_ids: Tensor | None, **how: Any
-) -> "Prediction":
+def _drawn(part: "Prediction", latents: Sequence[LatentSource], orientation_ids: Tensor | None) -> "Prediction":
     """The slice as its latents decode."""
-    trained = part.trained
-    if any(isinstance(each, Tensor) and bool(each.isnan().any()) for each in latents):
-        trained = replace(trained, sampler=None)  # fused kernels draw all of a scale or nothing
-    how |= {"latents": latents, "orientation_ids": orientation_ids, "name": part.name}
-    return replace(part, **sample_image(trained, image=part.image, options=part.options, **how).maps())
+    trained, features = part.trained, part.features
+    if trained.sampler is not None and any(isinstance(each, Tensor) and bool(each.isnan().any()) for each in latents):
+        trained, features = replace(trained, sampler=None), None  # fused kernels draw all of a scale or nothing
+    how: dict[str, Any] = {"image": part.image, "options": part.options, "name": part.name, "features": features}
+    return replace(part, **sample_image(trained, latents=latents, orientation_ids=orientation_ids, **how).maps())
 
 
 def _ids(part: "Prediction") -> Tensor:

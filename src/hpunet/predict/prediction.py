@@ -22,6 +22,7 @@ from hpunet.predict.draw import SamplingOptions
 from hpunet.predict.place import Place, slice_name
 from hpunet.predict.state import state_of
 from hpunet.sampling.hypotheses import Hypothesis, distinct_hypotheses
+from hpunet.sampling.orientations import Features
 from hpunet.weights.load import TrainedModel
 
 
@@ -65,6 +66,8 @@ class Prediction:
     """The data that the model was trained on, with the names of classes."""
     origin: Origin
     place: Place
+    features: Features | None = None
+    """What the caller of `Predictor.each_slice` gave: edits then need no encoder."""
 
     def __repr__(self) -> str:
         size = "×".join(map(str, self.mean.shape))
@@ -156,9 +159,9 @@ class Prediction:
         """Move the latent of a scale at a point (x, y) by so many prior σ, in all samples."""
         return edit.nudge(self, scale=scale, at=at, by=by, channel=channel, slice=slice)
 
-    def state(self) -> dict[str, Any]:
-        """All that `Predictor.replay` needs besides image and model to make these maps again, for a JSON file."""
-        return state_of(self)
+    def state(self, *samples: int) -> dict[str, Any]:
+        """What `Predictor.replay` needs besides image and model to make these samples (or all) again, as JSON."""
+        return state_of(self, samples)
 
     def save(
         self, folder: str | Path, *, colour: str | None = None, nifti: bool = False, replace: bool = False
@@ -202,6 +205,7 @@ def stack_slices(parts: list[Prediction], *, name: str) -> Prediction:
         mean=np.stack([part.mean for part in parts]),
         std=np.stack([part.std for part in parts]),
         axes="zyx",
+        features=None,
         latents=tuple(torch.cat(scale) for scale in zip(*(part.latents for part in parts), strict=True)),
         orientation_ids=torch.cat(ids) if ids else None,
         notes=tuple(dict.fromkeys(note for part in parts for note in part.notes)),

@@ -196,6 +196,7 @@ class Predictor:
                 info=trained.info,
                 origin=origin,
                 place=replace(source.place, offset=(z, top, left)),
+                features=(features or {}).get(z),
             )
 
     def _size_notes(self, size: tuple[int, int], *, tile: str) -> list[str]:

@@ -116,19 +116,19 @@ class State(_Strict):
             )
 
 
-def state_of(prediction: "Prediction") -> dict[str, Any]:
+def state_of(prediction: "Prediction", samples: Sequence[int] = ()) -> dict[str, Any]:
     """See `Prediction.state`."""
     parts, place, ids = prediction.slices, prediction.place, prediction.orientation_ids
-    first = place.offset[0]
-    options = asdict(prediction.options)
+    chosen, first = list(samples or range(len(prediction.samples))), place.offset[0]
+    options = asdict(prediction.options) | {"num_samples": len(chosen)}
     return State(
         model=ModelRecord(name=prediction.origin.run, iteration=prediction.origin.iteration),
         images=[_record(part) for part in parts],
         axes="yx" if prediction.axes == "yx" else "zyx",
         slices=(first, first + len(parts)) if place.geometry.axes == "zyx" else None,
         options=SamplingOptions(**options | {"region": prediction.options.region}),
-        orientation_ids=None if ids is None else ids.tolist(),
-        latents=[_latents(scale) for scale in prediction.latents],
+        orientation_ids=None if ids is None else ids[:, chosen].tolist(),
+        latents=[_latents(scale[:, chosen]) for scale in prediction.latents],
     ).model_dump(mode="json")
 
 

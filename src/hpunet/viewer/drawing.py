@@ -1,12 +1,14 @@
 """Draws hypotheses for the page: one thread owns the model and takes one job after the other."""
 
+import json
 import queue
 import secrets
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,17 +19,20 @@ from hpunet.data.io.windows import Window
 from hpunet.errors import DataError, HPUNetError
 from hpunet.viewer.bounded import Bounded
 from hpunet.viewer.cases import Case
+from hpunet.viewer.edits import Combine, EditWanted, Hypothesis, Sample, ScaleMapWanted, edited, scale_map
 
 if TYPE_CHECKING:  # torch is imported by the thread, while the page is loading
     from hpunet.data.types import SetInfo
     from hpunet.predict.open_image import OpenedImage
     from hpunet.predict.prediction import Prediction
     from hpunet.predict.predictor import Predictor
+    from hpunet.predict.state import State
     from hpunet.sampling.orientations import Features
 
 OPENED_BYTES, FEATURE_BYTES, PREDICTION_BYTES = 2**30, 2**28, 2**26
 MAX_SAMPLES, MAX_WAITING = 64, 256
 _MAX_SAMPLE_BYTES = 2**28  # of one prediction
+_MAX_STATE_CHARS = 2**15  # of a hypothesis in the strip
 
 
 class CancelledError(Exception):
@@ -87,6 +92,8 @@ class Drawing:
         self._opened: Bounded[OpenedImage] = Bounded(OPENED_BYTES)
         self._features: Bounded[Features] = Bounded(FEATURE_BYTES)
         self._drawn: Bounded[Drawn] = Bounded(PREDICTION_BYTES)
+        self._bases: Bounded[Prediction] = Bounded(FEATURE_BYTES)
+        self._scale_maps: Bounded[tuple[np.ndarray, float]] = Bounded(PREDICTION_BYTES // 8)
         self._names: dict[Wish, str] = {}
         self._session = secrets.token_hex(6)  # names never repeat, also not after a restart
         self._count = 0
@@ -112,9 +119,26 @@ class Drawing:
 
     def draw(self, wish: Wish, case: Case, read: Callable[[Case], Stored]) -> Job:
         """Draw samples; `read` gives the stored values of the case."""
+        return self._put(lambda job: self._draw(wish, case, read, job))
+
+    def edit(self, case: Case, read: Callable[[Case], Stored], wanted: EditWanted) -> Job:
+        """Edit a hypothesis; the result is an answer for the page."""
+        return self._put(lambda job: self._edit(case, read, wanted, job))
+
+    def scale_map(self, case: Case, read: Callable[[Case], Stored], wanted: ScaleMapWanted) -> Job:
+        """A map of a scale, and the number that 255 stands for."""
+
+        def work(job: Job) -> Any:
+            key = case.name, wanted.model_dump_json()
+            make = lambda: scale_map(self._base(case, read, wanted, wanted.start, job), wanted)  # noqa: E731
+            return self._scale_maps.get_or(key, make, lambda found: found[0].nbytes)
+
+        return self._put(work)
+
+    def _put(self, work: Callable[[Job], Any]) -> Job:
         if self._queue.qsize() >= MAX_WAITING:
             raise BusyError("too many requests wait for the model; try again later")
-        job = Job(lambda job: self._draw(wish, case, read, job))
+        job = Job(work)
         self._queue.put(job)
         return job
 
@@ -127,9 +151,7 @@ class Drawing:
             if not is_larger(read(case).values.shape[1:3], info=self.predictor.result().info):
                 self._draw(Wish(case.name, 0), case, read, job)
 
-        job = Job(work)
-        self._queue.put(job)
-        return job
+        return self._put(work)
 
     def found(self, name: str) -> Drawn | None:
         """The prediction of this name, if it is still there."""
@@ -173,20 +195,7 @@ class Drawing:
         if name is not None and (known := self._drawn.get(name)) is not None:
             return known
         start = time.perf_counter()
-        from hpunet.predict.crop import Region
-        from hpunet.predict.draw import SamplingOptions
-
-        predictor = self.predictor.result()
-        sampling: dict[str, Any] = {"num_samples": wish.num_samples, "seed": wish.seed, "window": self._window}
-        options = SamplingOptions(**sampling, region=Region(at=wish.at))
-        source = self._open(predictor, wish, case, read, options)
-        if wish.num_samples * source.images[0, 0].size > _MAX_SAMPLE_BYTES:
-            most = max(1, _MAX_SAMPLE_BYTES // source.images[0, 0].size)
-            raise DataError(f"num_samples: expected at most {most} of an image this large; or cut a part of it out")
-        job.advance()
-        features = self._encode(predictor, wish, source)
-        how: dict[str, Any] = {"numbers": [wish.number], "features": features, "advance": job.advance}
-        (prediction,) = predictor.each_slice(source, options=options, **how)
+        prediction = self._predict(wish, case, read, job)
         answer = _answer(prediction, wish) | {"seconds": round(time.perf_counter() - start, 3)}
         drawn = self._named(prediction, answer)
         size = drawn.samples.nbytes + drawn.mean.nbytes + drawn.std.nbytes
@@ -194,6 +203,81 @@ class Drawing:
         self._names = {wish: name for wish, name in self._names.items() if name in self._drawn}
         self._names[wish] = drawn.name
         return drawn
+
+    def _predict(
+        self, wish: Wish, case: Case, read: Callable[[Case], Stored], job: Job, *, state: "State | None" = None
+    ) -> "Prediction":
+        """The samples of the wish, or those of a state instead, which remember what the encoder gave."""
+        from hpunet.predict.crop import Region
+        from hpunet.predict.draw import SamplingOptions
+
+        predictor = self.predictor.result()
+        sampling: dict[str, Any] = {"num_samples": wish.num_samples, "seed": wish.seed, "window": self._window}
+        options = SamplingOptions(**sampling, region=Region(at=wish.at))
+        if state is not None:
+            options = replace(options, num_samples=1, seed=state.options.seed, temperature=state.options.temperature)
+        source = self._open(predictor, wish, case, read, options)
+        if options.num_samples * source.images[0, 0].size > _MAX_SAMPLE_BYTES:
+            most = max(1, _MAX_SAMPLE_BYTES // source.images[0, 0].size)
+            raise DataError(f"num_samples: expected at most {most} of an image this large; or cut a part of it out")
+        job.advance()
+        how: dict[str, Any] = {"numbers": [wish.number], "features": self._encode(predictor, wish, source)}
+        if state is not None:
+            state.check_model(predictor.trained)
+            how["given"] = state.given([wish.number])
+        (prediction,) = predictor.each_slice(source, options=options, **how, advance=job.advance)
+        if state is not None:
+            state.check_image(prediction)
+        return prediction
+
+    def _base(
+        self,
+        case: Case,
+        read: Callable[[Case], Stored],
+        wanted: EditWanted | ScaleMapWanted,
+        start: Hypothesis,
+        job: Job,
+    ) -> "Prediction":
+        """The one hypothesis that is edited; the latest ones are remembered, since dragging asks for one again."""
+        from hpunet.predict.state import read_state
+
+        drawn = start.drawn or Sample()
+        wish = Wish(case.name, wanted.slice, drawn.num_samples, drawn.seed, wanted.at)
+
+        def make() -> "Prediction":
+            if start.state is not None:
+                return self._predict(wish, case, read, job, state=read_state(start.state))
+            if drawn.sample >= drawn.num_samples:
+                raise DataError(f"sample: expected below {drawn.num_samples}, got {drawn.sample}")
+            return self._predict(wish, case, read, job).pick(drawn.sample)
+
+        key = case.name, wanted.slice, wanted.at, start.model_dump_json()
+        return self._bases.get_or(
+            key, make, lambda found: found.samples.nbytes + found.mean.nbytes + found.std.nbytes
+        )
+
+    def _edit(self, case: Case, read: Callable[[Case], Stored], wanted: EditWanted, job: Job) -> dict[str, Any]:
+        start, action = time.perf_counter(), wanted.action
+        base = self._base(case, read, wanted, wanted.start, job)
+        other = self._base(case, read, wanted, action.other, job) if isinstance(action, Combine) else None
+        job.advance()
+        found = edited(base, action, other=other)
+        _, y, x = found.place.offset
+        h, w = found.mean.shape
+        labels = np.asarray(found.samples[0], dtype=np.uint8)
+        return {
+            "state": found.state(),
+            "place": {"y": y, "x": x, "height": h, "width": w},
+            "value_map": runs_of(labels),
+            **measured(labels, foreground=found.info.foreground, spacing=found.spacing),
+            "units": "px" if found.spacing is None else "mm",
+            "scales": [
+                {"height": scale.shape[-2], "width": scale.shape[-1], "channels": scale.shape[2]}
+                for scale in found.latents
+            ],
+            "notes": list(found.notes),
+            "seconds": round(time.perf_counter() - start, 3),
+        }
 
     def _open(
         self, predictor: "Predictor", wish: Wish, case: Case, read: Callable[[Case], Stored], options: Any
@@ -228,6 +312,11 @@ class Drawing:
         return Drawn(name, np.asarray(prediction.samples, dtype=np.uint8), mean, std, {"prediction": name, **answer})
 
 
+def _bytes_held(base: "Prediction") -> int:
+    kept = None if base.features is None else base.features.together
+    return 9 * base.mean.size + sum(each.nbytes for each in kept or ())
+
+
 def _answer(prediction: "Prediction", wish: Wish) -> dict[str, Any]:
     _, y, x = prediction.place.offset
     h, w = prediction.mean.shape
@@ -239,6 +328,7 @@ def _answer(prediction: "Prediction", wish: Wish) -> dict[str, Any]:
             "members": list(each.members),
             "description": each.description,
             "same_iou": each.same_iou,
+            "state": _small_state(prediction, each.representative),
         }
         for each in prediction.hypotheses
     ]
@@ -252,6 +342,18 @@ def _answer(prediction: "Prediction", wish: Wish) -> dict[str, Any]:
         "units": "px" if spacing is None else "mm",
         "notes": list(prediction.notes),
     }
+
+
+def _small_state(prediction: "Prediction", sample: int) -> dict[str, Any] | None:
+    state = prediction.state(sample)
+    return state if len(json.dumps(state)) < _MAX_STATE_CHARS else None
+
+
+def runs_of(labels: UInt8[np.ndarray, "h w"]) -> list[tuple[int, int, int]]:
+    """Start, length and value of what is marked, row after row."""
+    flat = labels.ravel()
+    bounds = [0, *(np.flatnonzero(np.diff(flat)) + 1).tolist(), flat.size]
+    return [(start, end - start, int(flat[start])) for start, end in pairwise(bounds) if flat[start]]
 
 
 def measured(

@@ -1,15 +1,17 @@
 """What a person does to a case, as events, and the state that they add up to; the page folds them in the same way."""
 
+import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import numpy as np
 from jaxtyping import UInt8
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter
 
 from hpunet.errors import HPUNetError
 
 MAX_EVENTS, MAX_RUNS = 1000, 200_000  # of a batch
+MAX_STATE_BYTES = 2**20
 _Index = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
 _Value = Annotated[int, Field(strict=True, ge=0, le=255)]
 _Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
@@ -23,14 +25,25 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+def _small(state: dict[str, Any]) -> dict[str, Any]:
+    if len(json.dumps(state)) > MAX_STATE_BYTES:
+        raise ValueError(f"more than {MAX_STATE_BYTES} bytes")
+    return state
+
+
+MapState = Annotated[dict[str, Any], AfterValidator(_small)]
+"""What `Prediction.state` gives; read where it is used, since that needs torch."""
+
+
 class ChosenFrom(_Strict):
-    """The hypothesis that was chosen, and how it was drawn."""
+    """The hypothesis that was chosen, and how it was drawn; `state` is that of an edited one."""
 
     hypothesis: _Index
     share: Annotated[float, Field(strict=True, ge=0, le=1)]
     seed: Annotated[int, Field(strict=True, ge=0, lt=2**32)]
     num_samples: Annotated[int, Field(strict=True, ge=1, le=64)]
     at: Annotated[list[_Number], Field(min_length=2, max_length=2)] | None = None
+    state: MapState | None = None
 
 
 class Choose(_Strict):

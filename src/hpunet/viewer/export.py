@@ -49,7 +49,16 @@ def _json(decided: Decided, _: int) -> File:
     return File(f"{decided.name}.json", content.encode(), "application/json")
 
 
-FORMATS: dict[str, Callable[[Decided, int], File]] = {"png": _png, "nifti": _nifti, "json": _json}
+def _state(decided: Decided, number: int) -> File:
+    source = (decided.about["state"]["slices"].get(str(number)) or {}).get("source") or {}
+    if not source.get("state"):
+        why = "nothing was chosen on this slice, or its image is too large for the work list to keep a state"
+        raise ConfigError(f"state: {why}")
+    name = f"{decided.name}-z{number:03d}" if len(decided.mask) > 1 else decided.name
+    return File(f"{name}-state.json", json.dumps(source["state"]).encode() + b"\n", "application/json")
+
+
+FORMATS: dict[str, Callable[[Decided, int], File]] = {"png": _png, "nifti": _nifti, "json": _json, "state": _state}
 """From a case, and the slice that formats of one slice hold, to a file."""
 
 

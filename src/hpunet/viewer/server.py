@@ -21,6 +21,7 @@ from hpunet.errors import ConfigError, HPUNetError
 from hpunet.utils.files import read_file
 from hpunet.viewer.cases import Case
 from hpunet.viewer.drawing import MAX_SAMPLES, BusyError, CancelledError, Job, Wish
+from hpunet.viewer.edits import EditWanted, ScaleMapWanted
 from hpunet.viewer.events import MAX_EVENTS, Event, EventError
 from hpunet.viewer.export import export
 from hpunet.viewer.security import MAX_UPLOAD_BYTES, UPLOAD, Guard
@@ -78,7 +79,7 @@ class NewEvents(_Body):
 class Export(_Body):
     """The format to save a case in, and the slice that formats of one slice hold."""
 
-    format: Literal["png", "nifti", "json"]
+    format: Literal["png", "nifti", "json", "state"]
     slice: Annotated[int, Field(strict=True, ge=0)] = 0
 
 
@@ -130,6 +131,21 @@ def create_app(viewer: Viewer, *, token: str, host: str, port: int, static: Path
         wish = Wish(chosen.name, wanted.slice, wanted.num_samples, wanted.seed, wanted.at)
         job = viewer.drawing.draw(wish, chosen, viewer.images.read)
         return JSONResponse((await _result(job, request)).answer)
+
+    @app.post("/api/cases/{number}/edits", responses=_ERRORS)
+    async def edit(number: int, wanted: EditWanted, request: Request) -> Response:
+        chosen = case_of(number)
+        await viewer.loaded()
+        await run_in_threadpool(viewer.plane, chosen, wanted.slice)
+        return JSONResponse(await _result(viewer.drawing.edit(chosen, viewer.images.read, wanted), request))
+
+    @app.post("/api/cases/{number}/scale-maps", responses=_ERRORS, response_class=Response)
+    async def map_of_scale(number: int, wanted: ScaleMapWanted, request: Request) -> Response:
+        chosen = case_of(number)
+        await viewer.loaded()
+        await run_in_threadpool(viewer.plane, chosen, wanted.slice)
+        values, most = await _result(viewer.drawing.scale_map(chosen, viewer.images.read, wanted), request)
+        return _array(values.tobytes(), values.shape, most=most)
 
     @app.get("/api/predictions/{name}/{what}", responses=_ERRORS, response_class=Response)
     async def prediction(name: str, what: Literal["samples", "mean", "std"], request: Request) -> Response:
@@ -211,8 +227,11 @@ def read_pages(static: Path) -> dict[str, tuple[bytes, str]]:
     return found | {"": found["index.html"]}
 
 
-def _array(content: bytes, shape: tuple[int, ...], *, dtype: str = "uint8", encoding: str | None = None) -> Response:
-    about = {"X-Shape": ",".join(map(str, shape)), "X-Dtype": dtype}
+def _array(
+    content: bytes, shape: tuple[int, ...], *, dtype: str = "uint8", encoding: str | None = None, most: float = 1.0
+) -> Response:
+    """An array; `most` is what its largest possible value stands for."""
+    about = {"X-Shape": ",".join(map(str, shape)), "X-Dtype": dtype, "X-Most": f"{most:g}"}
     about |= {"Content-Encoding": encoding} if encoding else {}
     return Response(content, media_type=_BINARY, headers=about)
 
