@@ -23,7 +23,7 @@ from hpunet.viewer.state import Viewer
 from hpunet.viewer.worklist import open_work_list
 
 TOKEN, HOST = "a-token-for-tests", "127.0.0.1"
-SOURCE = {"hypothesis": 0, "share": 0.5, "seed": 0, "num_samples": 16, "at": None, "state": None}
+SOURCE = {"hypothesis": 0, "share": 0.5, "seed": 0, "num_samples": 16, "at": None, "state": None, "num_edits": 0}
 
 
 def write_images(folder: Path, *, count: int = 2, side: int = 16) -> Path:

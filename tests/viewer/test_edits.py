@@ -70,6 +70,7 @@ def test_edits_give_what_python_gives(viewed: tuple[Client, Viewer, Path]) -> No
     found = edit(client, action=mean)
     np.testing.assert_array_equal(labels(found), expected.samples[0])
     assert [scale["channels"] for scale in found["scales"]] == [1, 1]
+    assert found["grid"] == {"y": 0, "x": 0, "height": 24, "width": 24}
     nudge = {"kind": "nudge", "scale": 1, "at": [9.5, 3], "by": 2.5}
     expected = base.nudge(scale=1, at=(9.5, 3), by=2.5)
     found = edit(client, action=nudge)

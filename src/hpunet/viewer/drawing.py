@@ -252,9 +252,7 @@ class Drawing:
             return self._predict(wish, case, read, job).pick(drawn.sample)
 
         key = case.name, wanted.slice, wanted.at, start.model_dump_json()
-        return self._bases.get_or(
-            key, make, lambda found: found.samples.nbytes + found.mean.nbytes + found.std.nbytes
-        )
+        return self._bases.get_or(key, make, _bytes_held)
 
     def _edit(self, case: Case, read: Callable[[Case], Stored], wanted: EditWanted, job: Job) -> dict[str, Any]:
         start, action = time.perf_counter(), wanted.action
@@ -271,10 +269,7 @@ class Drawing:
             "value_map": runs_of(labels),
             **measured(labels, foreground=found.info.foreground, spacing=found.spacing),
             "units": "px" if found.spacing is None else "mm",
-            "scales": [
-                {"height": scale.shape[-2], "width": scale.shape[-1], "channels": scale.shape[2]}
-                for scale in found.latents
-            ],
+            **_latent_grid(found),
             "notes": list(found.notes),
             "seconds": round(time.perf_counter() - start, 3),
         }
@@ -340,7 +335,29 @@ def _answer(prediction: "Prediction", wish: Wish) -> dict[str, Any]:
         "hypotheses": hypotheses,
         "samples": [measured(labels, foreground=foreground, spacing=spacing) for labels in prediction.samples],
         "units": "px" if spacing is None else "mm",
+        **_latent_grid(prediction),
         "notes": list(prediction.notes),
+    }
+
+
+def _latent_grid(prediction: "Prediction") -> dict[str, Any]:
+    """Where latents lie: positions and channels of each scale, and the part of the slice that they divide evenly."""
+    from hpunet.sampling.tiling import Padding
+
+    _, y, x = prediction.place.offset
+    padding = Padding.of(*prediction.mean.shape, multiple=prediction.trained.model.size_multiple)
+    rows, columns = padding.inside[1:]
+    return {
+        "grid": {
+            "y": y - rows.start,
+            "x": x - columns.start,
+            "height": len(padding.rows),
+            "width": len(padding.columns),
+        },
+        "scales": [
+            {"height": scale.shape[-2], "width": scale.shape[-1], "channels": scale.shape[2]}
+            for scale in prediction.latents
+        ],
     }
 
 

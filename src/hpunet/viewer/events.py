@@ -36,7 +36,7 @@ MapState = Annotated[dict[str, Any], AfterValidator(_small)]
 
 
 class ChosenFrom(_Strict):
-    """The hypothesis that was chosen, and how it was drawn; `state` is that of an edited one."""
+    """The hypothesis that was chosen, and how it was drawn; `state` is that after its edits."""
 
     hypothesis: _Index
     share: Annotated[float, Field(strict=True, ge=0, le=1)]
@@ -44,6 +44,7 @@ class ChosenFrom(_Strict):
     num_samples: Annotated[int, Field(strict=True, ge=1, le=64)]
     at: Annotated[list[_Number], Field(min_length=2, max_length=2)] | None = None
     state: MapState | None = None
+    num_edits: Annotated[int, Field(strict=True, ge=0, lt=2**31)] = 0
 
 
 class Choose(_Strict):
