@@ -1,6 +1,8 @@
 // The server's answers, and the requests that get them.
 
-import type { Event, Source } from "./history";
+import type { Event, MapState, Source } from "./history";
+import type { Action, Scale, ScaleMapKind, Start } from "./latents";
+import type { Run } from "./runs";
 
 export interface Session {
   version: string;
@@ -66,6 +68,7 @@ export interface Hypothesis {
   members: number[];
   description: string;
   same_iou: number;
+  state: MapState | null;
 }
 export interface Prediction {
   prediction: string;
@@ -75,6 +78,9 @@ export interface Prediction {
   hypotheses: Hypothesis[];
   samples: { area: number; diameter: number }[];
   units: "mm" | "px";
+  /** The part of the slice that the latents of each scale divide evenly. */
+  grid: Place;
+  scales: Scale[];
   notes: string[];
   seconds: number;
 }
@@ -83,6 +89,32 @@ export interface Request {
   num_samples: number;
   seed: number;
   at: [number, number] | null;
+}
+export interface EditRequest {
+  slice: number;
+  at: [number, number] | null;
+  start: Start;
+  action: Action;
+}
+export interface Edit {
+  state: MapState;
+  place: Place;
+  /** Within the place. */
+  value_map: Run[];
+}
+export interface ScaleMapRequest {
+  slice: number;
+  at: [number, number] | null;
+  start: Start;
+  scale: number;
+  kind: ScaleMapKind;
+  point?: [number, number];
+  channel?: number;
+}
+export interface ScaleMap {
+  values: Uint8Array;
+  /** What 255 stands for. */
+  most: number;
 }
 export type Values = Uint8Array | Uint16Array | Int16Array | Float32Array;
 
@@ -112,6 +144,13 @@ export class Api {
 
   samples = (id: number, request: Request, signal: AbortSignal): Promise<Prediction> =>
     this.json(`cases/${id}/samples`, request, signal);
+
+  edit = (id: number, request: EditRequest): Promise<Edit> => this.json(`cases/${id}/edits`, request);
+
+  async scaleMap(id: number, request: ScaleMapRequest): Promise<ScaleMap> {
+    const answer = await this.fetch(`cases/${id}/scale-maps`, request);
+    return { values: new Uint8Array(await answer.arrayBuffer()), most: Number(answer.headers.get("X-Most") ?? 1) };
+  }
 
   async image(item: Case, slice: number): Promise<Values> {
     const content = await this.bytes(`cases/${item.id}/image?slice=${slice}`);

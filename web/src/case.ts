@@ -1,9 +1,10 @@
 // The case on the screen: its pixels, what was drawn for it, and what the person did.
 
-import { Refused, type Api, type Case, type Prediction, type Request, type State, type Values } from "./api";
-import { History, type Event } from "./history";
+import { Refused, type Api, type Case, type Prediction, type Request, type ScaleMap, type State, type Values } from "./api";
+import { History, type Choose, type Event, type MapState, type Source } from "./history";
+import type { Action, ScaleMapKind, Start } from "./latents";
 import type { Outbox } from "./outbox";
-import { encode, place } from "./runs";
+import { decode, encode, place } from "./runs";
 
 export interface Drawn {
   answer: Prediction;
@@ -12,7 +13,25 @@ export interface Drawn {
   samples: Uint8Array;
 }
 
-const KEPT_SLICES = 32;
+/** A hypothesis whose latents are edited, and the choice that it was before. */
+export interface Origin {
+  slice: number;
+  start: Start;
+  source: Source;
+}
+export interface ScaleMapWish {
+  scale: number;
+  kind: ScaleMapKind;
+  point?: [number, number];
+  channel?: number;
+}
+export interface Edited {
+  /** Of the whole slice. */
+  map: Uint8Array;
+  state: MapState;
+}
+
+const [KEPT_SLICES, KEPT_SCALE_MAPS] = [32, 64];
 
 export class OpenCase {
   readonly history: History;
@@ -25,6 +44,7 @@ export class OpenCase {
   private readonly drawn = new Map<number, Drawn>();
   private readonly heat = new Map<string, Uint8Array>();
   private readonly gradings = new Map<string, Uint8Array | null>();
+  private readonly scaleMaps = new Map<string, ScaleMap>();
   private readonly placed = new Map<string, Uint8Array>();
 
   constructor(
@@ -55,8 +75,13 @@ export class OpenCase {
     return this.item.needs_point && this.at === null;
   }
 
-  /** The drawn hypothesis that the mask of this slice began with; null if other samples are drawn. */
+  /** The drawn hypothesis that the mask of this slice is or was; null if its latents were edited or other samples are drawn. */
   get chosen(): number | null {
+    return this.history.origin(this.slice).source?.num_edits ? null : this.chosenFrom;
+  }
+
+  /** The drawn hypothesis that the mask of this slice began with, also if it was edited; null if other samples are drawn. */
+  get chosenFrom(): number | null {
     const { source } = this.history.origin(this.slice);
     const drawn = this.current;
     if (!source || !drawn) return null;
@@ -80,12 +105,54 @@ export class OpenCase {
   }
 
   /** The event that chooses a hypothesis. */
-  choice(hypothesis: number): Event | null {
+  choice(hypothesis: number): Choose | null {
     const [drawn, found] = [this.current, this.current?.answer.hypotheses[hypothesis]];
     if (!drawn || !found) return null;
     const { seed, num_samples } = drawn.answer;
-    const source = { hypothesis, share: found.share, seed, num_samples, at: drawn.at };
+    const { share, state } = found;
+    const source = { hypothesis, share, seed, num_samples, at: drawn.at, state, num_edits: 0 };
     return { kind: "choose", slice: this.slice, value_map: encode(this.sample(found.representative)), source };
+  }
+
+  /** What edits of this slice start from: the chosen hypothesis, else the first; null if neither can be edited. */
+  get origin(): Origin | null {
+    const [{ slice, current }, { source }] = [this, this.history.origin(this.slice)];
+    const isHere = source !== null && (!current || String(source.at) === String(current.at));
+    if (isHere && source.state) return { slice, start: { state: source.state }, source };
+    const number = isHere ? this.chosen : 0;
+    const event = number === null ? null : this.choice(number);
+    const start = number === null ? null : this.startOf(number);
+    return event && start && { slice, start, source: event.source };
+  }
+
+  /** A drawn hypothesis, for the server. */
+  startOf(hypothesis: number): Start | null {
+    const [answer, found] = [this.current?.answer, this.current?.answer.hypotheses[hypothesis]];
+    if (!answer || !found) return null;
+    const { num_samples, seed } = answer;
+    return found.state ? { state: found.state } : { drawn: { num_samples, seed, sample: found.representative } };
+  }
+
+  async edit({ slice, start, source }: Origin, action: Action): Promise<Edited> {
+    const { state, place: at, value_map } = await this.api.edit(this.item.id, { slice, at: source.at, start, action });
+    return { map: place(decode(value_map, at.height * at.width), at, this.size), state };
+  }
+
+  /** The event that chooses an edited hypothesis. */
+  editedChoice({ slice, source }: Origin, { map, state }: Edited, numEdits = (source.num_edits ?? 0) + 1): Event {
+    const { hypothesis, share, seed, num_samples, at } = source;
+    const from = { hypothesis, share, seed, num_samples, at, state, num_edits: numEdits };
+    return { kind: "choose", slice, value_map: encode(map), source: from };
+  }
+
+  /** A map of what a scale, or one latent of it, is about. */
+  async scaleMap({ slice, start, source: { at } }: Origin, what: ScaleMapWish): Promise<ScaleMap> {
+    const request = { slice, at, start, ...what };
+    const key = JSON.stringify(request);
+    const map = this.scaleMaps.get(key) ?? (await this.api.scaleMap(this.item.id, request));
+    if (this.scaleMaps.size >= KEPT_SCALE_MAPS) this.scaleMaps.delete([...this.scaleMaps.keys()][0] ?? key);
+    this.scaleMaps.set(key, map);
+    return map;
   }
 
   /** The map of a sample of this slice, in the whole image. */

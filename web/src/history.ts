@@ -2,12 +2,17 @@
 
 import { decode, type Run, type Span } from "./runs";
 
+/** What a hypothesis decodes from, as the server gives it. */
+export type MapState = Record<string, unknown>;
 export interface Source {
   hypothesis: number;
   share: number;
   seed: number;
   num_samples: number;
   at: [number, number] | null;
+  /** Not of large images, nor of choices from before there were states. */
+  state?: MapState | null;
+  num_edits?: number;
 }
 export interface Choose {
   kind: "choose";

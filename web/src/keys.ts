@@ -23,15 +23,22 @@ export const KEYS = [
   ["o", "point", "point at the object"],
   ["b", "brush", "brush; again to stop"],
   ["e", "eraser", "eraser; again to stop"],
+  ["l", "here", "redraw latents only under a stroke; again to stop"],
+  ["t", "from", "take a region from the hypothesis beside; again to stop"],
+  ["d", "drag", "drag a latent; again to stop"],
+  ["k", "raise", "latent at the cross up"],
+  ["j", "lower", "latent at the cross down"],
+  ["v", "effect", "map: what the latent at the cross controls"],
   [",", "smaller", "smaller brush"],
   [".", "larger", "larger brush"],
-  [" ", "paint", "paint, erase or point at the cross"],
+  [" ", "paint", "use the tool at the cross"],
   ["u", "undo", "undo"],
   ["U", "redo", "redo"],
   ["a", "accept", "accept the mask, or open the case again"],
   ["n", "next", "next case"],
   ["p", "back", "previous case"],
   ["x", "export", "export in the chosen format"],
+  ["c", "copy", "copy a link to this map"],
   ["?", "help", "these keys"],
 ] as const;
 
@@ -66,5 +73,5 @@ export function commandOf(event: KeyboardEvent): Command | null {
 export function keyRows(): [string, string][] {
   const named: Record<string, string> = { " ": "Space" };
   const rows = KEYS.map(([key, , words]): [string, string] => [named[key] ?? key, words]);
-  return [["1 … 9", "choose a hypothesis"], ...rows, ["arrows", "move the image, or the cross of brush and eraser"]];
+  return [["1 … 9", "choose a hypothesis"], ...rows, ["arrows", "move the image, or the cross of a tool"]];
 }

@@ -1,12 +1,15 @@
 // The page: connects controls, keys and the mouse with the case on the screen.
 
-import { Api, Lost, type CaseSummary, type Session } from "./api";
-import { OpenCase } from "./case";
+import { Api, Lost, Refused, type CaseSummary, type Session } from "./api";
+import { OpenCase, type ScaleMapWish } from "./case";
 import { css, distinct, heat } from "./colours";
 import { findControls, type Controls } from "./controls";
 import { make, percent, refill, short } from "./dom";
+import { Editing } from "./editing";
 import type { Event as CaseEvent } from "./history";
 import { commandOf, keyRows, type Command } from "./keys";
+import { cellAt, middleOf, nameOf, Newest, type Box, type ScaleMapKind } from "./latents";
+import { addressOf, readLink, type Link } from "./link";
 import { Outbox } from "./outbox";
 import { canvasOf, filled, forgetBorders, heated, stamp, strokeBorders, windowed, type Point } from "./pixels";
 import { plotMeasure } from "./plot";
@@ -15,17 +18,18 @@ import { fillStrip } from "./strip";
 import { Camera, View } from "./view";
 import { dragged, following, presets, type Window } from "./windows";
 
-type Tool = "look" | "brush" | "eraser" | "point";
+type Tool = "look" | "brush" | "eraser" | "point" | "here" | "from" | "drag";
 
 const ZOOM = 1.25;
 const NOTE_MS = 600;
+const REGION = distinct(4);
 
 class App {
   private readonly camera = new Camera();
   private readonly views: View[];
   private session: Session | null = null;
   private cases: CaseSummary[] = [];
-  private open: OpenCase | null = null;
+  open: OpenCase | null = null;
   private opening = 0;
   private isServerAway = false;
   /** The case that was asked for last; it may be one that cannot be opened. */
@@ -40,6 +44,12 @@ class App {
   private gradings: (Uint8Array | null)[] = [];
   private readonly fills = new WeakMap<Uint8Array, { opacity: number; canvas: HTMLCanvasElement }>();
   private noteTimer = 0;
+  private readonly editing: Editing;
+  /** How often the map over the image changed. */
+  private overlays = 0;
+  /** The cell whose effect is shown or asked for. */
+  private effectCell = "";
+  private readonly effects = new Newest<null>(() => this.showOverlay());
 
   constructor(
     private readonly api: Api,
@@ -53,6 +63,7 @@ class App {
         this.paintOther(context, pixel);
       }),
     ];
+    this.editing = new Editing(this);
     this.connect();
   }
 
@@ -67,6 +78,11 @@ class App {
     ui.class.replaceChildren(...classes.map(({ index, name }) => new Option(name, String(index))));
     ui.classChoice.hidden = classes.length < 2;
     await this.listCases();
+    const link = readLink(location.hash);
+    if (link) {
+      this.run(this.openLink(link));
+      return;
+    }
     const first = this.cases.find(({ status }) => status === "open") ?? this.cases[0];
     if (first) this.run(this.openCase(first.id));
     else ui.title.textContent = "No cases yet: add an image.";
@@ -101,6 +117,7 @@ class App {
 
   private async openCase(id: number, slice = 0): Promise<void> {
     const { ui } = this;
+    this.editing.commit();
     this.saveNote();
     const number = (this.opening += 1);
     this.drawing?.abort();
@@ -228,6 +245,7 @@ class App {
   private async setSlice(slice: number): Promise<void> {
     const { open } = this;
     if (!open || slice < 0 || slice >= open.item.slices || slice === open.slice) return;
+    this.editing.commit();
     this.drawing?.abort();
     open.slice = slice;
     this.ui.slice.value = String(slice);
@@ -279,23 +297,125 @@ class App {
     const isWarning = (note: string): boolean => note.startsWith("Warning");
     ui.warnings.replaceChildren(...notes.filter(isWarning).map((note) => make("li", note)));
     ui.notes.replaceChildren(...notes.filter((note) => !isWarning(note)).map((note) => make("li", note)));
+    this.showScales();
     this.showState();
     await this.showGraders();
     await this.showOverlay();
   }
 
+  /** Show the map that is chosen: of all samples, or of a scale. */
   private async showOverlay(): Promise<void> {
     const { open, ui } = this;
-    const kind = ui.overlay.value;
+    const number = (this.overlays += 1);
+    const [kind, scaleKind] = [ui.overlay.value, ui.scaleMap.value];
     ui.legend.hidden = kind === "none";
+    ui.scaleLegend.hidden = scaleKind === "none";
     ui.legendEnd.textContent = kind === "std" ? "0.5 standard deviation" : "1 probability";
-    this.overlay = null;
-    const map = kind === "mean" || kind === "std" ? await open?.summary(kind) : null;
-    if (open && map && open.current && open === this.open) {
-      this.overlay = canvasOf(heated(map, 0.7), open.current.answer.place);
-    }
+    if (scaleKind === "none") this.overlay = null;
+    const map =
+      kind === "mean" || kind === "std" ? await open?.summary(kind)
+      : scaleKind === "none" ? null
+      : await this.scaleMap(scaleKind as ScaleMapKind);
+    if (number !== this.overlays || open !== this.open) return; // another map is wanted by now
+    const { place } = open?.current?.answer ?? {};
+    this.overlay = map && place ? canvasOf(heated(map, 0.7), place) : null;
     this.showCaption();
     this.redrawViews();
+  }
+
+  /** A map of the chosen scale, for the hypothesis as it is. */
+  private async scaleMap(kind: ScaleMapKind): Promise<Uint8Array | null> {
+    const { open, ui } = this;
+    const origin = open?.origin;
+    const wish: ScaleMapWish = { scale: this.scale, kind };
+    if (kind === "effect") {
+      const [cell, place] = [this.cellAtCursor, open?.current?.answer.place];
+      if (!cell || !place) return null;
+      [wish.point, wish.channel] = [middleOf(cell, place), this.channel];
+    }
+    if (!open || !origin) return null;
+    const { values, most } = await open.scaleMap(origin, wish);
+    const units = { sigma: "(σ)", spread: "standard deviation", effect: "probability, from −1 σ to +1 σ" };
+    ui.scaleLegendEnd.textContent = `${short(most)} ${units[kind]}`;
+    return values;
+  }
+
+  /** A row for each scale that has latents. */
+  private showScales(): void {
+    const { open, ui } = this;
+    const scales = open?.current?.answer.scales ?? [];
+    const all = scales.map((scale, index) => ({ ...scale, index })).filter(({ channels }) => channels > 0);
+    const names = all.map((scale) => nameOf(scale)).join();
+    if (ui.scales.dataset.names === names) return;
+    ui.scales.dataset.names = names;
+    ui.scales.replaceChildren(
+      ...all.map((scale, i) => {
+        const radio = make("input");
+        [radio.type, radio.name, radio.value, radio.checked] = ["radio", "scale", String(scale.index), i === all.length - 1];
+        radio.addEventListener("change", () => {
+          this.showChannels();
+          this.effectCell = "";
+          this.run(this.showOverlay());
+        });
+        const name = nameOf(scale);
+        const finer = all.slice(i).map(({ index }) => index);
+        const draw = make("button", "Draw");
+        draw.setAttribute("aria-label", i < all.length - 1 ? `Draw ${name} and everything finer` : `Draw ${name}`);
+        draw.title = draw.ariaLabel ?? "";
+        draw.addEventListener("click", () => {
+          const { temperature } = this;
+          const words = `${name}${finer.length > 1 ? " and everything finer are" : " is"} drawn anew.`;
+          this.run(this.editing.edit(() => ({ kind: "redraw", seed: anySeed(), scales: finer, temperature }), words));
+        });
+        const mean = make("button", "Mean");
+        mean.setAttribute("aria-label", `${name} at its mean`);
+        mean.title = mean.ariaLabel ?? "";
+        mean.addEventListener("click", () => {
+          const action = { kind: "redraw", seed: 0, scales: [scale.index], temperature: 0 } as const;
+          this.run(this.editing.edit(() => ({ ...action, scales: [...action.scales] }), `${name} is at its mean.`));
+        });
+        const row = make("div", [make("label", [radio, ` ${name}`]), draw, mean]);
+        row.className = "row";
+        return row;
+      }),
+    );
+    this.showChannels();
+  }
+
+  private showChannels(): void {
+    const { ui } = this;
+    const count = this.open?.current?.answer.scales[this.scale]?.channels ?? 1;
+    ui.channelChoice.hidden = count < 2;
+    ui.channel.max = String(count - 1);
+  }
+
+  /** The scale that is dragged, and whose map is shown. */
+  private get scale(): number {
+    return Number(this.ui.scales.querySelector<HTMLInputElement>("input:checked")?.value ?? 0);
+  }
+
+  private get channel(): number {
+    return Math.min(Math.max(Math.round(Number(this.ui.channel.value)) || 0, 0), Number(this.ui.channel.max) || 0);
+  }
+
+  private get temperature(): number {
+    const value = Number(this.ui.temperature.value);
+    return this.ui.temperature.value === "" || !(value >= 0) ? 1 : Math.min(value, 100);
+  }
+
+  private get cellAtCursor(): Box | null {
+    const { scales, grid, place } = this.open?.current?.answer ?? {};
+    const scale = scales?.[this.scale];
+    return this.tool === "drag" && this.cursor && scale && grid && place ? cellAt(this.cursor, scale, grid, place) : null;
+  }
+
+  /** Show the effect of the latent that the cross has come to. */
+  private followEffect(): void {
+    const cell = this.cellAtCursor;
+    const key = cell ? `${cell.x},${cell.y}` : "";
+    if (this.ui.scaleMap.value !== "effect" || this.editing.isDragging || key === this.effectCell) return;
+    this.effectCell = key;
+    this.run(this.effects.want(null));
   }
 
   private async showGraders(): Promise<void> {
@@ -323,6 +443,8 @@ class App {
     });
     ui.undo.disabled = !open.history.canUndo;
     ui.redo.disabled = !open.history.canRedo;
+    this.showReset();
+    ui.copy.disabled = !open.history.origin(open.slice).source?.state;
     const isAccepted = open.history.status === "accepted";
     ui.accept.disabled = !isAccepted && !open.history.canUndo;
     ui.accept.replaceChildren(isAccepted ? "Reopen " : "Accept ", make("kbd", "a"));
@@ -339,7 +461,7 @@ class App {
   /** Whether the slice has a mask, which may be empty: chosen, or drawn by hand. */
   private get isDecided(): boolean {
     const { source, isEdited } = this.open?.history.origin(this.open.slice) ?? {};
-    return Boolean(source ?? isEdited) || this.draft !== null;
+    return Boolean(source ?? isEdited) || this.draft !== null || this.editing.preview !== null;
   }
 
   /** What the canvas shows. */
@@ -347,13 +469,28 @@ class App {
     const { open, ui } = this;
     if (!open) return;
     const { source, isEdited } = open.history.origin(open.slice);
-    const edited = isEdited ? "corrected" : "as drawn";
-    let words = source ? `Hypothesis ${source.hypothesis + 1} (${percent(source.share)}), ${edited}` : "Drawn by hand";
+    const count = source?.num_edits ?? 0;
+    const edited = [count === 1 ? "1 edit of its latents" : count > 1 ? `${count} edits of its latents` : "", isEdited ? "corrected" : ""];
+    const how = edited.filter(Boolean).join(", ") || "as drawn";
+    let words = source ? `Hypothesis ${source.hypothesis + 1} (${percent(source.share)}), ${how}` : "Drawn by hand";
     if (open.history.status === "accepted") words += "; accepted";
     if (!this.isDecided) words = open.current ? "Nothing chosen yet" : "";
     if (words && !this.isDecided && !this.overlay) words += ": the outlines are those of all hypotheses";
     if (isPressed(ui.flip)) words = `Sample ${Number(ui.sample.value) + 1} of ${Number(ui.sample.max) + 1}`;
-    ui.caption.textContent = words;
+    ui.caption.textContent = this.editing.caption || words;
+  }
+
+  private showReset(): void {
+    const { open, ui, editing } = this;
+    const isEdited = Boolean(open?.history.origin(open.slice).source?.num_edits) && open?.chosenFrom !== null;
+    ui.reset.disabled = !editing.isDragging && !isEdited;
+  }
+
+  /** The tools of the latents show something else. */
+  changed(): void {
+    this.showReset();
+    this.showCaption();
+    this.redrawViews();
   }
 
   private showMeasures(): void {
@@ -381,13 +518,13 @@ class App {
   }
 
   /** Tell those who listen, and, if it is to be seen, those who look. */
-  private say(words: string, isSeen = false): void {
+  say(words: string, isSeen = false): void {
     this.ui.status.textContent = words;
     if (isSeen) this.ui.hint.textContent = words;
   }
 
   /** Await work that a control started; what goes wrong is said. */
-  private run(work: Promise<unknown>): void {
+  run(work: Promise<unknown>): void {
     work.catch((error: unknown) => {
       if (error instanceof DOMException && error.name === "AbortError") return;
       this.say(error instanceof Error ? error.message : String(error), true);
@@ -397,8 +534,10 @@ class App {
 
   // ---------------------------------------------------------------- steps
 
-  private act(...events: CaseEvent[]): number | null {
+  act(...events: CaseEvent[]): number | null {
     const slice = this.open?.act(...events) ?? null;
+    this.effectCell = "";
+    if (this.ui.scaleMap.value !== "none") this.run(this.showOverlay());
     this.showHint();
     this.showSaved(this.open?.outbox.numWaiting ?? 0);
     this.showState();
@@ -406,6 +545,7 @@ class App {
   }
 
   private choose(hypothesis: number): void {
+    this.editing.cancel();
     const event = this.open?.choice(hypothesis);
     if (!event) return;
     this.press(this.ui.flip, false);
@@ -422,6 +562,10 @@ class App {
   }
 
   private undo(kind: "undo" | "redo"): void {
+    if (this.editing.isDragging) {
+      this.takeBack();
+      return;
+    }
     const { history } = this.open ?? {};
     if (!history || !(kind === "undo" ? history.canUndo : history.canRedo)) return;
     const slice = this.act({ kind });
@@ -432,6 +576,7 @@ class App {
   private accept(): void {
     const { open } = this;
     if (!open) return;
+    this.editing.commit();
     if (this.ui.accept.disabled) {
       this.say("Choose a hypothesis first, or draw with the brush.", true);
       return;
@@ -454,6 +599,7 @@ class App {
   private async export(): Promise<void> {
     const { open, ui } = this;
     if (!open) return;
+    this.editing.commit();
     this.saveNote();
     await open.outbox.settled();
     const { name, content } = await this.api.export(open.item.id, ui.format.value, open.slice);
@@ -464,16 +610,93 @@ class App {
     this.say(`${name} is exported.`, true);
   }
 
+  // ---------------------------------------------------------------- edits of latents, and links
+
+  /** A drag that is not a step yet is taken back. */
+  private takeBack(): void {
+    this.editing.cancel();
+    this.showState();
+    this.say("Taken back.");
+  }
+
+  /** The hypothesis as it was drawn. */
+  private reset(): void {
+    const number = this.open?.chosenFrom ?? null;
+    if (this.editing.isDragging) this.takeBack();
+    else if (number !== null) this.choose(number);
+    else this.say("Draw the same samples first, or undo.", true);
+  }
+
+  private finishRegion(): void {
+    const { editing, temperature, ui } = this;
+    const done =
+      this.tool === "here"
+        ? editing.finishRegion((region) => ({ kind: "redraw", seed: anySeed(), region, temperature }), "Redrawn under the stroke.")
+        : editing.finishRegion((region, open) => {
+            const other = open.startOf(Number(ui.otherChoice.value));
+            if (!other) throw new Error("Draw samples to take from.");
+            return { kind: "combine", other, region };
+          }, `Taken from hypothesis ${Number(ui.otherChoice.value) + 1}.`);
+    this.run(done);
+  }
+
+  private async copyLink(): Promise<void> {
+    const { open } = this;
+    this.editing.commit();
+    const { source, isEdited } = open?.history.origin(open.slice) ?? {};
+    if (!open || !source?.state) {
+      this.say("Choose a hypothesis first; those of large images have no links.", true);
+      return;
+    }
+    const link = { case: open.item.id, slice: open.slice, source: { ...source, state: source.state } };
+    const address = addressOf(link, location);
+    const rest = isEdited ? " Strokes of the brush are not part of it." : "";
+    try {
+      await navigator.clipboard.writeText(address);
+      this.say(`The link is copied.${rest}`, true);
+    } catch {
+      history.replaceState(null, "", address); // pages that are not from this machine may not copy
+      this.say(`The link is the address of this page now.${rest}`, true);
+    }
+  }
+
+  /** Show the map that a link leads to; it becomes a step if it is not the map of the slice already. */
+  private async openLink(link: Link): Promise<void> {
+    history.replaceState(null, "", location.pathname + location.search);
+    await this.openCase(link.case, link.slice);
+    const { open } = this;
+    const { slice, source } = link;
+    if (open?.item.id !== link.case) return;
+    if (open.slice !== slice) throw new Error("The link leads to a slice that this case does not have.");
+    const origin = { slice, start: { state: source.state }, source };
+    const edited = await open.edit(origin, { kind: "keep" });
+    if (open !== this.open || open.slice !== slice) return;
+    if (this.isDecided && differences(open.mask, edited.map).length === 0) {
+      this.say("The link's map is the one that is shown.", true);
+      return;
+    }
+    if (open.history.status === "accepted") throw new Error("The case is accepted; reopen it, and open the link again.");
+    this.act(open.editedChoice(origin, edited, source.num_edits ?? 0));
+    if (open.chosenFrom === null) {
+      open.resume();
+      this.ui.number.value = String(open.numSamples);
+      await this.drawSamples();
+    }
+    this.say("The link's map is shown; undo takes it back.", true);
+  }
+
   // ---------------------------------------------------------------- brush, eraser, pointing
 
   private setTool(tool: Tool): void {
     const { ui } = this;
+    this.editing.commit();
     this.tool = tool;
-    this.press(ui.brush, tool === "brush");
-    this.press(ui.eraser, tool === "eraser");
-    this.press(ui.point, tool === "point");
+    for (const name of ["brush", "eraser", "point", "here", "from", "drag"] as const) this.press(ui[name], tool === name);
+    if (tool === "from" && ui.second.hidden && !ui.compare.disabled) this.handle({ name: "compare" });
+    if (tool === "drag") this.openScales();
     this.cursor = tool === "look" ? null : (this.cursor ?? { ...this.camera.centre });
     this.showHint();
+    this.followEffect();
     this.redrawViews();
   }
 
@@ -485,6 +708,9 @@ class App {
       brush: "Brush: drag on the image to add; b ends it.",
       eraser: "Eraser: drag on the image to remove; e ends it.",
       point: `${waits ? "The image is larger than those of training: c" : "C"}lick the middle of the object.`,
+      here: "Redraw here: click or drag; only latents under the stroke are drawn anew. l ends it.",
+      from: "Take from: drag over what comes from the hypothesis beside; t ends it.",
+      drag: "Drag: press on the image, then up or down (or keys k and j); d ends it.",
     };
     this.ui.hint.textContent = words[this.tool];
   }
@@ -500,6 +726,10 @@ class App {
   private paintTo(from: Point, to: Point): void {
     const { open } = this;
     if (!open) return;
+    if (this.tool === "here" || this.tool === "from") {
+      this.editing.paintTo(from, to, this.brushSize);
+      return;
+    }
     this.draft ??= open.mask.slice();
     stamp(this.draft, open.size, from, to, this.brushSize, this.value);
     forgetBorders(this.draft);
@@ -509,6 +739,7 @@ class App {
 
   private finishStroke(): void {
     const { open, draft } = this;
+    if (this.editing.region) this.finishRegion();
     this.draft = null;
     if (!open || !draft) return;
     const runs = differences(open.mask, draft);
@@ -535,6 +766,10 @@ class App {
       this.run(this.pointAt(this.cursor));
       return;
     }
+    if (this.tool === "drag") {
+      this.run(this.editing.release());
+      return;
+    }
     this.paintTo(this.cursor, this.cursor);
     this.finishStroke();
   }
@@ -557,6 +792,11 @@ class App {
       context.strokeRect(place.x, place.y, place.width, place.height);
     }
     if (!isPressed(ui.hide)) this.paintMaps(context, pixel, open);
+    for (const region of [this.editing.region, ...this.editing.waiting]) {
+      if (region) this.paintRegion(context, region, pixel);
+    }
+    const cell = this.editing.cell ?? this.cellAtCursor;
+    if (cell) paintCell(context, cell, pixel, this.editing.isDragging);
     if (this.cursor) this.paintCursor(context, pixel, this.cursor);
   }
 
@@ -574,7 +814,14 @@ class App {
         this.paintOutline(context, open.sample(representative), 1.5 * pixel, () => distinct(i));
       });
     }
-    this.paintLabels(context, this.draft ?? open.mask, pixel);
+    this.paintLabels(context, this.draft ?? this.editing.preview ?? open.mask, pixel);
+  }
+
+  private paintRegion(context: CanvasRenderingContext2D, region: Uint8Array, pixel: number): void {
+    const { open } = this;
+    if (!open) return;
+    context.drawImage(canvasOf(filled(region, () => REGION, 0.4), open.size), 0, 0);
+    this.paintOutline(context, region, 1.5 * pixel, () => REGION, true);
   }
 
   private paintOther(context: CanvasRenderingContext2D, pixel: number): void {
@@ -620,7 +867,7 @@ class App {
       context.beginPath();
       context.strokeStyle = colour;
       context.lineWidth = width * pixel;
-      if (this.tool !== "point") context.arc(x, y, this.brushSize / 2, 0, 2 * Math.PI);
+      if (this.tool !== "point" && this.tool !== "drag") context.arc(x, y, this.brushSize / 2, 0, 2 * Math.PI);
       for (const [dx, dy] of [[arm, 0], [0, arm]] as const) {
         context.moveTo(x - dx, y - dy);
         context.lineTo(x + dx, y + dy);
@@ -678,6 +925,7 @@ class App {
         break;
       case "graders": toggle(ui.graders); this.run(this.showGraders()); break;
       case "overlay":
+        ui.scaleMap.value = "none";
         ui.overlay.selectedIndex = (ui.overlay.selectedIndex + 1) % ui.overlay.options.length;
         this.say(`Map: ${ui.overlay.selectedOptions[0]?.text ?? ""}`);
         this.run(this.showOverlay());
@@ -691,6 +939,15 @@ class App {
       case "point": this.setTool(this.tool === "point" ? "look" : "point"); break;
       case "brush": this.setTool(this.tool === "brush" ? "look" : "brush"); break;
       case "eraser": this.setTool(this.tool === "eraser" ? "look" : "eraser"); break;
+      case "here": case "from": case "drag": this.setTool(this.tool === command.name ? "look" : command.name); break;
+      case "raise": this.stepLatent(1); break;
+      case "lower": this.stepLatent(-1); break;
+      case "effect":
+        ui.scaleMap.value = ui.scaleMap.value === "effect" ? "none" : "effect";
+        this.chooseScaleMap();
+        this.say(`Map: ${ui.scaleMap.selectedOptions[0]?.text ?? ""}`);
+        break;
+      case "copy": this.run(this.copyLink()); break;
       case "smaller": ui.size.value = String(Math.max(1, this.brushSize - 1)); this.redrawViews(); break;
       case "larger": ui.size.value = String(Math.min(200, this.brushSize + 1)); this.redrawViews(); break;
       case "paint": this.useCursor(); break;
@@ -709,8 +966,39 @@ class App {
     if (this.cursor) {
       this.cursor = { x: Math.floor(this.cursor.x) + 0.5 + dx, y: Math.floor(this.cursor.y) + 0.5 + dy };
       this.describePlace(this.cursor);
+      this.followEffect();
     } else this.camera.moveBy(-40 * dx, -40 * dy);
     this.redrawViews();
+  }
+
+  private openScales(): void {
+    this.ui.latents.open = true;
+    this.ui.latents.scrollIntoView({ block: "nearest" });
+  }
+
+  private stepLatent(direction: 1 | -1): void {
+    if (this.tool !== "drag") this.setTool("drag");
+    const { cursor, scale, channel } = this;
+    if (cursor) this.attempt(() => {
+      this.editing.step(direction, cursor, scale, channel);
+    });
+  }
+
+  /** Do something that may be impossible now, which is then said. */
+  private attempt(act: () => void): void {
+    this.run(Promise.resolve().then(act));
+  }
+
+  /** The map of a scale takes the place of the map of all samples. */
+  private chooseScaleMap(): void {
+    const { ui } = this;
+    if (ui.scaleMap.value !== "none") {
+      ui.overlay.value = "none";
+      this.openScales();
+    }
+    this.effectCell = "";
+    if (ui.scaleMap.value === "effect" && this.tool !== "drag") this.setTool("drag");
+    else this.run(this.showOverlay());
   }
 
   private describeFlip(): void {
@@ -723,7 +1011,7 @@ class App {
   private connect(): void {
     const { ui } = this;
     const names = ["redraw", "flip", "point", "hide", "compare", "graders", "window", "brush", "eraser"] as const;
-    const more = ["undo", "redo", "accept", "next", "export", "help"] as const;
+    const more = ["here", "from", "drag", "copy", "undo", "redo", "accept", "next", "export", "help"] as const;
     for (const name of [...names, ...more]) {
       ui[name].addEventListener("click", () => {
         this.handle({ name });
@@ -745,7 +1033,14 @@ class App {
       this.press(ui.flip, true);
       this.describeFlip();
     });
+    on(ui.reset, "click", () => {
+      this.reset();
+    });
+    on(ui.scaleMap, "change", () => {
+      this.chooseScaleMap();
+    });
     on(ui.overlay, "change", () => {
+      if (ui.overlay.value !== "none") ui.scaleMap.value = "none";
       this.run(this.showOverlay());
     });
     for (const control of [ui.opacity, ui.otherChoice, ui.size]) {
@@ -784,13 +1079,21 @@ class App {
     );
     this.drawLegend();
     document.addEventListener("keydown", (event) => {
-      if (event.key === "Escape") this.setTool("look");
+      if (event.key === "Escape") {
+        if (this.editing.isDragging || this.editing.region) this.takeBack();
+        else this.setTool("look");
+      }
       const command = commandOf(event);
       if (!command) return;
       event.preventDefault();
       this.handle(command);
     });
+    window.addEventListener("hashchange", () => {
+      const link = readLink(location.hash);
+      if (link) this.run(this.openLink(link));
+    });
     window.addEventListener("pagehide", () => {
+      this.editing.commit();
       this.saveNote();
     });
     this.views.forEach((view) => {
@@ -802,6 +1105,7 @@ class App {
     const { canvas } = view;
     const isMain = view === this.views[0];
     let last: { point: Point; x: number; y: number } | null = null;
+    let heldAt: number | null = null;
     canvas.addEventListener("contextmenu", (event) => {
       event.preventDefault();
     });
@@ -817,16 +1121,26 @@ class App {
       last = { point, x: event.clientX, y: event.clientY };
       if (!isMain || event.button !== 0) return;
       if (this.tool === "point") this.run(this.pointAt(point));
-      else if (this.tool !== "look") this.paintTo(point, point);
+      else if (this.tool === "drag") {
+        this.cursor = point;
+        this.attempt(() => {
+          if (this.editing.take(point, this.scale, this.channel)) heldAt = event.clientY;
+        });
+      } else if (this.tool !== "look") this.paintTo(point, point);
     });
     canvas.addEventListener("pointermove", (event) => {
       const point = view.at(event);
       this.describePlace(point);
+      if (heldAt !== null) {
+        this.editing.moveTo(heldAt - event.clientY);
+        return;
+      }
       if (isMain && this.tool !== "look") this.cursor = point;
+      this.followEffect();
       if (last) {
         const [dx, dy] = [event.clientX - last.x, event.clientY - last.y];
         if (event.buttons === 2 && this.open) this.setWindow(dragged(this.window, dx, dy, this.open.item.range));
-        else if (isMain && event.buttons === 1 && this.draft) this.paintTo(last.point, point);
+        else if (isMain && event.buttons === 1 && (this.draft ?? this.editing.region)) this.paintTo(last.point, point);
         else if (event.buttons === 4 || this.tool === "look") this.camera.moveBy(dx, dy);
         last = { point: view.at(event), x: event.clientX, y: event.clientY };
       }
@@ -834,20 +1148,35 @@ class App {
     });
     const end = (): void => {
       last = null;
-      if (this.draft) this.finishStroke();
+      if (this.draft ?? this.editing.region) this.finishStroke();
+      if (heldAt !== null) this.run(this.editing.release());
+      heldAt = null;
     };
     canvas.addEventListener("pointerup", end);
     canvas.addEventListener("pointercancel", end);
   }
 
   private drawLegend(): void {
-    const canvas = this.ui.legend.querySelector("canvas");
-    const context = canvas?.getContext("2d");
-    for (let x = 0; canvas && context && x < canvas.width; x += 1) {
-      context.fillStyle = css(heat(x / (canvas.width - 1)));
-      context.fillRect(x, 0, 1, canvas.height);
+    for (const canvas of document.querySelectorAll<HTMLCanvasElement>(".legend canvas")) {
+      const context = canvas.getContext("2d");
+      for (let x = 0; context && x < canvas.width; x += 1) {
+        context.fillStyle = css(heat(x / (canvas.width - 1)));
+        context.fillRect(x, 0, 1, canvas.height);
+      }
     }
   }
+}
+
+/** The outline of a latent's cell. */
+function paintCell(context: CanvasRenderingContext2D, cell: Box, pixel: number, isHeld: boolean): void {
+  for (const [colour, width] of [["#000", 4], [isHeld ? css(REGION) : "#fff", 2]] as const) {
+    [context.strokeStyle, context.lineWidth] = [colour, width * pixel];
+    context.strokeRect(cell.x, cell.y, cell.width, cell.height);
+  }
+}
+
+function anySeed(): number {
+  return crypto.getRandomValues(new Uint32Array(1))[0] ?? 0;
 }
 
 function isPressed(button: HTMLButtonElement): boolean {
@@ -868,4 +1197,7 @@ const ui = findControls();
 new App(new Api(takeToken()), ui).start().catch((error: unknown) => {
   ui.title.textContent = error instanceof Error ? error.message : String(error);
   if (error instanceof Lost) ui.hint.textContent = "Start hpunet view again and reload.";
+  if (error instanceof Refused && error.status === 403) {
+    ui.hint.textContent = "Open the address that hpunet view printed; links work in its tab.";
+  }
 });
