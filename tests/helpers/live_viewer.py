@@ -7,14 +7,45 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from viewing import TOKEN
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
 FLAGS += ["--disable-sync", "--no-first-run"]
+WAIT_MS = 60_000
+
+
+@contextmanager
+def open_browser() -> Iterator[Any]:
+    """Chromium, driven by playwright."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        yield playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+
+
+@contextmanager
+def open_page(browser: Any, address: str, **options: Any) -> Iterator[Any]:
+    """The page at its first case, in a profile of its own; no script may fail."""
+    context = browser.new_context(**{"viewport": {"width": 1500, "height": 1400}} | options)
+    opened, problems = context.new_page(), []
+    opened.on("pageerror", lambda error: problems.append(str(error)))
+    opened.set_default_timeout(WAIT_MS)
+    opened.goto(address)
+    opened.wait_for_selector("#strip button")
+    yield opened
+    assert problems == []
+    context.close()
+
+
+def wait_saved(page: Any) -> None:
+    """Wait until the server has every step."""
+    page.wait_for_function("() => document.getElementById('saved').textContent === 'Everything is saved.'")
 
 
 class LiveViewer:

@@ -12,16 +12,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from live_viewer import CHROMIUM, FLAGS, LiveViewer
+from live_viewer import CHROMIUM, WAIT_MS, LiveViewer, open_browser, open_page, wait_saved
 from PIL import Image
 
 import hpunet
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="the viewer is not tested: pip install playwright")
+pytest.importorskip("playwright", reason="the viewer is not tested: pip install playwright")
 
 AXE = Path(__file__).parents[2] / "web/node_modules/axe-core/axe.min.js"
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="the viewer is not tested: no Chromium here")
-WAIT_MS = 60_000
 FILL = (240, 228, 66)  # colour of the first class
 
 
@@ -34,22 +33,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveViewer]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    with sync_api.sync_playwright() as playwright:
-        yield playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+    with open_browser() as opened:
+        yield opened
 
 
 @pytest.fixture
 def page(browser: Any, server: LiveViewer) -> Iterator[Any]:
-    context = browser.new_context(viewport={"width": 1500, "height": 1400})
-    opened = context.new_page()
-    opened.problems = []
-    opened.on("pageerror", lambda error: opened.problems.append(str(error)))
-    opened.set_default_timeout(WAIT_MS)
-    opened.goto(server.address)
-    opened.wait_for_selector("#strip button")
-    yield opened
-    assert opened.problems == []
-    context.close()
+    with open_page(browser, server.address) as opened:
+        yield opened
 
 
 def open_case(page: Any, name: str) -> None:
@@ -94,10 +85,6 @@ def stroke(page: Any, *, dx: int, dy: int) -> None:
     page.mouse.down()
     page.mouse.move(x + dx, y + dy, steps=5)
     page.mouse.up()
-
-
-def wait_saved(page: Any) -> None:
-    page.wait_for_function("() => document.getElementById('saved').textContent === 'Everything is saved.'")
 
 
 def test_person_chooses_corrects_accepts_and_exports(page: Any) -> None:
@@ -221,6 +208,7 @@ def test_image_that_cannot_be_read_does_not_stop_the_work(
 def test_page_is_accessible(page: Any) -> None:
     axe, rules = AXE.read_text(), ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]
     page.locator("#main").press("g")
+    page.locator("#latents summary").click()
     for key in ("1", "?"):
         page.locator("#main").press(key)
         page.wait_for_timeout(300)
@@ -233,11 +221,13 @@ def test_page_is_accessible(page: Any) -> None:
 def test_tab_key_reaches_every_control_and_stays_where_it_was_used(page: Any) -> None:
     page.keyboard.press("1")
     page.keyboard.press("s")
+    page.locator("#latents summary").click()
     wait_saved(page)
     count = page.evaluate(
         """() => {
             window.left = new Set([...document.querySelectorAll("button, input, select, textarea, canvas[tabindex]")]
-                .filter((e) => e.offsetParent && !e.disabled && !e.closest("dialog")));
+                .filter((e) => e.offsetParent && !e.disabled && !e.closest("dialog"))
+                .filter((e) => e.type !== "radio" || e.checked)); // arrows reach the others
             return window.left.size;
         }"""
     )

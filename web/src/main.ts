@@ -23,6 +23,8 @@ type Tool = "look" | "brush" | "eraser" | "point" | "here" | "from" | "drag";
 const ZOOM = 1.25;
 const NOTE_MS = 600;
 const REGION = distinct(4);
+/** Of the maps of scales: what is less, as a probability, is not shown. */
+const LEAST_SEEN = 0.005;
 
 class App {
   private readonly camera = new Camera();
@@ -311,33 +313,35 @@ class App {
     ui.legend.hidden = kind === "none";
     ui.scaleLegend.hidden = scaleKind === "none";
     ui.legendEnd.textContent = kind === "std" ? "0.5 standard deviation" : "1 probability";
-    if (scaleKind === "none") this.overlay = null;
-    const map =
-      kind === "mean" || kind === "std" ? await open?.summary(kind)
+    if (scaleKind !== "effect") this.overlay = null; // effects follow the pointer and should not flicker
+    ui.scaleLegendEnd.textContent = "…";
+    const found =
+      kind === "mean" || kind === "std" ? { values: await open?.summary(kind), words: "" }
       : scaleKind === "none" ? null
       : await this.scaleMap(scaleKind as ScaleMapKind);
     if (number !== this.overlays || open !== this.open) return; // another map is wanted by now
     const { place } = open?.current?.answer ?? {};
-    this.overlay = map && place ? canvasOf(heated(map, 0.7), place) : null;
+    this.overlay = found?.values && place ? canvasOf(heated(found.values, 0.7), place) : null;
+    ui.scaleLegendEnd.textContent = found?.words ?? "";
     this.showCaption();
     this.redrawViews();
   }
 
   /** A map of the chosen scale, for the hypothesis as it is. */
-  private async scaleMap(kind: ScaleMapKind): Promise<Uint8Array | null> {
-    const { open, ui } = this;
+  private async scaleMap(kind: ScaleMapKind): Promise<{ values: Uint8Array | null; words: string }> {
+    const { open } = this;
     const origin = open?.origin;
     const wish: ScaleMapWish = { scale: this.scale, kind };
     if (kind === "effect") {
       const [cell, place] = [this.cellAtCursor, open?.current?.answer.place];
-      if (!cell || !place) return null;
+      if (!cell || !place) return { values: null, words: "point at a latent" };
       [wish.point, wish.channel] = [middleOf(cell, place), this.channel];
     }
-    if (!open || !origin) return null;
+    if (!open || !origin) return { values: null, words: "choose a hypothesis first" };
     const { values, most } = await open.scaleMap(origin, wish);
-    const units = { sigma: "(σ)", spread: "standard deviation", effect: "probability, from −1 σ to +1 σ" };
-    ui.scaleLegendEnd.textContent = `${short(most)} ${units[kind]}`;
-    return values;
+    if (kind !== "sigma" && most < LEAST_SEEN) return { values: null, words: "changes nothing here" };
+    const units = { sigma: "prior σ", spread: "standard deviation", effect: "change from −1 σ to 1 σ" };
+    return { values, words: `${short(most)} ${units[kind]}` };
   }
 
   /** A row for each scale that has latents. */

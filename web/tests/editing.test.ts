@@ -32,7 +32,11 @@ async function rest(): Promise<void> {
 }
 
 async function answerAll(): Promise<void> {
-  for (await rest(); answers.length > 0; await rest()) answers.shift()?.();
+  await rest();
+  while (answers.length > 0) {
+    answers.shift()?.();
+    await rest();
+  }
 }
 
 function marked(): number {
