@@ -7,6 +7,7 @@ are seen in the light of the coarser ones that changed.
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 Where = np.ndarray | Sequence[Number]
 """A part of an image: a map of what is in it, a point (x, y), or a box (x0, y0, x1, y1) without its last pixels."""
 
+_PRIORS: "WeakKeyDictionary[Prediction, list[Gaussian]]" = WeakKeyDictionary()
 MAX_NUDGE = 100.0
 """In prior σ; 1 to 3 are useful."""
 
@@ -148,10 +150,15 @@ def with_features(part: "Prediction") -> "Prediction":
 
 
 def prior(part: "Prediction") -> list[Gaussian]:
-    """The prior of a slice's samples at each scale, given their coarser latents, as the samples lie."""
-    features = with_features(part).features
-    assert features is not None
-    return prior_of(features, [each[0] for each in part.latents], _ids(part))
+    """The prior of a slice's samples at each scale, given their coarser latents, as the samples lie.
+
+    It is remembered as long as the prediction, since dragging a latent asks for it again and again.
+    """
+    if (known := _PRIORS.get(part)) is None:
+        features = with_features(part).features
+        assert features is not None
+        known = _PRIORS[part] = prior_of(features, [each[0] for each in part.latents], _ids(part))
+    return known
 
 
 def prior_maps(part: "Prediction") -> list[np.ndarray]:
