@@ -996,13 +996,11 @@ class App {
   /** The map of a scale takes the place of the map of all samples. */
   private chooseScaleMap(): void {
     const { ui } = this;
-    if (ui.scaleMap.value !== "none") {
-      ui.overlay.value = "none";
-      this.openScales();
-    }
+    if (ui.scaleMap.value !== "none") ui.overlay.value = "none";
     this.effectCell = "";
     if (ui.scaleMap.value === "effect" && this.tool !== "drag") this.setTool("drag");
-    else this.run(this.showOverlay());
+    this.run(this.showOverlay());
+    if (ui.scaleMap.value !== "none") this.openScales(); // the legend is there by now
   }
 
   private describeFlip(): void {
