@@ -75,6 +75,12 @@ def click(page: Any, column: float, row: float) -> None:
     page.mouse.click(*place_of(page, column, row))
 
 
+def click_case(page: Any, name: str) -> None:
+    page.get_by_role("button", name=re.compile(f"^{name}, ")).click()
+    page.wait_for_function("name => document.getElementById('title').textContent === name", arg=name)
+    page.wait_for_selector("#strip button")
+
+
 def export(page: Any, kind: str) -> bytes:
     page.locator("#format").select_option(kind)
     with page.expect_download() as download:
@@ -240,6 +246,17 @@ def test_link_leads_to_the_map(page: Any, browser: Any, server: LiveViewer) -> N
     np.testing.assert_array_equal(mask(page), wanted)
     assert export(page, "state") == state
     wait_saved(page)
+    for wrong, why in (
+        ("case=1", "another image"),
+        ("case=99", "does not have"),
+        ("slice=3", "a slice"),
+        ("state=A", ""),
+    ):
+        name = wrong.split("=")[0]
+        page.evaluate("link => { location.href = link; }", re.sub(rf"{name}=[^&]+", wrong, link))
+        page.wait_for_function("why => document.getElementById('hint').textContent.includes(why)", arg=why)
+    click_case(page, "lidc-1")
+    assert "1 edit" in caption(page)
     address = server.address + link[link.index("#") :]
     with open_page(browser, address) as other:
         other.wait_for_function(

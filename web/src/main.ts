@@ -80,14 +80,11 @@ class App {
     ui.class.replaceChildren(...classes.map(({ index, name }) => new Option(name, String(index))));
     ui.classChoice.hidden = classes.length < 2;
     await this.listCases();
-    const link = readLink(location.hash);
-    if (link) {
-      this.run(this.openLink(link));
-      return;
-    }
     const first = this.cases.find(({ status }) => status === "open") ?? this.cases[0];
-    if (first) this.run(this.openCase(first.id));
-    else ui.title.textContent = "No cases yet: add an image.";
+    const link = readLink(location.hash);
+    if (!first) ui.title.textContent = "No cases yet: add an image.";
+    else if (link && this.cases.some(({ id }) => id === link.case)) this.run(this.openLink(link));
+    else this.run(this.openCase(first.id));
   }
 
   // ---------------------------------------------------------------- cases
@@ -667,6 +664,7 @@ class App {
   /** Show the map that a link leads to; it becomes a step if it is not the map of the slice already. */
   private async openLink(link: Link): Promise<void> {
     history.replaceState(null, "", location.pathname + location.search);
+    if (!this.cases.some(({ id }) => id === link.case)) throw new Error("The link leads to a case that this work list does not have.");
     await this.openCase(link.case, link.slice);
     const { open } = this;
     const { slice, source } = link;
