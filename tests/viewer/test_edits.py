@@ -10,7 +10,8 @@ import pytest
 from viewing import Client, open_client, write_images
 
 from hpunet.predict.prediction import Prediction
-from hpunet.viewer.drawing import runs_of
+from hpunet.sampling.orientations import undo_orientation
+from hpunet.viewer.drawing import latent_grid, runs_of
 from hpunet.viewer.state import Viewer
 
 
@@ -141,3 +142,38 @@ def test_impossible_edits_are_answered(viewed: tuple[Client, Viewer, Path], body
     assert (answer.status, "detail" in answer.json()) == (status, True)
     scale = viewed[0].post("/api/cases/0/scale-maps", {"scale": 7, "kind": "sigma"})
     assert scale.status == 400
+
+
+@pytest.mark.parametrize("size", [(24, 24), (22, 22), (13, 18)])
+def test_page_is_told_the_cell_of_every_latent(viewed: tuple[Client, Viewer, Path], size: tuple[int, int]) -> None:
+    predictor, random = viewed[1].drawing.predictor.result(), np.random.default_rng(0)
+    base = predictor(random.integers(0, 256, size, dtype=np.uint8), num_samples=1, seed=1)
+    about, ids = latent_grid(base), base.orientation_ids
+    grid = about["grid"]
+    for number, scale in enumerate(about["scales"]):
+        for x, y in ((0, 0), (size[1] - 1, 2), (size[1] // 2, size[0] // 2), (3, size[0] - 1)):
+            moved = base.nudge(scale=number, at=(x, y), by=1)
+            changed = (moved.latents[number] != base.latents[number])[0, 0, 0]
+            upright = undo_orientation(changed, 0 if ids is None else int(ids[0, 0]))
+            column = int((x - grid["x"]) * scale["width"] / grid["width"])
+            row = int((y - grid["y"]) * scale["height"] / grid["height"])
+            assert upright.nonzero().tolist() == [[row, column]]
+
+
+def test_edits_of_a_crop_are_in_pixels_of_the_slice(viewed: tuple[Client, Viewer, Path]) -> None:
+    client, viewer, image = viewed
+    at, region = (17, 9), np.zeros((24, 24), dtype=bool)
+    region[6:12, 13:19] = True
+    base = viewer.drawing.predictor.result()(image, num_samples=5, seed=3, at=at).pick(2)
+    found = edit(client, at=at, action={"kind": "redraw", "seed": 7, "region": runs(region)})
+    y, x, height, width = (found["place"][name] for name in ("y", "x", "height", "width"))
+    assert (y, x) == base.place.offset[1:] != (0, 0)
+    expected = base.redraw(seed=7, region=region[y : y + height, x : x + width])
+    flat = np.zeros(height * width, dtype=np.uint8)
+    for start, length, value in found["value_map"]:
+        flat[start : start + length] = value
+    np.testing.assert_array_equal(flat.reshape(height, width), expected.samples[0])
+    assert found["state"] == json.loads(json.dumps(expected.state()))
+    point = {"kind": "nudge", "scale": 1, "at": [14.5, 8.5], "by": 2}
+    nudged = edit(client, at=at, action=point)["state"]["latents"]
+    assert nudged == json.loads(json.dumps(base.nudge(scale=1, at=(14.5 - x, 8.5 - y), by=2).state()))["latents"]

@@ -269,7 +269,7 @@ class Drawing:
             "value_map": runs_of(labels),
             **measured(labels, foreground=found.info.foreground, spacing=found.spacing),
             "units": "px" if found.spacing is None else "mm",
-            **_latent_grid(found),
+            **latent_grid(found),
             "notes": list(found.notes),
             "seconds": round(time.perf_counter() - start, 3),
         }
@@ -335,12 +335,12 @@ def _answer(prediction: "Prediction", wish: Wish) -> dict[str, Any]:
         "hypotheses": hypotheses,
         "samples": [measured(labels, foreground=foreground, spacing=spacing) for labels in prediction.samples],
         "units": "px" if spacing is None else "mm",
-        **_latent_grid(prediction),
+        **latent_grid(prediction),
         "notes": list(prediction.notes),
     }
 
 
-def _latent_grid(prediction: "Prediction") -> dict[str, Any]:
+def latent_grid(prediction: "Prediction") -> dict[str, Any]:
     """Where latents lie: positions and channels of each scale, and the part of the slice that they divide evenly."""
     from hpunet.sampling.tiling import Padding
 
