@@ -143,7 +143,7 @@ VIEWS = (
     View("measurements", lambda page: press(page, "1"), part="aside section:has(#plot)"),
     View("redraw-here", redraw_here, kept="latents_redraw.webp"),
     View("effect", effect, kept="latents_effect.webp"),
-    View("scale-spread", scale_spread),
+    View("scale-spread", scale_spread, kept="latents_scale.webp"),
     View("keys", lambda page: press(page, "?")),
     View("accepted", accept),
 )
