@@ -7,7 +7,6 @@ are seen in the light of the coarser ones that changed.
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
 Where = np.ndarray | Sequence[Number]
 """A part of an image: a map of what is in it, a point (x, y), or a box (x0, y0, x1, y1) without its last pixels."""
 
-_PRIORS: "WeakKeyDictionary[Prediction, list[Gaussian]]" = WeakKeyDictionary()
 MAX_NUDGE = 100.0
 """In prior σ; 1 to 3 are useful."""
 
@@ -133,7 +131,7 @@ def nudge(
         if z != slice:
             return part
         part = with_features(part)
-        sigma = prior(part)[scale].sigma
+        sigma = part.prior[scale].sigma
         latents, cell = list(part.latents), _cells(part, _plane(mask, z))[scale]
         moved = latents[scale].clone()
         moved[0, :, channel] += (by * sigma * cell)[:, channel]
@@ -150,15 +148,10 @@ def with_features(part: "Prediction") -> "Prediction":
 
 
 def prior(part: "Prediction") -> list[Gaussian]:
-    """The prior of a slice's samples at each scale, given their coarser latents, as the samples lie.
-
-    It is remembered as long as the prediction, since dragging a latent asks for it again and again.
-    """
-    if (known := _PRIORS.get(part)) is None:
-        features = with_features(part).features
-        assert features is not None
-        known = _PRIORS[part] = prior_of(features, [each[0] for each in part.latents], _ids(part))
-    return known
+    """See `Prediction.prior`."""
+    features = with_features(part).features
+    assert features is not None
+    return prior_of(features, [each[0] for each in part.latents], _ids(part))
 
 
 def prior_maps(part: "Prediction") -> list[np.ndarray]:
@@ -166,7 +159,7 @@ def prior_maps(part: "Prediction") -> list[np.ndarray]:
     padding = Padding.of(*part.mean.shape, multiple=part.trained.model.size_multiple)
     size, orientation = (len(padding.rows), len(padding.columns)), int(_ids(part)[0])
     found = []
-    for gaussian in prior(part):
+    for gaussian in with_features(part).prior:
         upright = undo_orientation(gaussian.sigma[:1].mean(dim=1, keepdim=True), orientation)
         values = F.interpolate(upright, size=size)[0, 0][padding.inside].numpy()
         found.append(np.nan_to_num(values))  # NaN where a scale has no latents

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from hpunet.data.io.geometry import Geometry
 from hpunet.data.types import SetInfo
+from hpunet.models.gaussian import Gaussian
 from hpunet.predict import edit
 from hpunet.predict.contact_sheet import sample_sheet
 from hpunet.predict.crop import Number
@@ -98,6 +99,11 @@ class Prediction:
             return []
         how: dict[str, Any] = {"num_classes": self.info.num_classes, "classes": self.info.foreground}
         return distinct_hypotheses(self.samples, **how, same_iou=self.options.same_iou)
+
+    @cached_property
+    def prior(self) -> list[Gaussian]:
+        """Of a slice: the prior of its samples at each scale, given their coarser latents, as the samples lie."""
+        return edit.prior(self)
 
     @property
     def slices(self) -> list["Prediction"]:
