@@ -11,6 +11,15 @@ from hpunet.models.hpunet import HPUNet
 from hpunet.predict.predictor import Predictor
 from hpunet.weights.load import TrainedModel
 
+CELLS = SetInfo(
+    kind="folder",
+    in_channels=1,
+    num_graders=1,
+    fixed_classes=("background",),
+    num_random_ids=5,
+    stochastic_classes=(1, 2, 3, 4, 5),
+)
+
 
 def make_trained(info: SetInfo = INFO["lesions"], **changes: Any) -> TrainedModel:
     """A network that has learnt nothing, but whose samples differ."""
@@ -26,3 +35,8 @@ def make_trained(info: SetInfo = INFO["lesions"], **changes: Any) -> TrainedMode
 
 def make_predictor(info: SetInfo = INFO["lesions"], **changes: Any) -> Predictor:
     return Predictor(make_trained(info, **changes))
+
+
+def make_instance_predictor() -> Predictor:
+    """Its samples of `write_cells` cluster into a few instances."""
+    return make_predictor(CELLS, latent_dims=(2, 2))

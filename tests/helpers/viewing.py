@@ -35,6 +35,18 @@ def write_images(folder: Path, *, count: int = 2, side: int = 16) -> Path:
     return folder
 
 
+def write_cells(folder: Path, *, count: int = 1, side: int = 64) -> Path:
+    """Images of five bright discs."""
+    folder.mkdir(parents=True, exist_ok=True)
+    y, x = np.mgrid[:side, :side] * 64 / side
+    for number in range(count):
+        pixels = np.full((side, side), 30, dtype=np.uint8)
+        for i, (top, left) in enumerate([(14, 14), (14, 40), (36, 20), (40, 48), (54, 30)]):
+            pixels[(y - top) ** 2 + (x - left) ** 2 < 81] = 120 + 25 * i
+        Image.fromarray(pixels).save(folder / f"cells-{number:03d}.png")
+    return folder
+
+
 def write_page(folder: Path) -> Path:
     (folder / "assets").mkdir(parents=True, exist_ok=True)
     (folder / "index.html").write_text("<!doctype html><title>page</title>")

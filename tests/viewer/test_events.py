@@ -57,6 +57,21 @@ def test_undo_and_redo_over_all_steps_until_a_new_step() -> None:
     assert folded(*steps, *4 * [undo]).slices() == []
 
 
+def test_relabelling_is_one_step_of_several_values() -> None:
+    split = {"kind": "relabel", "slice": 0, "value_map": [[1, 1, 3], [2, 1, 300], [5, 1, 0]]}
+    fold = folded(choose((0, 4, 1), (5, 1, 2)), split)
+    assert mask(fold) == [1, 3, 300, 1, 0, 0, 0, 0, 0, 0, 0, 0]
+    assert fold.mask(0, shape=SHAPE[1:]).dtype == np.uint16
+    fold.apply(EVENTS.validate_python([paint(3, (11, 1))])[0])
+    fold.apply(EVENTS.validate_python([{"kind": "undo"}])[0])
+    fold.apply(EVENTS.validate_python([{"kind": "undo"}])[0])
+    assert mask(fold) == [1, 1, 1, 1, 0, 2, 0, 0, 0, 0, 0, 0]
+    assert fold.mask(0, shape=SHAPE[1:]).dtype == np.uint8
+    check_events(fold.steps, shape=SHAPE, num_values=301)
+    with pytest.raises(EventError, match="300"):
+        check_events(fold.steps, shape=SHAPE, num_values=300)
+
+
 def test_a_random_history_equals_a_slow_twin() -> None:
     random = np.random.default_rng(0)
     for _ in range(100):
@@ -126,11 +141,13 @@ def test_an_accepted_case_takes_notes_and_can_be_reopened() -> None:
         choose((0, 1, 0)),
         choose((0, 1, 3)),
         choose((5, 8, 1)),
+        {"kind": "relabel", "slice": 0, "value_map": [[0, 1, 3]]},
+        {"kind": "relabel", "slice": 0, "value_map": [[3, 2, 1], [4, 1, 1]]},
     ],
 )
 def test_events_that_do_not_fit_the_image_or_model_are_refused(event: dict[str, Any]) -> None:
     with pytest.raises(EventError):
-        check_events(EVENTS.validate_python([event]), shape=SHAPE, num_classes=3)
+        check_events(EVENTS.validate_python([event]), shape=SHAPE, num_values=3)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +160,8 @@ def test_events_that_do_not_fit_the_image_or_model_are_refused(event: dict[str, 
         {"kind": "paint", "slice": 0, "value": 1, "runs": [["0", 1]]},
         {"kind": "paint", "slice": 0, "value": True, "runs": [[0, 1]]},
         {"kind": "paint", "slice": -1, "value": 1, "runs": [[0, 1]]},
-        {"kind": "paint", "slice": 0, "value": 256, "runs": [[0, 1]]},
+        {"kind": "paint", "slice": 0, "value": 65536, "runs": [[0, 1]]},
+        {"kind": "relabel", "slice": 0, "value_map": []},
         {"kind": "note", "text": "x" * 10_001},
         {"kind": "note", "text": "\ud800"},
         {"kind": "choose", "slice": 0, "value_map": [], "source": SOURCE | {"share": float("nan")}},

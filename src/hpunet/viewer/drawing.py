@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import UInt8
+from jaxtyping import UInt, UInt8, UInt16
 
 from hpunet.data.io.inputs import Stored
 from hpunet.data.io.windows import Window
@@ -20,9 +20,9 @@ from hpunet.errors import DataError, HPUNetError
 from hpunet.viewer.bounded import Bounded
 from hpunet.viewer.cases import Case
 from hpunet.viewer.edits import Combine, EditWanted, Hypothesis, Sample, ScaleMapWanted, edited, scale_map
+from hpunet.viewer.instances import count_instances, instances_in
 
 if TYPE_CHECKING:  # torch is imported by the thread, while the page is loading
-    from hpunet.data.types import SetInfo
     from hpunet.predict.open_image import OpenedImage
     from hpunet.predict.prediction import Prediction
     from hpunet.predict.predictor import Predictor
@@ -64,7 +64,15 @@ class Drawn:
     mean: UInt8[np.ndarray, "h w"]
     std: UInt8[np.ndarray, "h w"]
     """255 is the largest possible value, 0.5."""
+    instances: UInt16[np.ndarray, "h w"] | None
+    """Samples of a model of instances, clustered."""
     answer: dict[str, Any]
+
+    @property
+    def nbytes(self) -> int:
+        """Size in memory."""
+        maps = (self.samples, self.mean, self.std, self.instances)
+        return sum(each.nbytes for each in maps if each is not None)
 
 
 class Job:
@@ -149,7 +157,10 @@ class Drawing:
             from hpunet.data.field_of_view import is_larger
 
             if not is_larger(read(case).values.shape[1:3], info=self.predictor.result().info):
-                self._draw(Wish(case.name, 0), case, read, job)
+                from hpunet.evaluation.scores import default_num_samples
+
+                num_samples = default_num_samples(self.predictor.result().info)
+                self._draw(Wish(case.name, 0, num_samples), case, read, job)
 
         return self._put(work)
 
@@ -196,10 +207,14 @@ class Drawing:
             return known
         start = time.perf_counter()
         prediction = self._predict(wish, case, read, job)
-        answer = _answer(prediction, wish) | {"seconds": round(time.perf_counter() - start, 3)}
-        drawn = self._named(prediction, answer)
-        size = drawn.samples.nbytes + drawn.mean.nbytes + drawn.std.nbytes
-        self._drawn.put(drawn.name, drawn, size)
+        job.advance()
+        instances = instances_in(prediction)
+        answer = _answer(prediction, wish) | {
+            "num_instances": None if instances is None else count_instances(instances),
+            "seconds": round(time.perf_counter() - start, 3),
+        }
+        drawn = self._named(prediction, instances, answer)
+        self._drawn.put(drawn.name, drawn, drawn.nbytes)
         self._names = {wish: name for wish, name in self._names.items() if name in self._drawn}
         self._names[wish] = drawn.name
         return drawn
@@ -298,13 +313,14 @@ class Drawing:
                     self._features.put(key, features, size)
         return {wish.number: features}
 
-    def _named(self, prediction: "Prediction", answer: dict[str, Any]) -> Drawn:
+    def _named(self, prediction: "Prediction", instances: np.ndarray | None, answer: dict[str, Any]) -> Drawn:
         self._count += 1
         name = f"p{self._session}-{self._count}"
         mean, std = (
             np.rint(255 * np.clip(each, 0, 1)).astype(np.uint8) for each in (prediction.mean, 2 * prediction.std)
         )
-        return Drawn(name, np.asarray(prediction.samples, dtype=np.uint8), mean, std, {"prediction": name, **answer})
+        samples = np.asarray(prediction.samples, dtype=np.uint8)
+        return Drawn(name, samples, mean, std, instances, {"prediction": name, **answer})
 
 
 def _bytes_held(base: "Prediction") -> int:
@@ -366,7 +382,7 @@ def _small_state(prediction: "Prediction", sample: int) -> dict[str, Any] | None
     return state if len(json.dumps(state)) < _MAX_STATE_CHARS else None
 
 
-def runs_of(labels: UInt8[np.ndarray, "h w"]) -> list[tuple[int, int, int]]:
+def runs_of(labels: UInt[np.ndarray, "h w"]) -> list[tuple[int, int, int]]:
     """Start, length and value of what is marked, row after row."""
     flat = labels.ravel()
     bounds = [0, *(np.flatnonzero(np.diff(flat)) + 1).tolist(), flat.size]
@@ -382,8 +398,3 @@ def measured(
     marked, distances = np.isin(labels, foreground), (spacing or (1.0, 1.0))[-2:]
     sizes = {"area": area(marked, spacing=distances), "diameter": longest_diameter(marked, spacing=distances)}
     return {name: round(value, 3) for name, value in sizes.items()}
-
-
-def class_names(info: "SetInfo") -> list[str]:
-    """A name for every class of the model."""
-    return [*info.fixed_classes, *(f"instance {number + 1}" for number in range(info.num_random_ids))]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from jaxtyping import UInt8
+from jaxtyping import UInt
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter
 
 from hpunet.errors import HPUNetError
@@ -13,7 +13,7 @@ from hpunet.errors import HPUNetError
 MAX_EVENTS, MAX_RUNS = 1000, 200_000  # of a batch
 MAX_STATE_BYTES = 2**20
 _Index = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
-_Value = Annotated[int, Field(strict=True, ge=0, le=255)]
+_Value = Annotated[int, Field(strict=True, ge=0, lt=2**16)]
 _Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 
 
@@ -65,6 +65,14 @@ class Paint(_Strict):
     runs: Annotated[list[tuple[_Index, _Index]], Field(min_length=1, max_length=MAX_RUNS)]
 
 
+class Relabel(_Strict):
+    """These pixels, runs of start, length and value, get their values; 0 erases."""
+
+    kind: Literal["relabel"]
+    slice: _Index
+    value_map: Annotated[list[tuple[_Index, _Index, _Value]], Field(min_length=1, max_length=MAX_RUNS)]
+
+
 class Clear(_Strict):
     """The mask of a slice becomes empty: nothing is marked."""
 
@@ -85,9 +93,9 @@ class Note(_Strict):
     text: Annotated[str, Field(max_length=10_000)]
 
 
-Event = Annotated[Choose | Paint | Clear | Simple | Note, Field(discriminator="kind")]
+Event = Annotated[Choose | Paint | Relabel | Clear | Simple | Note, Field(discriminator="kind")]
 EVENTS: TypeAdapter[list[Any]] = TypeAdapter(Annotated[list[Event], Field(max_length=MAX_EVENTS)])
-Step = Choose | Paint | Clear
+Step = Choose | Paint | Relabel | Clear
 
 
 class Fold:
@@ -108,7 +116,7 @@ class Fold:
         if self.status == "accepted" and event.kind not in ("note", "reopen"):
             raise EventError(f"{event.kind}: the case is accepted; reopen it first")
         match event:
-            case Choose() | Paint() | Clear():
+            case Choose() | Paint() | Relabel() | Clear():
                 self.steps[self.done :] = [event]
                 self._move(+1)
             case Note():
@@ -148,16 +156,17 @@ class Fold:
     def steps_of(self, number: int) -> list[Step]:
         """The steps that make the mask of a slice: from its last map on, or from its first stroke."""
         steps = [step for step in self.steps[: self.done] if step.slice == number]
-        last = max((i for i, step in enumerate(steps) if not isinstance(step, Paint)), default=0)
+        last = max((i for i, step in enumerate(steps) if isinstance(step, Choose | Clear)), default=0)
         return steps[last:]
 
-    def mask(self, number: int, *, shape: tuple[int, int]) -> UInt8[np.ndarray, "h w"]:
-        """The mask of a slice."""
-        flat = np.zeros(shape[0] * shape[1], dtype=np.uint8)
+    def mask(self, number: int, *, shape: tuple[int, int]) -> UInt[np.ndarray, "h w"]:
+        """The mask of a slice; of 8 bits, or 16 if there are more than 255 instances."""
+        flat = np.zeros(shape[0] * shape[1], dtype=np.uint16)
         for step in self.steps_of(number):
             match step:
-                case Choose():
-                    flat[:] = 0
+                case Choose() | Relabel():
+                    if isinstance(step, Choose):
+                        flat[:] = 0
                     for start, length, value in step.value_map:
                         flat[start : start + length] = value
                 case Paint():
@@ -165,29 +174,32 @@ class Fold:
                         flat[start : start + length] = step.value
                 case Clear():
                     flat[:] = 0
-        return flat.reshape(shape)
+        return flat.astype(np.min_scalar_type(int(flat.max(initial=0)))).reshape(shape)
 
 
-def check_events(events: Sequence[Any], *, shape: Sequence[int], num_classes: int) -> None:
-    """Refuse events with slices, pixels or classes that this image (z, h, w) and model do not have."""
+def check_events(events: Sequence[Any], *, shape: Sequence[int], num_values: int) -> None:
+    """Refuse events with slices, pixels or values that this image (z, h, w) and model do not have.
+
+    There are as many values as classes, or, where they are ids of instances, as many as a map can hold.
+    """
     num_pixels, total = shape[1] * shape[2], 0
     for event in events:
-        if not isinstance(event, Choose | Paint | Clear):
+        if not isinstance(event, Choose | Paint | Relabel | Clear):
             continue
         if event.slice >= shape[0]:
             raise EventError(f"slice: expected below {shape[0]}, got {event.slice}")
-        runs = event.value_map if isinstance(event, Choose) else event.runs if isinstance(event, Paint) else []
+        runs = [] if isinstance(event, Clear) else event.runs if isinstance(event, Paint) else event.value_map
         total += len(runs)
         end = 0
         for start, length, *_ in runs:
             if length < 1 or start < end or start + length > num_pixels:
                 raise EventError("runs: expected ascending, not overlapping runs of at least a pixel in the image")
             end = start + length
-        values = {run[2] for run in event.value_map} if isinstance(event, Choose) else set()
+        values = {run[2] for run in event.value_map} if isinstance(event, Choose | Relabel) else set()
         if isinstance(event, Choose) and 0 in values:
             raise EventError("value_map: expected runs of marked pixels, got one of value 0")
         values |= {event.value} if isinstance(event, Paint) else set()
-        if max(values, default=0) >= num_classes:
-            raise EventError(f"value: expected a class from 0 to {num_classes - 1}, got {max(values)}")
+        if max(values, default=0) >= num_values:
+            raise EventError(f"value: expected 0 to {num_values - 1}, got {max(values)}")
     if total > MAX_RUNS:
         raise EventError(f"runs: expected at most {MAX_RUNS} in a batch, got {total}")

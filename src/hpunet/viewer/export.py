@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import UInt8
+from jaxtyping import UInt
 
 from hpunet.data.io.inputs import Stored
 from hpunet.errors import ConfigError
@@ -19,7 +19,7 @@ class Decided:
 
     name: str
     stored: Stored
-    mask: UInt8[np.ndarray, "z h w"]
+    mask: UInt[np.ndarray, "z h w"]
     about: Mapping[str, Any]
     """State, measurements and the record of the model, as JSON."""
 

@@ -115,7 +115,7 @@ def create_app(viewer: Viewer, *, token: str, host: str, port: int, static: Path
     async def image(number: int, z: _Slice = 0) -> Response:
         values = await run_in_threadpool(viewer.plane, case_of(number), z)
         shape = values.shape if values.ndim == 3 else (*values.shape, 1)
-        content = await run_in_threadpool(values.astype(values.dtype.newbyteorder("<"), copy=False).tobytes)
+        content = await run_in_threadpool(_bytes, values)
         return _array(content, shape, dtype=values.dtype.name)
 
     @app.get("/api/cases/{number}/graders/{grader}", responses=_ERRORS, response_class=Response)
@@ -148,15 +148,20 @@ def create_app(viewer: Viewer, *, token: str, host: str, port: int, static: Path
         return _array(values.tobytes(), values.shape, most=most)
 
     @app.get("/api/predictions/{name}/{what}", responses=_ERRORS, response_class=Response)
-    async def prediction(name: str, what: Literal["samples", "mean", "std"], request: Request) -> Response:
+    async def prediction(
+        name: str, what: Literal["samples", "mean", "std", "instances"], request: Request
+    ) -> Response:
         drawn = viewer.drawing.found(name)
         if drawn is None:
             raise HTTPException(404, "these samples are no longer in memory; draw them again with the same seed")
-        values: np.ndarray = getattr(drawn, what)
+        values: np.ndarray | None = getattr(drawn, what)
+        if values is None:
+            raise HTTPException(404, "the model was trained on classes, not on instances")
+        content, dtype = _bytes(values), values.dtype.name
         if "gzip" not in request.headers.get("accept-encoding", ""):
-            return _array(values.tobytes(), values.shape)
-        content = await run_in_threadpool(gzip.compress, values.tobytes(), 1, mtime=0)
-        return _array(content, values.shape, encoding="gzip")
+            return _array(content, values.shape, dtype=dtype)
+        content = await run_in_threadpool(gzip.compress, content, 1, mtime=0)
+        return _array(content, values.shape, dtype=dtype, encoding="gzip")
 
     @app.get("/api/cases/{number}/events", responses=_ERRORS)
     async def events(number: int) -> dict[str, Any]:
@@ -172,7 +177,7 @@ def create_app(viewer: Viewer, *, token: str, host: str, port: int, static: Path
     @app.get("/api/cases/{number}/mask", responses=_ERRORS, response_class=Response)
     async def mask(number: int, z: _Slice = 0) -> Response:
         values = await run_in_threadpool(viewer.mask, case_of(number), z)
-        return _array(values.tobytes(), values.shape)
+        return _array(_bytes(values), values.shape, dtype=values.dtype.name)
 
     @app.post("/api/cases/{number}/export", responses=_ERRORS, response_class=Response)
     async def export_case(number: int, wanted: Export) -> Response:
@@ -225,6 +230,11 @@ def read_pages(static: Path) -> dict[str, tuple[bytes, str]]:
         kind = {".js": "text/javascript", ".html": "text/html; charset=utf-8"}.get(file.suffix)
         found[name] = read_file(file), kind or mimetypes.guess_type(file.name)[0] or _BINARY
     return found | {"": found["index.html"]}
+
+
+def _bytes(values: np.ndarray) -> bytes:
+    """Little endian."""
+    return values.astype(values.dtype.newbyteorder("<"), copy=False).tobytes()
 
 
 def _array(

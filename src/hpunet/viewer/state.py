@@ -3,19 +3,23 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Shaped, UInt8
+from jaxtyping import Shaped, UInt, UInt8
 
 from hpunet import __version__
 from hpunet.data.io.inputs import Stored
 from hpunet.errors import HPUNetError
 from hpunet.viewer.cases import Case, Images, describe
-from hpunet.viewer.drawing import OPENED_BYTES, Drawing, class_names, measured
-from hpunet.viewer.events import Choose, Fold, Paint, check_events
+from hpunet.viewer.drawing import OPENED_BYTES, Drawing, measured
+from hpunet.viewer.events import Choose, Fold, Paint, Relabel, check_events
 from hpunet.viewer.export import FORMATS, Decided
+from hpunet.viewer.instances import MAX_INSTANCES, count_instances
 from hpunet.viewer.worklist import WorkList
+
+if TYPE_CHECKING:
+    from hpunet.data.types import SetInfo
 
 DISCLAIMER = "Research software, not a medical device."
 
@@ -55,6 +59,8 @@ class Viewer:
 
     def model(self) -> dict[str, Any]:
         """The record of the model."""
+        from hpunet.evaluation.scores import default_num_samples
+
         predictor = self.drawing.predictor.result()
         info = predictor.info
         return {
@@ -63,6 +69,7 @@ class Viewer:
             "classes": [{"index": number, "name": name} for number, name in enumerate(class_names(info))],
             "foreground": list(info.foreground),
             "has_instances": info.has_instances,
+            "num_samples": default_num_samples(info),
             "num_scales": len(predictor.model.latent_dims),
             "crop": list(info.image_size or predictor.settings.data.crop),
         }
@@ -108,7 +115,7 @@ class Viewer:
         assert labels is not None
         return np.ascontiguousarray(labels[number])
 
-    def mask(self, case: Case, number: int) -> UInt8[np.ndarray, "h w"]:
+    def mask(self, case: Case, number: int) -> UInt[np.ndarray, "h w"]:
         """The mask of a slice as it is now."""
         h, w = self.plane(case, number).shape[:2]
         return self.work_list.fold(case).mask(number, shape=(h, w))
@@ -117,27 +124,26 @@ class Viewer:
         """Check events and add them to the log; the new version and state."""
         stored = self.read(case)
         shape = stored.values.shape[:3]
-        num_classes = self.drawing.predictor.result().info.num_classes
-        check_events(events, shape=shape, num_classes=num_classes)
+        info = self.drawing.predictor.result().info
+        check_events(events, shape=shape, num_values=MAX_INSTANCES + 1 if info.has_instances else info.num_classes)
         how: dict[str, Any] = {"version": version, "shape": shape, "read": lambda: stored}
+        how["has_instances"] = info.has_instances
         fold = self.work_list.append(case, events, **how)
         return {"version": fold.version, "state": self.state(fold, stored)}
 
     def state(self, fold: Fold, stored: Stored) -> dict[str, Any]:
         """What the page shows of a fold."""
         _, h, w = stored.values.shape[:3]
-        foreground = self.drawing.predictor.result().info.foreground
         slices = {}
         for number in fold.slices():
             if number not in fold.sizes:
-                how: dict[str, Any] = {"foreground": foreground, "spacing": stored.geometry.spacing}
-                fold.sizes[number] = measured(fold.mask(number, shape=(h, w)), **how)
+                fold.sizes[number] = self._measured(fold.mask(number, shape=(h, w)), stored)
             steps = fold.steps_of(number)
             source = next((step.source.model_dump() for step in steps if isinstance(step, Choose)), None)
             slices[str(number)] = {
                 **fold.sizes[number],
                 "source": source,
-                "is_edited": any(isinstance(step, Paint) for step in steps),
+                "is_edited": any(isinstance(step, Paint | Relabel) for step in steps),
             }
         return {
             "status": fold.status,
@@ -146,6 +152,13 @@ class Viewer:
             "steps_undone": len(fold.steps) - fold.done,
             "slices": slices,
         }
+
+    def _measured(self, mask: UInt[np.ndarray, "h w"], stored: Stored) -> dict[str, Any]:
+        info, spacing = self.drawing.predictor.result().info, stored.geometry.spacing
+        if not info.has_instances:
+            return measured(mask, foreground=info.foreground, spacing=spacing)
+        marked = measured((mask > 0).astype(np.uint8), foreground=(1,), spacing=spacing)
+        return {**marked, "num_instances": count_instances(mask)}
 
     def decided(self, case: Case) -> Decided:
         """A case as it is now, to export."""
@@ -172,3 +185,8 @@ class Viewer:
         for case in self.cases:
             words = words.replace(str(case.path), case.name)
         return words.replace(str(Path.home()), "~")
+
+
+def class_names(info: "SetInfo") -> list[str]:
+    """A name for every class of the model."""
+    return [*info.fixed_classes, *(f"instance {number + 1}" for number in range(info.num_random_ids))]

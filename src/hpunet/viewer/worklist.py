@@ -4,6 +4,7 @@ worklist.json                              format, model, patients by case (as s
 log.jsonl                                  one line per batch of events, only ever appended to: the truth
 uploads/NAME.png                           what was uploaded, without the metadata of its file
 images/NAME.png, graders/reviewer/NAME.png the accepted cases (.nii.gz: volumes and other precisions)
+images/NAME.png, instances/NAME.png        those of a model that was trained on instances
 data.csv                                   their files and patients
 
 A batch is acknowledged once its line is on the disk. A kill leaves at most a torn last line, which was not
@@ -30,7 +31,7 @@ import numpy as np
 import platformdirs
 from PIL import Image
 
-from hpunet.data.folder.names import GRADERS, IMAGES, TABLE, ending
+from hpunet.data.folder.names import GRADERS, IMAGES, INSTANCES, TABLE, ending
 from hpunet.data.io.inputs import Stored
 from hpunet.data.io.limits import need
 from hpunet.data.io.volumes import encode_nifti
@@ -41,7 +42,7 @@ from hpunet.viewer.bounded import Bounded
 from hpunet.viewer.cases import Case, safe_name, unique_names
 from hpunet.viewer.events import EVENTS, EventError, Fold
 
-DESCRIPTION, LOG, UPLOADS, REVIEWER = "worklist.json", "log.jsonl", "uploads", "reviewer"
+DESCRIPTION, LOG, UPLOADS, REVIEWER = "worklist.json", "log.jsonl", "uploads", f"{GRADERS}/reviewer"
 _FORMAT, _VERSION = "hpunet-work-list", 1
 _MAX_BYTES = 2**24
 _FOLD_BYTES = 2**26  # of parsed events in memory
@@ -181,11 +182,19 @@ class WorkList:
             raise DataError(f"{case.name}: the work list has another image of this name; choose another --worklist")
 
     def append(
-        self, case: Case, events: Sequence[Any], *, version: int, shape: Sequence[int], read: Callable[[], Stored]
+        self,
+        case: Case,
+        events: Sequence[Any],
+        *,
+        version: int,
+        shape: Sequence[int],
+        read: Callable[[], Stored],
+        has_instances: bool = False,
     ) -> Fold:
         """Add events to a case of this `version`, all or none, and wait until they are on the disk.
 
-        `read` gives the image, which accepted cases are saved with. A `ConflictError` if the version is another one.
+        `read` gives the image, which accepted cases are saved with; with `has_instances` their values are ids.
+        A `ConflictError` if the version is another one.
         """
         with self._lock:
             before = self.fold(case)
@@ -199,7 +208,7 @@ class WorkList:
             if before.status == "accepted" and any(event.kind == "accept" for event in events):
                 raise EventError("accept: send reopen, and wait for its answer, before the case is accepted again")
             if after.status == "accepted" and before.status == "open":
-                self._save_accepted(case, after, read(), shape)
+                self._save_accepted(case, after, read(), shape, INSTANCES if has_instances else REVIEWER)
             line = {"case": case.name, "shape": list(shape), "model": self.model, "time": round(time.time(), 3)}
             line["events"] = [event.model_dump() for event in events]
             place = self._append_line((json.dumps(line, separators=(",", ":")) + "\n").encode())
@@ -226,12 +235,18 @@ class WorkList:
         self._size += len(content)
         return before, len(content)
 
-    def _save_accepted(self, case: Case, fold: Fold, stored: Stored, shape: Sequence[int]) -> None:
+    def _save_accepted(self, case: Case, fold: Fold, stored: Stored, shape: Sequence[int], place: str) -> None:
+        for other in {REVIEWER, INSTANCES} - {place}:  # one data set cannot hold both
+            if any(ending(file.name) for file in (self.folder / other).glob("*")):
+                what = "classes" if other == REVIEWER else "instances"
+                raise EventError(
+                    f"accept: the accepted cases of this work list hold {what}; choose another --worklist"
+                )
         suffix, content = encode_image(stored)
         mask = np.stack([fold.mask(z, shape=(shape[1], shape[2])) for z in range(shape[0])])
         labels = encode_mask(mask, stored, suffix=suffix)
         atomic_write(self.folder / IMAGES / f"{case.name}{suffix}", content, error=DiskError)
-        atomic_write(self.folder / GRADERS / REVIEWER / f"{case.name}{suffix}", labels, error=DiskError)
+        atomic_write(self.folder / place / f"{case.name}{suffix}", labels, error=DiskError)
         self._write_table(also=case.name)
 
     def _write_table(self, *, also: str | None = None) -> None:
@@ -247,15 +262,15 @@ class WorkList:
         atomic_write(self.folder / TABLE, table.getvalue().encode(), error=DiskError)
 
     def _remove_files(self, name: str) -> None:
-        for place in (self.folder / IMAGES, self.folder / GRADERS / REVIEWER):
+        for place in (IMAGES, REVIEWER, INSTANCES):
             for suffix in (".png", ".nii.gz"):
-                (place / f"{name}{suffix}").unlink(missing_ok=True)
+                (self.folder / place / f"{name}{suffix}").unlink(missing_ok=True)
 
     def _remove_unaccepted(self) -> None:
         """What a kill between the files of an accept and its line in the log has left."""
         names = set()
-        for place in (self.folder / IMAGES, self.folder / GRADERS / REVIEWER):
-            for file in place.glob("*"):
+        for place in (IMAGES, REVIEWER, INSTANCES):
+            for file in (self.folder / place).glob("*"):
                 if file.name.startswith(TEMPORARY):
                     file.unlink()
                 elif not self._entry(file.name.removesuffix(ending(file.name))).is_accepted:
@@ -292,7 +307,7 @@ def _read_about(folder: Path) -> dict[str, Any]:
         what = "the description of a work list"
         where = folder / DESCRIPTION
         return read_hashed_json(where, kind=_FORMAT, version=_VERSION, what=what, max_bytes=_MAX_BYTES)
-    if (folder / LOG).exists() or any((folder / each).exists() for each in (IMAGES, GRADERS, TABLE)):
+    if (folder / LOG).exists() or any((folder / each).exists() for each in (IMAGES, GRADERS, INSTANCES, TABLE)):
         raise ConfigError(f"{folder}: is a folder with other data, not a work list; choose another --worklist")
     return {"format": _FORMAT, "version": _VERSION, "salt": secrets.token_hex(8), "patients": {}}
 
@@ -334,7 +349,7 @@ def encode_image(stored: Stored) -> tuple[str, bytes]:
 
 
 def encode_mask(mask: np.ndarray, stored: Stored, *, suffix: str) -> bytes:
-    """A label map (z, h, w) of uint8 as a file of this ending."""
+    """A label map (z, h, w) of 8 or 16 bits as a file of this ending."""
     return _png(mask[0]) if suffix == ".png" else encode_nifti(mask, header=_header(stored))
 
 

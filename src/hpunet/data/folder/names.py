@@ -7,8 +7,8 @@ from hpunet.data.io.volumes import NIFTI_ENDINGS
 from hpunet.errors import DataError
 
 TABLE = "data.csv"
-IMAGES, GRADERS = "images", "graders"
-TOPS = (IMAGES, GRADERS, "masks", "instances", TABLE)
+IMAGES, GRADERS, INSTANCES = "images", "graders", "instances"
+TOPS = (IMAGES, GRADERS, "masks", INSTANCES, TABLE)
 ENDINGS = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".gif", *NIFTI_ENDINGS)
 
 
