@@ -2,7 +2,7 @@
 
 import type { Event, MapState, Source } from "./history";
 import type { Action, Scale, ScaleMapKind, Start } from "./latents";
-import type { Run } from "./runs";
+import type { Labels, Run } from "./runs";
 
 export interface Session {
   version: string;
@@ -12,6 +12,8 @@ export interface Session {
     classes: { index: number; name: string }[];
     foreground: number[];
     has_instances: boolean;
+    /** How many samples are drawn if nobody says how many. */
+    num_samples: number;
     num_scales: number;
     crop: [number, number];
   };
@@ -28,6 +30,8 @@ export interface CaseSummary {
 export interface SliceState {
   area: number;
   diameter: number;
+  /** Of models of instances. */
+  num_instances?: number;
   source: Source | null;
   is_edited: boolean;
 }
@@ -76,6 +80,8 @@ export interface Prediction {
   num_samples: number;
   place: Place;
   hypotheses: Hypothesis[];
+  /** How many instances the samples cluster into; null if the model knows classes. */
+  num_instances: number | null;
   samples: { area: number; diameter: number }[];
   units: "mm" | "px";
   /** The part of the slice that the latents of each scale divide evenly. */
@@ -163,6 +169,9 @@ export class Api {
 
   maps = async (prediction: string, kind: "samples" | "mean" | "std"): Promise<Uint8Array> =>
     new Uint8Array(await this.bytes(`predictions/${prediction}/${kind}`));
+
+  instances = async (prediction: string): Promise<Labels> =>
+    new Uint16Array(await this.bytes(`predictions/${prediction}/instances`));
 
   async export(id: number, format: string, slice: number): Promise<{ name: string; content: Blob }> {
     const answer = await this.fetch(`cases/${id}/export`, { format, slice });

@@ -1,16 +1,18 @@
 // The case on the screen: its pixels, what was drawn for it, and what the person did.
 
-import { Refused, type Api, type Case, type Prediction, type Request, type ScaleMap, type State, type Values } from "./api";
+import { Refused, type Api, type Case, type Hypothesis, type Prediction, type Request, type ScaleMap, type State, type Values } from "./api";
 import { History, type Choose, type Event, type MapState, type Source } from "./history";
 import type { Action, ScaleMapKind, Start } from "./latents";
 import type { Outbox } from "./outbox";
-import { decode, encode, place } from "./runs";
+import { decode, encode, place, type Labels } from "./runs";
 
 export interface Drawn {
   answer: Prediction;
   at: [number, number] | null;
   /** Labels of all samples, one after the other. */
   samples: Uint8Array;
+  /** Samples of a model of instances, clustered: the only hypothesis. */
+  instances: Labels | null;
 }
 
 /** A hypothesis whose latents are edited, and the choice that it was before. */
@@ -27,7 +29,7 @@ export interface ScaleMapWish {
 }
 export interface Edited {
   /** Of the whole slice. */
-  map: Uint8Array;
+  map: Labels;
   state: MapState;
 }
 
@@ -45,7 +47,7 @@ export class OpenCase {
   private readonly heat = new Map<string, Uint8Array>();
   private readonly gradings = new Map<string, Uint8Array | null>();
   private readonly scaleMaps = new Map<string, ScaleMap>();
-  private readonly placed = new Map<string, Uint8Array>();
+  private readonly placed = new Map<string, Labels>();
 
   constructor(
     private readonly api: Api,
@@ -61,7 +63,7 @@ export class OpenCase {
     return { height: this.item.height, width: this.item.width };
   }
 
-  get mask(): Uint8Array {
+  get mask(): Labels {
     return this.history.mask(this.slice);
   }
 
@@ -111,12 +113,13 @@ export class OpenCase {
     const { seed, num_samples } = drawn.answer;
     const { share, state } = found;
     const source = { hypothesis, share, seed, num_samples, at: drawn.at, state, num_edits: 0 };
-    return { kind: "choose", slice: this.slice, value_map: encode(this.sample(found.representative)), source };
+    return { kind: "choose", slice: this.slice, value_map: encode(this.map(hypothesis)), source };
   }
 
   /** What edits of this slice start from: the chosen hypothesis, else the first; null if neither can be edited. */
   get origin(): Origin | null {
     const [{ slice, current }, { source }] = [this, this.history.origin(this.slice)];
+    if (current?.instances) return null;
     const isHere = source !== null && (!current || String(source.at) === String(current.at));
     if (isHere && source.state) return { slice, start: { state: source.state }, source };
     const number = isHere ? this.chosen : 0;
@@ -155,18 +158,25 @@ export class OpenCase {
     return map;
   }
 
+  /** The map of a hypothesis of this slice, in the whole image. */
+  map(hypothesis: number): Labels {
+    const { instances, answer } = this.current ?? {};
+    if (instances) return this.placedMap("instances", instances);
+    return this.sample(answer?.hypotheses[hypothesis]?.representative ?? 0);
+  }
+
   /** The map of a sample of this slice, in the whole image. */
-  sample(index: number): Uint8Array {
-    const drawn = this.current;
-    if (!drawn) return new Uint8Array(this.item.height * this.item.width);
-    const key = `${drawn.answer.prediction}/${index}`;
-    let map = this.placed.get(key);
-    if (!map) {
-      const { place: at } = drawn.answer;
-      const length = at.height * at.width;
-      map = place(drawn.samples.subarray(index * length, (index + 1) * length), at, this.size);
-      this.placed.set(key, map);
-    }
+  sample(index: number): Labels {
+    const { height, width } = this.current?.answer.place ?? { height: 0, width: 0 };
+    return this.placedMap(String(index), this.current?.samples.subarray(index * height * width, (index + 1) * height * width));
+  }
+
+  private placedMap(name: string, part: Labels | undefined): Labels {
+    const { answer } = this.current ?? {};
+    if (!answer || !part) return new Uint16Array(this.item.height * this.item.width);
+    const key = `${answer.prediction}/${name}`;
+    const map = this.placed.get(key) ?? place(part, answer.place, this.size);
+    this.placed.set(key, map);
     return map;
   }
 
@@ -208,7 +218,13 @@ export class OpenCase {
     const { slice, at } = this;
     const request: Request = { slice, num_samples: this.numSamples, seed: this.seed, at };
     const answer = await this.api.samples(this.item.id, request, signal);
-    const drawn = { answer, at, samples: await this.api.maps(answer.prediction, "samples") };
+    const hasInstances = typeof answer.num_instances === "number";
+    const [samples, instances] = await Promise.all([
+      this.api.maps(answer.prediction, "samples"),
+      hasInstances ? this.api.instances(answer.prediction) : null,
+    ]);
+    if (hasInstances) answer.hypotheses = [clusteringOf(answer)];
+    const drawn = { answer, at, samples, instances };
     this.placed.clear();
     this.drawn.set(slice, drawn);
     return drawn;
@@ -227,4 +243,11 @@ export class OpenCase {
       return this.api.maps(again.prediction, kind);
     }
   }
+}
+
+/** The only hypothesis of a model of instances. */
+function clusteringOf({ num_instances, num_samples }: Prediction): Hypothesis {
+  const members = Array.from({ length: num_samples }, (_, i) => i);
+  const description = num_instances === 1 ? "1 instance" : `${num_instances ?? 0} instances`;
+  return { share: 1, representative: 0, members, description, same_iou: 1, state: null };
 }

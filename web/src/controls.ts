@@ -23,6 +23,8 @@ export function findControls() {
     brush: button("brush"), eraser: button("eraser"), size: input("size"), classChoice: element("class-choice"),
     class: select("class"), undo: button("undo"), redo: button("redo"), clear: button("clear"),
     here: button("here"), from: button("from"), drag: button("drag"), reset: button("reset"), copy: button("copy"),
+    instances: element("instances"), instance: element("instance"), latentTools: element("latent-tools"),
+    merge: button("merge"), split: button("split"), add: button("add"),
     latents: get("latents", HTMLDetailsElement), scales: element("scales"), temperature: input("temperature"),
     channelChoice: element("channel-choice"), channel: input("channel"),
     scaleMap: select("scale-map"), scaleLegend: element("scale-legend"), scaleLegendEnd: element("scale-legend-end"),

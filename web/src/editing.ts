@@ -4,7 +4,7 @@ import type { Edited, OpenCase, Origin } from "./case";
 import type { Event } from "./history";
 import { cellAt, limited, middleOf, nameOf, Newest, sigmasOf, signed, type Action, type Box } from "./latents";
 import { stamp, type Point } from "./pixels";
-import { differences } from "./runs";
+import { differences, type Labels } from "./runs";
 
 export interface Host {
   readonly open: OpenCase | null;
@@ -19,7 +19,7 @@ interface Drag {
   open: OpenCase;
   origin: Origin;
   /** The mask that it began with. */
-  mask: Uint8Array;
+  mask: Labels;
   name: string;
   scale: number;
   channel: number;
@@ -115,7 +115,7 @@ export class Editing {
   // ---------------------------------------------------------------- dragging a latent
 
   /** What is shown instead of the mask while a latent moves. */
-  get preview(): Uint8Array | null {
+  get preview(): Labels | null {
     return this.drag?.shown?.map ?? null;
   }
 

@@ -1,6 +1,6 @@
 // What was done to a case, as events in the order they happened; masks are folded from them, here and in the server.
 
-import { decode, type Run, type Span } from "./runs";
+import { decode, type Labels, type Run, type Span } from "./runs";
 
 /** What a hypothesis decodes from, as the server gives it. */
 export type MapState = Record<string, unknown>;
@@ -26,11 +26,17 @@ export interface Paint {
   value: number;
   runs: Span[];
 }
+/** Several values at once: 0 erases. */
+export interface Relabel {
+  kind: "relabel";
+  slice: number;
+  value_map: Run[];
+}
 export interface Clear {
   kind: "clear";
   slice: number;
 }
-export type Step = Choose | Paint | Clear;
+export type Step = Choose | Paint | Relabel | Clear;
 export interface Note {
   kind: "note";
   text: string;
@@ -46,7 +52,7 @@ export class History {
   note = "";
   private steps: Step[] = [];
   private done = 0;
-  private readonly masks = new Map<number, Uint8Array>();
+  private readonly masks = new Map<number, Labels>();
 
   constructor(
     private readonly numPixels: number,
@@ -89,10 +95,10 @@ export class History {
   }
 
   /** The mask of a slice; do not change it. */
-  mask(slice: number): Uint8Array {
+  mask(slice: number): Labels {
     let mask = this.masks.get(slice);
     if (!mask) {
-      mask = new Uint8Array(this.numPixels);
+      mask = new Uint16Array(this.numPixels);
       for (const step of this.steps.slice(0, this.done)) {
         if (step.slice === slice) mask = applied(step, mask);
       }
@@ -122,9 +128,10 @@ export class History {
   }
 }
 
-function applied(step: Step, mask: Uint8Array): Uint8Array {
+function applied(step: Step, mask: Labels): Labels {
   if (step.kind === "choose") return decode(step.value_map, mask.length);
-  const next = step.kind === "clear" ? new Uint8Array(mask.length) : mask.slice();
+  const next = step.kind === "clear" ? new Uint16Array(mask.length) : mask.slice();
   if (step.kind === "paint") for (const [start, length] of step.runs) next.fill(step.value, start, start + length);
+  if (step.kind === "relabel") for (const [start, length, value] of step.value_map) next.fill(value, start, start + length);
   return next;
 }

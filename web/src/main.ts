@@ -7,22 +7,27 @@ import { findControls, type Controls } from "./controls";
 import { make, percent, refill, short } from "./dom";
 import { Editing } from "./editing";
 import type { Event as CaseEvent } from "./history";
+import { InstanceTools } from "./instanceTools";
+import { colourNumbers, colourOf, keepColours } from "./instances";
 import { commandOf, keyRows, type Command } from "./keys";
 import { cellAt, middleOf, nameOf, Newest, type Box, type ScaleMapKind } from "./latents";
 import { addressOf, readLink, type Link } from "./link";
 import { Outbox } from "./outbox";
 import { canvasOf, filled, forgetBorders, heated, stamp, strokeBorders, windowed, type Point } from "./pixels";
 import { plotMeasure } from "./plot";
-import { differences } from "./runs";
+import { differences, type Labels } from "./runs";
 import { fillStrip } from "./strip";
 import { Camera, View } from "./view";
 import { dragged, following, presets, type Window } from "./windows";
 
-type Tool = "look" | "brush" | "eraser" | "point" | "here" | "from" | "drag";
+type Tool = "look" | "brush" | "eraser" | "point" | "here" | "from" | "drag" | "merge" | "split";
 
 const ZOOM = 1.25;
 const NOTE_MS = 600;
 const REGION = distinct(4);
+const CLICK = 4; // CSS pixels that a click may move
+const OF_LATENTS = new Set<Command["name"]>(["here", "from", "drag", "raise", "lower", "effect", "copy"]);
+const OF_INSTANCES = new Set<Command["name"]>(["select", "add", "merge", "split"]);
 /** Of the maps of scales: what is less, as a probability, is not shown. */
 const LEAST_SEEN = 0.005;
 
@@ -39,14 +44,18 @@ class App {
   private drawing: AbortController | null = null;
   private tool: Tool = "look";
   private cursor: Point | null = null;
-  private draft: Uint8Array | null = null;
+  private draft: Labels | null = null;
+  /** What the draft is painted with. */
+  private paintValue = 0;
   private window: Window = [0, 255];
   private image: HTMLCanvasElement | null = null;
   private overlay: HTMLCanvasElement | null = null;
   private gradings: (Uint8Array | null)[] = [];
-  private readonly fills = new WeakMap<Uint8Array, { opacity: number; canvas: HTMLCanvasElement }>();
+  private readonly fills = new WeakMap<Labels, { opacity: number; canvas: HTMLCanvasElement }>();
   private noteTimer = 0;
   private readonly editing: Editing;
+  /** Of a model of instances. */
+  private instances: InstanceTools | null = null;
   /** How often the map over the image changed. */
   private overlays = 0;
   /** The cell whose effect is shown or asked for. */
@@ -78,7 +87,11 @@ class App {
     ui.format.replaceChildren(...formats.map((format) => new Option(format, format)));
     const classes = model.classes.filter(({ index }) => index > 0);
     ui.class.replaceChildren(...classes.map(({ index, name }) => new Option(name, String(index))));
-    ui.classChoice.hidden = classes.length < 2;
+    ui.classChoice.hidden = classes.length < 2 || model.has_instances;
+    if (model.has_instances) this.instances = new InstanceTools(this, model.foreground);
+    ui.instances.hidden = !model.has_instances;
+    ui.latentTools.hidden = model.has_instances;
+    ui.number.value = String(model.num_samples);
     await this.listCases();
     const first = this.cases.find(({ status }) => status === "open") ?? this.cases[0];
     const link = readLink(location.hash);
@@ -254,7 +267,7 @@ class App {
   }
 
   private get wantedSamples(): number {
-    return Math.min(Math.max(Math.round(Number(this.ui.number.value)) || 16, 1), 64);
+    return Math.min(Math.max(Math.round(Number(this.ui.number.value)) || (this.session?.model.num_samples ?? 16), 1), 64);
   }
 
   private async drawSamples(): Promise<void> {
@@ -276,7 +289,8 @@ class App {
     this.showHint();
     const hypotheses = open.current?.answer.hypotheses ?? [];
     const words = hypotheses.map(({ share, description }, i) => `${i + 1}: ${description}, ${percent(share)}`);
-    this.say(`${hypotheses.length} distinct hypotheses. ${words.join("; ")}`);
+    if (this.instances) this.say(`${open.current?.answer.num_samples ?? 0} samples: ${hypotheses[0]?.description ?? ""}.`);
+    else this.say(`${hypotheses.length} distinct hypotheses. ${words.join("; ")}`);
     await this.showDrawn();
   }
 
@@ -451,6 +465,7 @@ class App {
     ui.accept.replaceChildren(isAccepted ? "Reopen " : "Accept ", make("kbd", "a"));
     this.showCaption();
     this.showMeasures();
+    this.instances?.show(ui.instance);
     const summary = this.cases.find(({ id }) => id === open.item.id);
     if (summary && summary.status !== open.history.status) {
       summary.status = open.history.status;
@@ -460,7 +475,7 @@ class App {
   }
 
   /** Whether the slice has a mask, which may be empty: chosen, or drawn by hand. */
-  private get isDecided(): boolean {
+  get isDecided(): boolean {
     const { source, isEdited } = this.open?.history.origin(this.open.slice) ?? {};
     return Boolean(source ?? isEdited) || this.draft !== null || this.editing.preview !== null;
   }
@@ -473,10 +488,11 @@ class App {
     const count = source?.num_edits ?? 0;
     const edited = [count === 1 ? "1 edit of its latents" : count > 1 ? `${count} edits of its latents` : "", isEdited ? "corrected" : ""];
     const how = edited.filter(Boolean).join(", ") || "as drawn";
-    let words = source ? `Hypothesis ${source.hypothesis + 1} (${percent(source.share)}), ${how}` : "Drawn by hand";
+    const clustering = source && this.instances ? `Clustering of ${source.num_samples} samples, ${how}` : null;
+    let words = clustering ?? (source ? `Hypothesis ${source.hypothesis + 1} (${percent(source.share)}), ${how}` : "Drawn by hand");
     if (open.history.status === "accepted") words += "; accepted";
     if (!this.isDecided) words = open.current ? "Nothing chosen yet" : "";
-    if (words && !this.isDecided && !this.overlay) words += ": the outlines are those of all hypotheses";
+    if (words && !this.isDecided && !this.overlay) words += this.instances ? ": the outlines are those of the clustering" : ": the outlines are those of all hypotheses";
     if (isPressed(ui.flip)) words = `Sample ${Number(ui.sample.value) + 1} of ${Number(ui.sample.max) + 1}`;
     ui.caption.textContent = this.editing.caption || words;
   }
@@ -491,6 +507,7 @@ class App {
   changed(): void {
     this.showReset();
     this.showCaption();
+    this.instances?.show(this.ui.instance);
     this.redrawViews();
   }
 
@@ -500,12 +517,15 @@ class App {
     const state = this.isServerAway ? undefined : open?.state.slices[String(open.slice)];
     const unit = answer?.units ?? (open?.item.spacing ? "mm" : "px");
     const [area, length] = unit === "mm" ? ["mm²", "mm"] : ["pixels", "pixels"];
-    ui.measures.textContent = state
+    const count = state?.num_instances;
+    if (state && count !== undefined) ui.measures.textContent = `${count} instance${count === 1 ? "" : "s"}, area ${short(state.area)} ${area}`;
+    else ui.measures.textContent = state
       ? `Area ${short(state.area)} ${area}, longest diameter ${short(state.diameter)} ${length}`
       : this.isServerAway ? "Measured when the server is back." : "Choose a hypothesis to measure it.";
     ui.plot.replaceChildren();
     if (!answer) return;
     for (const [name, key, words] of [["Area", "area", area], ["Diameter", "diameter", length]] as const) {
+      if (this.instances && key === "diameter") continue; // of all instances together it says nothing
       ui.plot.append(plotMeasure(name, words, answer.samples.map((sample) => sample[key]), state?.[key] ?? null));
     }
   }
@@ -553,7 +573,8 @@ class App {
     this.act(event);
     this.ui.strip.children[hypothesis]?.scrollIntoView({ block: "nearest", inline: "nearest" });
     const found = this.open?.current?.answer.hypotheses[hypothesis];
-    this.say(`Hypothesis ${hypothesis + 1} is chosen: ${found?.description ?? ""}`);
+    const what = this.instances ? "The clustering" : `Hypothesis ${hypothesis + 1}`;
+    this.say(`${what} is chosen: ${found?.description ?? ""}`);
   }
 
   private cycle(by: 1 | -1): void {
@@ -692,8 +713,9 @@ class App {
   private setTool(tool: Tool): void {
     const { ui } = this;
     this.editing.commit();
+    this.instances?.cancel();
     this.tool = tool;
-    for (const name of ["brush", "eraser", "point", "here", "from", "drag"] as const) this.press(ui[name], tool === name);
+    for (const name of ["brush", "eraser", "point", "here", "from", "drag", "merge", "split"] as const) this.press(ui[name], tool === name);
     if (tool === "from" && ui.second.hidden && !ui.compare.disabled) this.handle({ name: "compare" });
     if (tool === "drag") this.openScales();
     this.cursor = tool === "look" ? null : (this.cursor ?? { ...this.camera.centre });
@@ -707,7 +729,11 @@ class App {
     const waits = this.open?.waitsForPoint;
     const words = {
       look: waits ? "Press o, then click the middle of the object." : "",
-      brush: "Brush: drag on the image to add; b ends it.",
+      brush: this.instances
+        ? "Brush: enlarges the selected instance, or draws a new one; b ends it."
+        : "Brush: drag on the image to add; b ends it.",
+      merge: "Merge: drag from one instance to others, which become part of it; y ends it.",
+      split: "Split: drag across an instance; its parts become instances of their own; z ends it.",
       eraser: "Eraser: drag on the image to remove; e ends it.",
       point: `${waits ? "The image is larger than those of training: c" : "C"}lick the middle of the object.`,
       here: "Redraw here: click or drag; only latents under the stroke are drawn anew. l ends it.",
@@ -718,6 +744,7 @@ class App {
   }
 
   private get value(): number {
+    if (this.tool === "brush" && this.instances) return this.instances.brushId;
     return this.tool === "brush" ? Number(this.ui.class.value) || 1 : 0;
   }
 
@@ -732,9 +759,14 @@ class App {
       this.editing.paintTo(from, to, this.brushSize);
       return;
     }
-    this.draft ??= open.mask.slice();
-    stamp(this.draft, open.size, from, to, this.brushSize, this.value);
+    if (this.tool === "merge" || this.tool === "split") {
+      this.instances?.paintTo(from, to, this.brushSize);
+      return;
+    }
+    if (!this.draft) [this.draft, this.paintValue] = [open.mask.slice(), this.value];
+    stamp(this.draft, open.size, from, to, this.brushSize, this.paintValue);
     forgetBorders(this.draft);
+    if (this.instances) keepColours(this.draft, open.mask, open.size);
     this.fills.delete(this.draft);
     this.redrawViews();
   }
@@ -742,10 +774,14 @@ class App {
   private finishStroke(): void {
     const { open, draft } = this;
     if (this.editing.region) this.finishRegion();
+    if (this.tool === "merge" || this.tool === "split") this.instances?.finish(this.tool);
     this.draft = null;
     if (!open || !draft) return;
     const runs = differences(open.mask, draft);
-    if (runs.length > 0) this.act({ kind: "paint", slice: open.slice, value: this.value, runs });
+    if (runs.length > 0) {
+      this.act({ kind: "paint", slice: open.slice, value: this.paintValue, runs });
+      if (this.paintValue > 0) this.instances?.select(this.paintValue);
+    }
     this.redrawViews();
   }
 
@@ -772,8 +808,11 @@ class App {
       this.run(this.editing.release());
       return;
     }
-    this.paintTo(this.cursor, this.cursor);
-    this.finishStroke();
+    const { cursor } = this;
+    this.attempt(() => {
+      this.paintTo(cursor, cursor);
+      this.finishStroke();
+    });
   }
 
   // ---------------------------------------------------------------- painting the canvases
@@ -794,7 +833,7 @@ class App {
       context.strokeRect(place.x, place.y, place.width, place.height);
     }
     if (!isPressed(ui.hide)) this.paintMaps(context, pixel, open);
-    for (const region of [this.editing.region, ...this.editing.waiting]) {
+    for (const region of [this.editing.region, this.instances?.stroke, ...this.editing.waiting]) {
       if (region) this.paintRegion(context, region, pixel);
     }
     const cell = this.editing.cell ?? this.cellAtCursor;
@@ -812,11 +851,15 @@ class App {
       return;
     }
     if (!this.isDecided && !this.overlay) {
-      open.current?.answer.hypotheses.forEach(({ representative }, i) => {
-        this.paintOutline(context, open.sample(representative), 1.5 * pixel, () => distinct(i));
+      open.current?.answer.hypotheses.forEach((_, i) => {
+        this.paintOutline(context, open.map(i), 1.5 * pixel, () => distinct(i));
       });
     }
     this.paintLabels(context, this.draft ?? this.editing.preview ?? open.mask, pixel);
+    const { selected = 0, map } = this.instances ?? {};
+    if (selected > 0 && map && !this.draft) {
+      strokeBorders(context, map, open.size, { label: selected, colour: [255, 255, 255], width: 3 * pixel, dashed: true });
+    }
   }
 
   private paintRegion(context: CanvasRenderingContext2D, region: Uint8Array, pixel: number): void {
@@ -830,14 +873,13 @@ class App {
     const { open, ui } = this;
     if (!open || ui.second.hidden) return;
     if (this.image) context.drawImage(this.image, 0, 0);
-    const found = open.current?.answer.hypotheses[Number(ui.otherChoice.value)];
-    if (found && !isPressed(ui.hide)) this.paintLabels(context, open.sample(found.representative), pixel);
+    if (open.current && !isPressed(ui.hide)) this.paintLabels(context, open.map(Number(ui.otherChoice.value)), pixel);
   }
 
-  private paintLabels(context: CanvasRenderingContext2D, labels: Uint8Array, pixel: number): void {
+  private paintLabels(context: CanvasRenderingContext2D, labels: Labels, pixel: number): void {
     const { open, ui } = this;
     const opacity = Number(ui.opacity.value) / 100;
-    const colour = (label: number) => distinct(label - 1);
+    const colour = open && this.instances ? colourOf(labels, open.size) : (label: number) => distinct(label - 1);
     if (open && opacity > 0 && !this.overlay) {
       let fill = this.fills.get(labels);
       if (fill?.opacity !== opacity) {
@@ -851,15 +893,18 @@ class App {
 
   private paintOutline(
     context: CanvasRenderingContext2D,
-    labels: Uint8Array,
+    labels: Labels,
     width: number,
-    colourOf: (label: number) => ReturnType<typeof distinct>,
+    colour: (label: number) => ReturnType<typeof distinct>,
     dashed = false,
   ): void {
     const { open } = this;
     if (!open) return;
-    for (const label of new Set(labels)) {
-      if (label > 0) strokeBorders(context, labels, open.size, { label, colour: colourOf(label), width, dashed });
+    if (this.instances && !dashed) {
+      [labels, colour] = [colourNumbers(labels, open.size), (number) => distinct(number - 1)];
+    }
+    for (const label of new Set<number>(labels)) {
+      if (label > 0) strokeBorders(context, labels, open.size, { label, colour: colour(label), width, dashed });
     }
   }
 
@@ -904,6 +949,10 @@ class App {
       this.press(button, !isPressed(button));
       this.redrawViews();
     };
+    if (this.instances ? OF_LATENTS.has(command.name) : OF_INSTANCES.has(command.name)) {
+      this.say(this.instances ? "Samples of instances are clustered: their latents cannot be edited here." : "This model knows no instances.", true);
+      return;
+    }
     switch (command.name) {
       case "choose": this.choose(command.hypothesis); break;
       case "previous": this.cycle(-1); break;
@@ -941,7 +990,12 @@ class App {
       case "point": this.setTool(this.tool === "point" ? "look" : "point"); break;
       case "brush": this.setTool(this.tool === "brush" ? "look" : "brush"); break;
       case "eraser": this.setTool(this.tool === "eraser" ? "look" : "eraser"); break;
-      case "here": case "from": case "drag": this.setTool(this.tool === command.name ? "look" : command.name); break;
+      case "select": this.instances?.selectNext(); break;
+      case "add":
+        this.instances?.select(0);
+        this.setTool("brush");
+        break;
+      case "here": case "from": case "drag": case "merge": case "split": this.setTool(this.tool === command.name ? "look" : command.name); break;
       case "raise": this.stepLatent(1); break;
       case "lower": this.stepLatent(-1); break;
       case "effect":
@@ -1011,7 +1065,7 @@ class App {
   private connect(): void {
     const { ui } = this;
     const names = ["redraw", "flip", "point", "hide", "compare", "graders", "window", "brush", "eraser"] as const;
-    const more = ["here", "from", "drag", "copy", "undo", "redo", "accept", "next", "export", "help"] as const;
+    const more = ["here", "from", "drag", "merge", "split", "add", "copy", "undo", "redo", "accept", "next", "export", "help"] as const;
     for (const name of [...names, ...more]) {
       ui[name].addEventListener("click", () => {
         this.handle({ name });
@@ -1106,6 +1160,7 @@ class App {
     const isMain = view === this.views[0];
     let last: { point: Point; x: number; y: number } | null = null;
     let heldAt: number | null = null;
+    let pressed: { point: Point; x: number; y: number } | null = null;
     canvas.addEventListener("contextmenu", (event) => {
       event.preventDefault();
     });
@@ -1119,14 +1174,20 @@ class App {
       const point = view.at(event);
       canvas.setPointerCapture(event.pointerId);
       last = { point, x: event.clientX, y: event.clientY };
+      pressed = null;
       if (!isMain || event.button !== 0) return;
+      pressed = last;
       if (this.tool === "point") this.run(this.pointAt(point));
       else if (this.tool === "drag") {
         this.cursor = point;
         this.attempt(() => {
           if (this.editing.take(point, this.scale, this.channel)) heldAt = event.clientY;
         });
-      } else if (this.tool !== "look") this.paintTo(point, point);
+      } else if (this.tool !== "look") {
+        this.attempt(() => {
+          this.paintTo(point, point);
+        });
+      }
     });
     canvas.addEventListener("pointermove", (event) => {
       const point = view.at(event);
@@ -1140,7 +1201,7 @@ class App {
       if (last) {
         const [dx, dy] = [event.clientX - last.x, event.clientY - last.y];
         if (event.buttons === 2 && this.open) this.setWindow(dragged(this.window, dx, dy, this.open.item.range));
-        else if (isMain && event.buttons === 1 && (this.draft ?? this.editing.region)) this.paintTo(last.point, point);
+        else if (isMain && event.buttons === 1 && (this.draft ?? this.editing.region ?? this.instances?.stroke)) this.paintTo(last.point, point);
         else if (event.buttons === 4 || this.tool === "look") this.camera.moveBy(dx, dy);
         last = { point: view.at(event), x: event.clientX, y: event.clientY };
       }
@@ -1148,11 +1209,17 @@ class App {
     });
     const end = (): void => {
       last = null;
-      if (this.draft ?? this.editing.region) this.finishStroke();
+      this.attempt(() => {
+        if (this.draft ?? this.editing.region ?? this.instances?.stroke) this.finishStroke();
+      });
       if (heldAt !== null) this.run(this.editing.release());
       heldAt = null;
     };
-    canvas.addEventListener("pointerup", end);
+    canvas.addEventListener("pointerup", (event) => {
+      end();
+      const isClick = pressed && Math.hypot(event.clientX - pressed.x, event.clientY - pressed.y) < CLICK;
+      if (pressed && isClick && this.tool === "look") this.instances?.selectAt(pressed.point);
+    });
     canvas.addEventListener("pointercancel", end);
   }
 

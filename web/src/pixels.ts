@@ -2,6 +2,7 @@
 
 import type { Values } from "./api";
 import { css, heat, type Colour } from "./colours";
+import type { Labels } from "./runs";
 
 export interface Size {
   height: number;
@@ -24,9 +25,9 @@ export function windowed(values: Values, channels: number, [low, high]: readonly
 }
 
 /** Labels as transparent colours. */
-export function filled(labels: Uint8Array, colour: (label: number) => Colour, opacity: number): Uint8ClampedArray {
+export function filled(labels: Labels, colour: (label: number) => Colour, opacity: number): Uint8ClampedArray {
   const pixels = new Uint8ClampedArray(4 * labels.length);
-  labels.forEach((label, i) => {
+  labels.forEach((label: number, i: number) => {
     if (label > 0) pixels.set([...colour(label), 255 * opacity], 4 * i);
   });
   return pixels;
@@ -43,7 +44,7 @@ export function heated(values: Uint8Array, opacity: number): Uint8ClampedArray {
 }
 
 /** The border lines between a label and others: [x0, y0, x1, y1] along edges of pixels, joined where they are straight. */
-export function borders(labels: Uint8Array, { height, width }: Size, label: number): number[][] {
+export function borders(labels: Labels, { height, width }: Size, label: number): number[][] {
   const is = (y: number, x: number): boolean =>
     y >= 0 && x >= 0 && y < height && x < width && labels[y * width + x] === label;
   const lines: number[][] = [];
@@ -62,14 +63,14 @@ export function borders(labels: Uint8Array, { height, width }: Size, label: numb
   return lines;
 }
 
-const paths = new WeakMap<Uint8Array, Map<number, Path2D>>();
+const paths = new WeakMap<Labels, Map<number, Path2D>>();
 
 /** Forget the borders of a map that was changed in place. */
-export function forgetBorders(labels: Uint8Array): void {
+export function forgetBorders(labels: Labels): void {
   paths.delete(labels);
 }
 
-function borderPath(labels: Uint8Array, size: Size, label: number): Path2D {
+function borderPath(labels: Labels, size: Size, label: number): Path2D {
   const known = paths.get(labels) ?? new Map<number, Path2D>();
   paths.set(labels, known);
   let path = known.get(label);
@@ -87,7 +88,7 @@ function borderPath(labels: Uint8Array, size: Size, label: number): Path2D {
 /** Draw the outline of a label; `width` in pixels of the image. */
 export function strokeBorders(
   context: CanvasRenderingContext2D,
-  labels: Uint8Array,
+  labels: Labels,
   size: Size,
   { label, colour, width, dashed = false }: { label: number; colour: Colour; width: number; dashed?: boolean },
 ): void {
@@ -114,7 +115,7 @@ export function canvasOf(pixels: Uint8ClampedArray, { height, width }: Size): HT
 }
 
 /** The pixels of a disc around a point, or of its way from another point. */
-export function stamp(mask: Uint8Array, size: Size, from: Point, to: Point, diameter: number, value: number): void {
+export function stamp(mask: Labels, size: Size, from: Point, to: Point, diameter: number, value: number): void {
   const steps = Math.max(1, Math.ceil(2 * Math.hypot(to.x - from.x, to.y - from.y)));
   const radius = diameter / 2;
   for (let step = 0; step <= steps; step += 1) {

@@ -1,10 +1,12 @@
 // Maps as runs of pixels [start, length, value], in row-major order without zeros: how events carry them.
 
 export type Run = readonly [start: number, length: number, value: number];
+/** A map of labels: classes in 8 bits, ids of instances in 16. */
+export type Labels = Uint8Array | Uint16Array;
 export type Span = readonly [start: number, length: number];
 
 /** The runs of a map. */
-export function encode(map: Uint8Array): Run[] {
+export function encode(map: Labels): Run[] {
   const runs: Run[] = [];
   for (let i = 0; i < map.length; ) {
     const value = map[i] ?? 0;
@@ -17,14 +19,14 @@ export function encode(map: Uint8Array): Run[] {
 }
 
 /** The map of so many pixels with these runs. */
-export function decode(runs: readonly Run[], size: number): Uint8Array {
-  const map = new Uint8Array(size);
+export function decode(runs: readonly Run[], size: number): Uint16Array {
+  const map = new Uint16Array(size);
   for (const [start, length, value] of runs) map.fill(value, start, start + length);
   return map;
 }
 
 /** Where two maps differ. */
-export function differences(before: Uint8Array, after: Uint8Array): Span[] {
+export function differences(before: Labels, after: Labels): Span[] {
   const spans: Span[] = [];
   for (let i = 0; i < after.length; i += 1) {
     if (before[i] === after[i]) continue;
@@ -37,11 +39,11 @@ export function differences(before: Uint8Array, after: Uint8Array): Span[] {
 
 /** A map of a part of an image, put into the whole. */
 export function place(
-  part: Uint8Array,
+  part: Labels,
   at: { y: number; x: number; height: number; width: number },
   size: { height: number; width: number },
-): Uint8Array {
-  const whole = new Uint8Array(size.height * size.width);
+): Uint16Array {
+  const whole = new Uint16Array(size.height * size.width);
   for (let y = Math.max(0, -at.y); y < at.height && at.y + y < size.height; y += 1) {
     const from = Math.max(0, -at.x);
     const to = Math.min(at.width, size.width - at.x);

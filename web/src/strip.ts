@@ -2,7 +2,9 @@
 
 import { distinct, type Colour } from "./colours";
 import { make, percent, refill } from "./dom";
+import { colourNumbers } from "./instances";
 import { strokeBorders, type Size } from "./pixels";
+import type { Labels } from "./runs";
 import type { OpenCase } from "./case";
 
 const SIDE = 96;
@@ -24,13 +26,16 @@ export function fillStrip(
     strip,
     hypotheses.map((hypothesis, index) => {
       const words = `${percent(hypothesis.share)}: ${hypothesis.description}`;
-      const colour = (label: number): Colour => distinct(isDecided ? label - 1 : index);
+      const ofInstances = Boolean(item.current?.instances);
+      const colour = (label: number): Colour => distinct(isDecided || ofInstances ? label - 1 : index);
+      const map = item.map(index);
       const button = make("button", [
-        thumbnail(item.sample(hypothesis.representative), item.size, image, box, colour),
-        make("span", [make("kbd", String(index + 1)), ` ${percent(hypothesis.share)}`]),
+        thumbnail(ofInstances ? colourNumbers(map, item.size) : map, item.size, image, box, colour),
+        make("span", [make("kbd", String(index + 1)), ofInstances ? " clustering" : ` ${percent(hypothesis.share)}`]),
         make("span", hypothesis.description),
       ]);
-      button.setAttribute("aria-label", `Hypothesis ${index + 1}, ${words}`);
+      const label = ofInstances ? `Clustering, ${hypothesis.description}` : `Hypothesis ${index + 1}, ${words}`;
+      button.setAttribute("aria-label", label);
       button.setAttribute("aria-pressed", String(index === chosen));
       if (index < 9) button.setAttribute("aria-keyshortcuts", String(index + 1));
       button.addEventListener("click", () => {
@@ -52,8 +57,8 @@ function boxOf(item: OpenCase): Box {
   const { height, width } = item.size;
   const drawn = item.current;
   let [top, left, bottom, right] = [height, width, -1, -1];
-  for (const { representative } of drawn?.answer.hypotheses ?? []) {
-    item.sample(representative).forEach((label, i) => {
+  for (let hypothesis = 0; hypothesis < (drawn?.answer.hypotheses.length ?? 0); hypothesis += 1) {
+    item.map(hypothesis).forEach((label: number, i: number) => {
       if (label === 0) return;
       const [y, x] = [Math.floor(i / width), i % width];
       [top, left, bottom, right] = [Math.min(top, y), Math.min(left, x), Math.max(bottom, y), Math.max(right, x)];
@@ -68,7 +73,7 @@ function boxOf(item: OpenCase): Box {
 }
 
 function thumbnail(
-  labels: Uint8Array,
+  labels: Labels,
   size: Size,
   image: HTMLCanvasElement | null,
   box: Box,

@@ -40,7 +40,7 @@ async function answerAll(): Promise<void> {
 }
 
 function marked(): number {
-  return open.mask.reduce((sum, value) => sum + value, 0);
+  return [...open.mask].reduce((sum, value) => sum + value, 0);
 }
 
 beforeEach(async () => {
@@ -145,7 +145,7 @@ describe("a dragged latent", () => {
     expect(asked.map(({ action }) => action.kind === "nudge" && action.by)).toEqual([0.5, 1]);
     expect(asked.map(({ start }) => start)).toEqual([{ state: { state: 1 } }, { state: { state: 1 } }]);
     expect(editing.caption).toBe("Latent of 2×2: +1.00 σ");
-    expect([marked(), editing.preview?.reduce((a, b) => a + b, 0)]).toEqual([0, 2]);
+    expect([marked(), [...(editing.preview ?? [])].reduce((a, b) => a + b, 0)]).toEqual([0, 2]);
     editing.moveTo(80);
     const released = editing.release();
     await answerAll();
