@@ -22,6 +22,7 @@ export class InstanceTools {
   stroke: Uint8Array | null = null;
   private first = 0;
   private chosen = 0;
+  private chosenIn = { open: null as OpenCase | null, slice: 0, clustering: null as Labels | null };
   private shares = { map: null as Labels | null, id: 0, samples: null as Uint8Array | null, words: "" };
 
   constructor(
@@ -36,13 +37,18 @@ export class InstanceTools {
     return isDecided ? open.mask : open.current ? open.map(0) : null;
   }
 
-  /** The selected instance; 0 if there is none. */
+  /** The selected instance; 0 if there is none, or if another slice or clustering is shown by now. */
   get selected(): number {
-    if (this.chosen > 0 && !this.map?.includes(this.chosen)) this.chosen = 0;
+    const { map, chosenIn } = this;
+    const { open, isDecided } = this.host;
+    const isSame = open === chosenIn.open && open?.slice === chosenIn.slice && (isDecided || map === chosenIn.clustering);
+    if (this.chosen > 0 && !(isSame && map?.includes(this.chosen))) this.chosen = 0;
     return this.chosen;
   }
 
   select(id: number): void {
+    const { open, isDecided } = this.host;
+    this.chosenIn = { open, slice: open?.slice ?? 0, clustering: isDecided ? null : this.map };
     this.chosen = id;
     this.host.say(id > 0 ? this.describe() : "No instance is selected.");
     this.host.changed();
@@ -129,7 +135,7 @@ export class InstanceTools {
       return;
     }
     this.host.act({ kind: "paint", slice: open.slice, value: into, runs });
-    this.chosen = into;
+    this.select(into);
     this.host.say(`${before - idsOf(open.mask).length + 1} instances are one now. ${this.describe()}`);
   }
 

@@ -138,26 +138,28 @@ export function numWhole(
   id: number,
   { samples, place, foreground }: { samples: Uint8Array; place: Place; foreground: readonly number[] },
 ): number {
-  const around = new Set([id, ...touching(labels, size, id)]);
-  const pixels = new Map<number, number[]>([...around].map((each) => [each, []]));
+  const others = touching(labels, size, id);
+  const pixels = new Map<number, number[]>([id, ...others].map((each) => [each, []])); // within the part that was sampled
+  const areas = new Map<number, number>();
   labels.forEach((label: number, i: number) => {
-    if (around.has(label)) pixels.get(label)?.push(i);
+    const inside = pixels.get(label);
+    if (!inside) return;
+    areas.set(label, (areas.get(label) ?? 0) + 1);
+    const [y, x] = [Math.floor(i / size.width) - place.y, (i % size.width) - place.x];
+    if (x >= 0 && y >= 0 && x < place.width && y < place.height) inside.push(y * place.width + x);
   });
   const length = place.height * place.width;
-  const inside = (i: number): number => {
-    const [y, x] = [Math.floor(i / size.width) - place.y, (i % size.width) - place.x];
-    return x < 0 || y < 0 || x >= place.width || y >= place.height ? -1 : y * place.width + x;
-  };
-  const share = (label: number, sample: Uint8Array, value: number): number => {
-    const all = pixels.get(label) ?? [];
-    return all.filter((i) => inside(i) >= 0 && sample[inside(i)] === value).length / Math.max(all.length, 1);
+  const share = (label: number, start: number): Float64Array => {
+    const shares = new Float64Array(256); // of each value
+    const area = areas.get(label) ?? 1;
+    for (const i of pixels.get(label) ?? []) shares[samples[start + i] ?? 0] = (shares[samples[start + i] ?? 0] ?? 0) + 1;
+    return shares.map((count) => count / area);
   };
   let count = 0;
   for (let start = 0; start + length <= samples.length; start += length) {
-    const sample = samples.subarray(start, start + length);
-    const value = foreground.find((each) => share(id, sample, each) >= WHOLE);
-    if (value === undefined) continue;
-    if ([...around].every((other) => other === id || share(other, sample, value) <= MOST)) count += 1;
+    const mine = share(id, start);
+    const value = foreground.find((each) => (mine[each] ?? 0) >= WHOLE);
+    if (value !== undefined && [...others].every((other) => (share(other, start)[value] ?? 0) <= MOST)) count += 1;
   }
   return count;
 }

@@ -1176,7 +1176,7 @@ class App {
       last = { point, x: event.clientX, y: event.clientY };
       pressed = null;
       if (!isMain || event.button !== 0) return;
-      pressed = last;
+      pressed = this.tool === "look" ? last : null;
       if (this.tool === "point") this.run(this.pointAt(point));
       else if (this.tool === "drag") {
         this.cursor = point;
@@ -1218,7 +1218,7 @@ class App {
     canvas.addEventListener("pointerup", (event) => {
       end();
       const isClick = pressed && Math.hypot(event.clientX - pressed.x, event.clientY - pressed.y) < CLICK;
-      if (pressed && isClick && this.tool === "look") this.instances?.selectAt(pressed.point);
+      if (pressed && isClick) this.instances?.selectAt(pressed.point);
     });
     canvas.addEventListener("pointercancel", end);
   }
