@@ -302,7 +302,8 @@ class App {
     ui.sample.value = "0";
     ui.sample.disabled = ui.flip.disabled = ui.compare.disabled = answer === null;
     const options = (answer?.hypotheses ?? []).map(
-      ({ share, description }, i) => new Option(`${i + 1}: ${percent(share)}, ${description}`, String(i)),
+      ({ share, description }, i) =>
+        new Option(this.instances ? `clustering: ${description}` : `${i + 1}: ${percent(share)}, ${description}`, String(i)),
     );
     ui.otherChoice.replaceChildren(...options);
     ui.otherChoice.value = String(Math.min(1, options.length - 1));
