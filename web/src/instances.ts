@@ -3,7 +3,7 @@
 import { DISTINCT, distinct, type Colour } from "./colours";
 import type { Place } from "./api";
 import type { Point, Size } from "./pixels";
-import { differences, encode, type Labels, type Run, type Span } from "./runs";
+import { differences, encode, place, type Labels, type Run, type Span } from "./runs";
 
 export const MAX_ID = 2 ** 16 - 1;
 const [WHOLE, MOST] = [0.9, 0.5];
@@ -217,14 +217,42 @@ function around(i: number, { height, width }: Size): number[] {
  */
 export function split(labels: Labels, size: Size, stroke: Labels): Run[] {
   const after = Uint16Array.from(labels);
-  for (const id of idsUnder(labels, stroke)) splitOne(labels, size, stroke, id, after);
+  for (const [id, box] of boxesOf(labels, size, idsUnder(labels, stroke))) {
+    const cut = (map: Labels): Uint16Array => place(map, { y: -box.y, x: -box.x, ...size }, box);
+    const part = cut(labels);
+    const before = part.slice();
+    splitOne(before, box, cut(stroke), id, part, (count) => newIds(after, count));
+    part.forEach((value, i) => {
+      if (value !== before[i]) after[(box.y + Math.floor(i / box.width)) * size.width + box.x + (i % box.width)] = value;
+    });
+  }
   const spans = differences(labels, after);
   const changed = new Uint16Array(labels.length);
   for (const [start, length] of spans) changed.set(after.subarray(start, start + length), start);
   return encode(changed);
 }
 
-function splitOne(labels: Labels, size: Size, stroke: Labels, id: number, after: Uint16Array): void {
+/** The smallest box around each of these ids. */
+function boxesOf(labels: Labels, { width }: Size, ids: ReadonlySet<number>): Map<number, Place> {
+  const boxes = new Map<number, Place>();
+  labels.forEach((id: number, i: number) => {
+    if (!ids.has(id)) return;
+    const [y, x] = [Math.floor(i / width), i % width];
+    const box = boxes.get(id) ?? { y, x, height: 1, width: 1 };
+    const left = Math.min(box.x, x);
+    boxes.set(id, { y: box.y, x: left, height: y + 1 - box.y, width: Math.max(box.x + box.width, x + 1) - left });
+  });
+  return boxes;
+}
+
+function splitOne(
+  labels: Labels,
+  size: Size,
+  stroke: Labels,
+  id: number,
+  after: Uint16Array,
+  fresh: (count: number) => number[],
+): void {
   const pieces = partsOf((i) => labels[i] === id, size);
   const touched = new Set<number>();
   const kept = new Set<number>(); // pieces that the stroke leaves something of
@@ -252,8 +280,8 @@ function splitOne(labels: Labels, size: Size, stroke: Labels, id: number, after:
   const left = sizes.map((_, part) => part).filter((part) => part > 0 && !crumbs.has(part));
   if (left.length < 2) return;
   left.sort((a, b) => (sizes[b] ?? 0) - (sizes[a] ?? 0));
-  const fresh = newIds(after, left.length - 1);
-  const ids = new Map(left.slice(1).map((part, i) => [part, fresh[i] ?? id]));
+  const found = fresh(left.length - 1);
+  const ids = new Map(left.slice(1).map((part, i) => [part, found[i] ?? id]));
   // Parts grow over the stroke, all at the same time.
   let front: number[] = [];
   parts.forEach((part, i) => {
