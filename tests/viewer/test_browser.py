@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from live_viewer import CHROMIUM, WAIT_MS, LiveViewer, open_browser, open_page, wait_saved
+from live_viewer import CHROMIUM, WAIT_MS, LiveViewer, open_page, wait_saved
 from PIL import Image
 
 import hpunet
@@ -22,19 +22,6 @@ pytest.importorskip("playwright", reason="the viewer is not tested: pip install 
 AXE = Path(__file__).parents[2] / "web/node_modules/axe-core/axe.min.js"
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="the viewer is not tested: no Chromium here")
 FILL = (240, 228, 66)  # colour of the first class
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveViewer]:
-    started = LiveViewer(tmp_path_factory.mktemp("view"))
-    yield started
-    started.kill()
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with open_browser() as opened:
-        yield opened
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from live_viewer import CHROMIUM, open_browser, open_page, wait_saved
+from live_viewer import CHROMIUM, open_page, wait_saved
 from PIL import Image
 from untrained import make_instance_predictor
 from viewing import TOKEN, open_viewer, serve, write_cells
@@ -22,12 +22,11 @@ SIDE, MARGIN = 64, 0.97
 
 
 @pytest.fixture
-def page(tmp_path: Path) -> Iterator[Any]:
+def page(browser: Any, tmp_path: Path) -> Iterator[Any]:
     paths = [write_cells(tmp_path / "images", count=2, side=SIDE)]
     with (
         open_viewer(tmp_path / "list", paths, load=make_instance_predictor) as viewer,
         serve(viewer, static=STATIC) as port,
-        open_browser() as browser,
         open_page(browser, f"http://127.0.0.1:{port}/?token={TOKEN}") as opened,
     ):
         yield opened

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from live_viewer import CHROMIUM, LiveViewer, open_browser, open_page, wait_saved
+from live_viewer import CHROMIUM, LiveViewer, open_page, wait_saved
 from PIL import Image
 from viewing import TOKEN
 
@@ -29,19 +29,6 @@ TIME_OUTLINES = """() => {
     const seen = () => requestAnimationFrame(() => window.times.push(performance.now() - moved));
     new MutationObserver(seen).observe(document.getElementById("caption"), { childList: true });
 }"""
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveViewer]:
-    started = LiveViewer(tmp_path_factory.mktemp("latents"))
-    yield started
-    started.kill()
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with open_browser() as opened:
-        yield opened
 
 
 @pytest.fixture
