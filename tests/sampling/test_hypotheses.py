@@ -103,3 +103,11 @@ def test_more_samples_than_can_be_compared_are_refused() -> None:
     samples = np.broadcast_to(np.zeros((1, 1), dtype=np.uint8), (100_000, 1, 1))  # 74 GiB of IoUs
     with pytest.raises(DataError, match=r"at most .* are compared"):
         distinct_hypotheses(samples, num_classes=2)
+
+
+def test_a_single_group_says_how_to_look_closer() -> None:
+    samples = np.zeros((3, 8, 8), dtype=np.int64)
+    assert "--same-iou" not in summarise(distinct_hypotheses(samples, num_classes=2))
+    samples[:, :4] = 1
+    samples[0, 3] = 0
+    assert "--same-iou" in summarise(distinct_hypotheses(samples, num_classes=2))

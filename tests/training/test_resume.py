@@ -1,6 +1,7 @@
 """A run that was interrupted ends as one that was not, bit for bit; `make chaos` is the long version."""
 
 import multiprocessing
+import re
 import signal
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import torch
 from chaos import SETTINGS, Run, chaos, kill_at, same_end
 from tiny_run import PUNET, tiny_settings, write_tiny_pack
 
-from hpunet.errors import DataError
+from hpunet.errors import CheckpointError, DataError
 from hpunet.training.loggers import LOG_FILE, read_log
 from hpunet.training.loop import train
 
@@ -90,6 +91,15 @@ def test_other_number_of_threads_is_named_with_its_cure(tmp_path: Path) -> None:
             torch.set_num_threads(before)
     (warning,) = [line for line in said if line.startswith("warning")]
     assert f"OMP_NUM_THREADS={before}" in warning
+
+
+def test_longer_runs_are_told_how_to_keep_their_learning_rates(tmp_path: Path) -> None:
+    common = {"data": str(write_tiny_pack(tmp_path / "pack")), "run": tmp_path / "run", "device": torch.device("cpu")}
+    rates = "optimiser.learning_rates=[1e-3, 1e-4, 1e-5]"
+    train(tiny_settings("optimiser.iterations=6", rates), **common)
+    with pytest.raises(CheckpointError, match=re.escape("--set 'optimiser.boundaries=[2,4]'")):
+        train(tiny_settings("optimiser.iterations=9", rates), resume=True, **common)
+    train(tiny_settings("optimiser.iterations=9", rates, "optimiser.boundaries=[2,4]"), resume=True, **common)
 
 
 def test_killed_runs_end_as_undisturbed_ones(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """What is named becomes cases, whose names and errors tell nothing of patients or folders."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from lidc_study import Series
 from PIL import Image
 from viewing import write_images
 
+from hpunet.cli.view import _names_in_training
 from hpunet.data.examples.load import example
 from hpunet.errors import ConfigError, DataError
 from hpunet.viewer.cases import Images, describe, find_cases, safe_name
@@ -157,3 +159,22 @@ def test_images_in_memory_are_bounded(tmp_path: Path) -> None:
     cases[0].path.unlink()
     with pytest.raises(DataError):
         images.read(cases[0])
+
+
+def test_graders_and_patients_come_from_names(tmp_path: Path) -> None:
+    for side in "LR":
+        for name in (f"eye_01{side}.jpg", f"eye_01{side}_1stHO.png", f"eye_01{side}_2ndHO.png"):
+            Image.fromarray(np.full((8, 8), 1, dtype=np.uint8)).save(tmp_path / name)
+    patterns = ["{name}_1stHO.png", "{name}_2ndHO.png"]
+    assert len(find_cases([tmp_path])) == 6
+    cases = find_cases([tmp_path], graders=patterns, patient=r"eye_(\d+)")
+    assert [(case.name, case.patient) for case in cases] == [("eye_01L", "01"), ("eye_01R", "01")]
+    assert [len(case.graders) for case in cases] == [2, 2]
+    with pytest.raises(DataError):
+        find_cases([tmp_path], graders=["{name}_3rdHO.png"])
+    (tmp_path / "run").mkdir()
+    assert _names_in_training(tmp_path / "run") == {}
+    options = {"graders": patterns, "patient": r"eye_(\d+)"}
+    for content, expected in ((json.dumps({"data": {"options": options}}), options), ("[]", {}), ("{", {})):
+        (tmp_path / "run" / "settings.json").write_text(content)
+        assert _names_in_training(tmp_path / "run") == expected

@@ -20,7 +20,7 @@ from hpunet.cli.examples import examples_command
 from hpunet.cli.export import export_command
 from hpunet.cli.init import init_command
 from hpunet.cli.instances import instances_command
-from hpunet.cli.options import CommandWithGraders, CommandWithWindow
+from hpunet.cli.options import CommandWithBoth, CommandWithGraders, CommandWithWindow
 from hpunet.cli.report import report_command
 from hpunet.cli.sample import sample_command
 from hpunet.cli.start import raise_again
@@ -91,7 +91,7 @@ app.command(name="examples")(examples_command)
 app.command(name="sample", cls=CommandWithWindow)(sample_command)
 app.command(name="edit")(edit_command)
 app.command(name="instances", cls=CommandWithWindow)(instances_command)
-app.command(name="view", cls=CommandWithWindow)(view_command)
+app.command(name="view", cls=CommandWithBoth)(view_command)
 app.command(name="report")(report_command)
 app.command(name="export")(export_command)
 app.command(name="convert-tf")(convert_tf_command)

@@ -132,6 +132,10 @@ class CommandWithGraders(TyperCommand):
         return super().parse_args(ctx, repeated)
 
 
+class CommandWithBoth(CommandWithGraders, CommandWithWindow):
+    """A command with --graders and --window."""
+
+
 def data_options(
     assignments: Sequence[str] | None, *, graders: Sequence[str] | None, patient: str | None
 ) -> dict[str, Any]:

@@ -8,13 +8,14 @@ import threading
 import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from hpunet.cli import options as cli
 from hpunet.cli.terminal import console, flush_streams, notes, print_error
-from hpunet.errors import ConfigError, HPUNetError
+from hpunet.errors import ConfigError, DataError, HPUNetError
+from hpunet.utils.files import parse_json, read_file
 
 if TYPE_CHECKING:
     from hpunet.predict.predictor import Predictor
@@ -37,6 +38,8 @@ def view_command(
     run: Annotated[Path, typer.Argument(help=_RUN, metavar="[MODEL]")] = Path("lidc-hpu-2026"),
     images: Annotated[list[Path] | None, typer.Argument(help=_IMAGES)] = None,
     work_list: Annotated[Path | None, typer.Option("--worklist", help=_WORK_LIST)] = None,
+    graders: cli.Graders = None,
+    patient: cli.Patient = None,
     window: cli.Window = None,
     port: Annotated[int | None, typer.Option(help=_PORT, min=0, max=65535)] = None,
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Print the address only.")] = False,
@@ -80,7 +83,13 @@ def view_command(
     read_pages(static)  # refuses a page that is not built before anything else
     _check_run(run)
     paths = images or [example("lidc").path.parents[1]]
-    cases = find_cases(paths)
+    named = cli.as_data_options(graders=graders, patient=patient)
+    try:
+        cases = find_cases(paths, **(named or _names_in_training(run)))
+    except DataError:
+        if named:
+            raise
+        cases = find_cases(paths)  # of another kind than the images of training
     folder = work_list or default_folder(
         [str(path.absolute()) if path.exists() else str(path) for path in [run, *paths]]
     )
@@ -138,6 +147,18 @@ def _check_run(run: Path) -> None:
         raise ConfigError(f"{run}: is a file; name a model first: hpunet view lidc-hpu-2026 {run}")
     if run.is_dir() and not any((run / name).exists() for name in ("settings.json", "checkpoints", "model.json")):
         raise ConfigError(f"{run}: is no model; name one first: hpunet view lidc-hpu-2026 {run}")
+
+
+def _names_in_training(run: Path) -> dict[str, Any]:
+    """--graders and --patient of a run, which its images may be named by, too."""
+    path = run / "settings.json"
+    if not path.is_file():
+        return {}
+    try:
+        options = parse_json(read_file(path), name=str(path))["data"]["options"]
+        return cli.as_data_options(graders=options.get("graders"), patient=options.get("patient"))
+    except (HPUNetError, AttributeError, KeyError, TypeError):
+        return {}  # the run's loading says what is wrong
 
 
 def _listen(host: str, port: int | None) -> socket.socket:

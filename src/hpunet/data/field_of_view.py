@@ -54,7 +54,7 @@ def differences(
         small = any(_SIMILAR_SIZE * side < usual for side, usual in zip((h, w), least, strict=True))
         sizes = f"{h}×{w} pixels, training images had {info.image_size[0]}×{info.image_size[1]}"
         if is_larger((h, w), info=info):
-            found.append(f"The image has {sizes}; cut it around the object: at=(x, y), --at X,Y.")
+            found.append(f"The image has {sizes}; cut it around the object (at=(x, y), --at X,Y) or scale it down.")
         elif small:
             found.append(f"The image has {sizes}; it needs more of the object's surroundings.")
     if info.value_range is not None:

@@ -101,6 +101,8 @@ def summarise(hypotheses: Sequence[Hypothesis]) -> str:
     words = f"{len(hypotheses)} distinct among {num_samples} samples (grouped at IoU {hypotheses[0].same_iou:g})"
     if len(hypotheses) > _most_groups(num_samples):
         words += "; samples differ in many places: look at the mean and the standard deviation"
+    elif len(hypotheses) == 1 < num_samples and hypotheses[0].area:
+        words += "; a higher same_iou (--same-iou 0.8) tells apart what differs in details"
     return words
 
 

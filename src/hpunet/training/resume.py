@@ -19,6 +19,7 @@ from hpunet.weights.load import TrainedModel, load_trained, require_posterior
 from hpunet.weights.run_state import optimiser_tensors, restore_optimiser, rounding
 from hpunet.weights.safetensors_io import check_finite, check_same_tensors
 
+_RATES = ("optimiser.boundaries", "optimiser.learning_rates")
 STATE_KEYS = {"settings", "data", "info", "optimiser", "best", "started_from", "skipped", "skipped_in_a_row"}
 
 
@@ -114,11 +115,16 @@ def start_from(training: Training, trained: TrainedModel) -> list[str]:
 
 def _check_same_run(state: dict[str, Any], settings: Settings, pack: Pack, *, step: int, where: str) -> None:
     """Refuse to resume if data or settings that shaped the weights so far have changed."""
-    now, then = (_deciding(each, step=step) for each in (settings, check_settings(state["settings"], where=where)))
+    before = check_settings(state["settings"], where=where)
+    now, then = (_deciding(each, step=step) for each in (settings, before))
     changed = [key for key in sorted(now.keys() | then.keys()) if now.get(key) != then.get(key)]
     other_data = state["data"] != pack.fingerprint
     if changed and not (other_data and changed == ["data.options"]):
         what = f"different settings ({', '.join(changed)})"
+        if settings.optimiser.iterations != before.optimiser.iterations and set(changed) <= set(_RATES):
+            steps = ",".join(map(str, learning_rate_boundaries(before.optimiser)))
+            cure = f"keep them by --set 'optimiser.boundaries=[{steps}]'"
+            raise CheckpointError(f"{where}: with other iterations the learning rate changes at other steps; {cure}")
         raise CheckpointError(f"{where}: was trained with {what}; restore them or choose another --out")
     if other_data:
         raise CheckpointError(f"{where}: was trained on different data than {pack.path}; choose another --out")

@@ -14,6 +14,7 @@ from jaxtyping import Shaped, UInt8
 
 from hpunet.data.folder.layouts import Layout, find_items, is_folder_of_images
 from hpunet.data.folder.names import GRADERS, IMAGES, TABLE, Item, ending
+from hpunet.data.folder.patients import patients_by_pattern
 from hpunet.data.folder.table import read_table
 from hpunet.data.io.archives import is_archive
 from hpunet.data.io.images import decode_image
@@ -107,9 +108,12 @@ def _is_opaque(alpha: np.ndarray) -> bool:
     return bool((alpha == opaque).all())
 
 
-def find_cases(paths: Sequence[Path]) -> list[Case]:
-    """The images, volumes and series at these paths; folders give all that they hold."""
-    found = [case for path in paths for case in _cases_at(path)]
+def find_cases(paths: Sequence[Path], *, graders: Sequence[str] = (), patient: str | None = None) -> list[Case]:
+    """The images, volumes and series at these paths; folders give all that they hold.
+
+    `graders` and `patient` are patterns of names, as for `hpunet data`.
+    """
+    found = [case for path in paths for case in _cases_at(path, graders, patient)]
     return unique_names(found)
 
 
@@ -135,7 +139,7 @@ def safe_name(name: str) -> str:
     return f"_{name}" if not name or name[0] in "-+=@" or _RESERVED.fullmatch(name) else name
 
 
-def _cases_at(path: Path) -> list[Case]:
+def _cases_at(path: Path, graders: Sequence[str], patient: str | None) -> list[Case]:
     if is_archive(path):
         raise ConfigError(f"{path}: is an archive, not an image; unpack it and name its folder")
     if not path.is_dir():
@@ -144,7 +148,7 @@ def _cases_at(path: Path) -> list[Case]:
         return [Case(safe_name(input_name(path)), path)]
     if dicom_files(path):
         return [Case(safe_name(input_name(path)), path)]
-    if is_folder_of_images(path) and (cases := _cases_of_data(path)):
+    if is_folder_of_images(path) and (cases := _cases_of_data(path, graders, patient)):
         return cases
     folder = path / IMAGES if (path / IMAGES).is_dir() else path
     entries = [entry for entry in sorted(folder.iterdir()) if not entry.name.startswith(".")]
@@ -156,26 +160,27 @@ def _cases_at(path: Path) -> list[Case]:
     return [Case(safe_name(input_name(each)), each) for each in files + series]
 
 
-def _cases_of_data(path: Path) -> list[Case]:
+def _cases_of_data(path: Path, graders: Sequence[str], patient: str | None) -> list[Case]:
     """The images of a data set with their graders; none if nothing but images is there."""
     try:
-        layout = find_items(path)
+        layout = find_items(path, graders=graders)
     except DataError:
-        if any((path / top).is_dir() for top in (GRADERS, "masks", "instances")):
+        if graders or any((path / top).is_dir() for top in (GRADERS, "masks", "instances")):
             raise
         return []
     patients: dict[str, str] = {}
     if TABLE in layout.tree.names:
         table = read_table(layout.tree.read(TABLE, max_bytes=MAX_TABLE_BYTES), name=layout.tree.where(TABLE))
         patients = {file.removesuffix(ending(file)): entry.patient for file, entry in table.items()}
+    elif patient not in (None, "none"):
+        patients = patients_by_pattern([item.stem for item in layout.items], pattern=str(patient), where=str(path))
     cases = []
     for item in layout.items:
         file = layout.tree.path / item.image
         names = layout.graders or tuple(f"grader {number + 1}" for number in range(len(item.masks)))
-        graders = tuple(_grader(layout, item, number, names[number]) for number in range(len(names)))
-        patient = patients.get(item.stem, item.patient)
-        told = None if patient == item.stem else patient
-        cases.append(Case(safe_name(Path(item.stem).name), file, graders, names, told))
+        found = tuple(_grader(layout, item, number, names[number]) for number in range(len(names)))
+        own = patients.get(item.stem, item.patient)
+        cases.append(Case(safe_name(Path(item.stem).name), file, found, names, None if own == item.stem else own))
     return cases
 
 

@@ -20,13 +20,13 @@ def patients_by_pattern(stems: Iterable[str], *, pattern: str, where: str) -> di
     try:
         regex = re.compile(pattern)
     except re.error as error:
-        raise ConfigError(f"--patient {pattern!r}: not a regular expression ({error})") from None
+        raise ConfigError(f"--patient '{pattern}': not a regular expression ({error})") from None
     if regex.groups != 1:
-        raise ConfigError(f"--patient {pattern!r}: expected one group in parentheses, as in 'Image_(\\d+)'")
+        raise ConfigError(f"--patient '{pattern}': expected one group in parentheses, as in 'Image_(\\d+)'")
     found = {stem: regex.search(stem) for stem in stems}
     missing = [stem for stem, match in found.items() if not (match and match[1])]
     if missing:
-        raise DataError(f"{where}: --patient {pattern!r} does not fit {len(missing)} names, such as {missing[0]}")
+        raise DataError(f"{where}: --patient '{pattern}' does not fit {len(missing)} names, such as {missing[0]}")
     return {stem: match[1] for stem, match in found.items() if match}
 
 

@@ -127,7 +127,8 @@ def _in_channels(planes: np.ndarray, num_channels: int, *, name: str) -> tuple[n
     if found == num_channels:
         return planes, []
     if (found, num_channels) == (1, 3):
-        return np.repeat(planes, 3, axis=1), ["The grey image is used as red, green and blue."]
+        words = "Warning: The image is grey, training images have colours; it is used as red, green and blue."
+        return np.repeat(planes, 3, axis=1), [words]
     if (found, num_channels) == (3, 1) and (planes == planes[:, :1]).all():
         return planes[:, :1], ["Red, green and blue are the same and are used as grey."]
     how = (
