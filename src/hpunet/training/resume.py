@@ -123,8 +123,8 @@ def _check_same_run(state: dict[str, Any], settings: Settings, pack: Pack, *, st
         what = f"different settings ({', '.join(changed)})"
         if settings.optimiser.iterations != before.optimiser.iterations and set(changed) <= set(_RATES):
             steps = ",".join(map(str, learning_rate_boundaries(before.optimiser)))
-            cure = f"keep them by --set 'optimiser.boundaries=[{steps}]'"
-            raise CheckpointError(f"{where}: with other iterations the learning rate changes at other steps; {cure}")
+            cure = f"which move with optimiser.iterations; keep them by --set 'optimiser.boundaries=[{steps}]'"
+            raise CheckpointError(f"{where}: was trained with {what}, {cure}")
         raise CheckpointError(f"{where}: was trained with {what}; restore them or choose another --out")
     if other_data:
         raise CheckpointError(f"{where}: was trained on different data than {pack.path}; choose another --out")
