@@ -384,9 +384,9 @@ def gif_film(data: bytes, rng: Random) -> bytes:
 
 
 def short_gif(data: bytes, rng: Random) -> bytes:
-    """Whole blocks, but too few pixels in them."""
+    """Whole blocks, but too few pixels in them: the last byte may hold no more than the mark of the end."""
     place = data.index(b"\x2c\0\0\0\0", 13) + 11
-    length = rng.randrange(1, data[place])
+    length = rng.randrange(1, data[place] - 1)
     return data[:place] + bytes([length]) + data[place + 1 : place + 1 + length] + b"\0;"
 
 

@@ -21,7 +21,7 @@ from pydicom.uid import JPEG2000, JPEGBaseline8Bit
 
 from hpunet.data.io.images import decode_image, decode_jpeg, read_image
 from hpunet.data.io.inputs import read_stored, to_input
-from hpunet.data.io.volumes import decode_nifti, read_stack
+from hpunet.data.io.volumes import decode_nifti, encode_nifti, nifti_depth, read_stack
 from hpunet.data.lidc.dicom import read_header, read_hounsfield
 from hpunet.data.types import SetInfo
 from hpunet.errors import DataError
@@ -301,3 +301,11 @@ def test_dicom_of_frames_of_another_size_is_refused(kind: str, syntax: str, tmp_
             assert read_stored(path).values.shape == (1, 8, 8)
     with pytest.raises(DataError, match=r"has \(?9"):
         read_stored(path)
+
+
+def test_a_volume_of_fewer_voxels_than_its_header_says_is_refused_before_slices_are_counted() -> None:
+    content = bytearray(gzip.decompress(encode_nifti(np.zeros((3, 4, 5), dtype=np.int16), header=None)))
+    assert nifti_depth(bytes(content), packed=len(content), name="v.nii") == 3
+    content[46:48] = (30_000).to_bytes(2, "little")
+    with pytest.raises(DataError, match="v.nii: truncated, "):
+        nifti_depth(bytes(content), packed=len(content), name="v.nii")

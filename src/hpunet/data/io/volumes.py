@@ -115,6 +115,8 @@ def nifti_header(
         raise DataError(f"{name}: shape {shape} is more than {MAX_VOLUME_BYTES} bytes or {MAX_SLICES} slices")
     if not is_packed and packed > end:  # slices would be lost where only headers are read; of others when they are
         raise DataError(f"{name}: holds more than the {end} bytes that its header says")
+    if not is_packed and packed < end:  # once, and not again for each of the slices that are missing
+        raise DataError(f"{name}: truncated, {packed} bytes of {end}")
     check_unpacked(int(header.get_data_offset()), packed=packed, name=name)
     if size is None and num_raters is not None:
         check_unpacked(end, packed=packed, name=name)
