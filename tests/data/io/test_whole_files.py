@@ -307,5 +307,5 @@ def test_a_volume_of_fewer_voxels_than_its_header_says_is_refused_before_slices_
     content = bytearray(gzip.decompress(encode_nifti(np.zeros((3, 4, 5), dtype=np.int16), header=None)))
     assert nifti_depth(bytes(content), packed=len(content), name="v.nii") == 3
     content[46:48] = (30_000).to_bytes(2, "little")
-    with pytest.raises(DataError, match="v.nii: truncated, "):
+    with pytest.raises(DataError, match=r"v\.nii: truncated, "):
         nifti_depth(bytes(content), packed=len(content), name="v.nii")
