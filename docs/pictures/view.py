@@ -37,7 +37,7 @@ class View:
 
 
 def place_of(page: Page, column: float, row: float, *, closer: float = 1.0) -> tuple[float, float]:
-    """A point of the image (of 128×128 pixels) on the page, zoomed so many times closer around its middle."""
+    """A point of the image (of 128×128 pixels) on the page, at a zoom around its middle."""
     box = page.locator("#main").bounding_box()
     assert box is not None
     zoom = min(box["width"], box["height"]) / 128 * 0.97 * closer

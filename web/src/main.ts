@@ -380,7 +380,7 @@ class App {
         draw.title = draw.ariaLabel ?? "";
         draw.addEventListener("click", () => {
           const { temperature } = this;
-          const words = `${name}${finer.length > 1 ? " and everything finer are" : " is"} drawn anew.`;
+          const words = `${name}${finer.length > 1 ? " and everything finer are" : " is"} redrawn.`;
           this.run(this.editing.edit(() => ({ kind: "redraw", seed: anySeed(), scales: finer, temperature }), words));
         });
         const mean = make("button", "Mean");
@@ -737,7 +737,7 @@ class App {
       split: "Split: drag across an instance; its parts become instances of their own; z ends it.",
       eraser: "Eraser: drag on the image to remove; e ends it.",
       point: `${waits ? "The image is larger than those of training: c" : "C"}lick the middle of the object.`,
-      here: "Redraw here: click or drag; only latents under the stroke are drawn anew. l ends it.",
+      here: "Redraw here: click or drag; only latents under the stroke are redrawn. l ends it.",
       from: "Take from: drag over what comes from the hypothesis beside; t ends it.",
       drag: "Drag: press on the image, then up or down (or keys k and j); d ends it.",
     };

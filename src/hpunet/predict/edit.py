@@ -1,4 +1,4 @@
-"""Edits of a `Prediction`: hypotheses drawn anew in part, put together from others, or moved along a latent.
+"""Edits of a `Prediction`: hypotheses redrawn in part, put together from others, or moved along a latent.
 
 What is not edited keeps its latents bit for bit. Decoding is as in drawing, so finer scales, which keep their values,
 are seen in the light of the coarser ones that changed.

@@ -138,7 +138,7 @@ class Prediction:
         seed: int | None = None,
         temperature: float | Sequence[float] | None = None,
     ) -> "Prediction":
-        """Draw these scales anew, everywhere or under a region, and keep all other latents bit for bit.
+        """Redraw these scales, everywhere or under a region, and keep all other latents bit for bit.
 
         With `scales=()` it replays the prediction, or what you made of it: `replace(prediction, latents=edited)`.
 

@@ -50,7 +50,7 @@ class Keep(_Strict):
 
 
 class Redraw(_Strict):
-    """Draws scales anew, under a region if there is one; temperature 0 is the mean."""
+    """Redraws scales, under a region if there is one; temperature 0 is the mean."""
 
     kind: Literal["redraw"]
     seed: _Seed
