@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # torch is imported by the thread, while the page is loading
     from hpunet.sampling.orientations import Features
 
 OPENED_BYTES, FEATURE_BYTES, PREDICTION_BYTES = 2**30, 2**28, 2**26
-MAX_SAMPLES, MAX_WAITING = 64, 256
+MAX_WAITING = 256
 _MAX_SAMPLE_BYTES = 2**28  # of one prediction
 _MAX_STATE_CHARS = 2**15  # of a hypothesis in the strip
 

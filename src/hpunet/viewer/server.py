@@ -20,8 +20,8 @@ from hpunet.data.io.inputs import ENDINGS
 from hpunet.errors import ConfigError, HPUNetError
 from hpunet.utils.files import read_file
 from hpunet.viewer.cases import Case
-from hpunet.viewer.drawing import MAX_SAMPLES, BusyError, CancelledError, Job, Wish
-from hpunet.viewer.edits import EditWanted, ScaleMapWanted
+from hpunet.viewer.drawing import BusyError, CancelledError, Job, Wish
+from hpunet.viewer.edits import MAX_SAMPLES, EditWanted, ScaleMapWanted
 from hpunet.viewer.events import MAX_EVENTS, Event, EventError
 from hpunet.viewer.export import export
 from hpunet.viewer.security import MAX_UPLOAD_BYTES, UPLOAD, Guard
