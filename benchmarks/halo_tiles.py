@@ -68,7 +68,7 @@ def shapes(plan: Plan) -> dict[Shape, tuple[int, Any]]:
             channels, width = ends[base][::-1] if back else ends[base]
             taps = 1 if base == "skip" else layer.taps
             shape = Shape(name, len(layer.blocks), (layer.height, layer.width), channels, width, taps)
-            if min(shape.side) >= 8 and taps == 3:
+            if taps == 3:
                 counts[shape] += 1
                 layers[shape] = layer
     return {shape: (count, layers[shape]) for shape, count in counts.items()}

@@ -36,6 +36,9 @@ CASES = [  # groups, images, height, width, in, out, taps, tiling
     (1, 1, 16, 40, 16, 16, 3, HaloTiling(16, 32, columns=16, slice=16, px=4, warpgroups=2)),
     (1, 2, 8, 64, 8, 24, 3, HaloTiling(8, 64, columns=24, slice=8, px=4)),
     (1, 1, 16, 24, 72, 24, 3, HaloTiling(16, 16, columns=24, slice=24, px=2, stages=3)),
+    (2, 11, 4, 4, 40, 24, 3, HaloTiling(4, 4, columns=24, slice=40, images=8)),
+    (1, 8, 2, 2, 32, 16, 3, HaloTiling(2, 2, columns=8, slice=16, resident=False, stages=3, images=8)),
+    (1, 3, 2, 4, 16, 16, 3, HaloTiling(2, 4, columns=16, slice=16, images=8)),
     (1, 1, 16, 16, 24, 32, 1, HaloTiling(16, 16, columns=32, slice=24)),
     (1, 2, 16, 16, 32, 16, 1, HaloTiling(16, 8, columns=16, slice=16, stages=4, resident=False)),
 ]

@@ -127,7 +127,7 @@ def convolve_halo(
             _codes[variant] = executor.submit(variant.compile)
         return out
     kernel, at_once = _kernel(variant)
-    blocks, tiles = weight.out // tiling.columns, images * -(-height // tiling.tile_y) * -(-width // tiling.tile_x)
+    blocks, tiles = weight.out // tiling.columns, tiling.tiles(images, height, width)
     rounds = -(-tiles // max(1, at_once // (blocks * groups)))
     kernel(
         (-(-tiles // rounds), blocks, groups), 128 * tiling.warpgroups,

@@ -30,11 +30,13 @@ class HaloTiling:
     stages: int = 2
     resident: bool = True
     px: int = 1
+    images: int = 1  # 8 for maps of less than 8×8 pixels, which are one tile
 
     def constants(self, channels: int, out: int, *, taps: int, fused: Sequence[str]) -> dict[str, int]:
         """The kernel's, but for the products."""
         return {
             "IN": channels, "OUT": out, "TAPS": taps, "TILE_Y": self.tile_y, "TILE_X": self.tile_x, "PX": self.px,
+            "IMAGES": self.images,
             "COLUMNS": self.columns, "SLICE": self.slice, "STAGES": self.stages, "WARPGROUPS": self.warpgroups,
             "RESIDENT": int(self.resident), "PLANE": self.plane(taps), 
             "AT_ONCE": self.at_once(channels, taps=taps, fused=fused), **{name: int(name in fused) for name in FUSED},
@@ -42,11 +44,19 @@ class HaloTiling:
 
     def pieces(self, taps: int) -> int:
         """Pieces of a row of the halo."""
-        return -(-(self.tile_x + taps - 1) // self.px)
+        return self.tile_x + 1 if self.images > 1 else -(-(self.tile_x + taps - 1) // self.px)
+
+    def tiles(self, images: int, height: int, width: int) -> int:
+        """Tiles of all images; of small maps, 8 neighbours in 8 images are one."""
+        if self.images > 1:
+            return -(-images // self.images) * -(-((height - 1) * (width + 1) + width) // 8)
+        return images * -(-height // self.tile_y) * -(-width // self.tile_x)
 
     def plane(self, taps: int) -> int:
         """The distance of planes: copies of eight threads fall on different banks."""
         pieces, planes = (self.tile_y + taps - 1) * self.pieces(taps), self.slice // 8
+        if self.images > 1:
+            pieces = (8 + (taps - 1) * (self.pieces(taps) + 1)) * self.images
         rest = {2: 4, 3: 3}.get(planes, 1) if self.px == 1 else 1
         return pieces + (rest - pieces) % 8
 
@@ -67,7 +77,8 @@ class HaloTiling:
         """Where the half of a product starts in shared memory, in units of 16 bytes."""
         assert half is not None
         y, x, plane = half
-        return (plane * self.px + x % self.px) * self.plane(taps) + y * self.pieces(taps) + x // self.px
+        start = (plane * self.px + x % self.px) * self.plane(taps)
+        return start + (y * self.pieces(taps) + x // self.px) * self.images
 
     def places(self, taps: int) -> list[tuple[int, int]]:
         """Where each product starts, and the distance of its halves; where weights are zero, any finite numbers are."""
@@ -80,7 +91,8 @@ class HaloTiling:
     def at_once(self, channels: int, *, taps: int, fused: Sequence[str] = ()) -> int:
         """Programs that a multiprocessor has memory and registers for."""
         threads, shared = 128 * self.warpgroups, self.shared_bytes(channels, taps=taps)
-        totals = self.tile_y * self.tile_x * self.columns // threads  # registers of a thread
+        pixels = 64 if self.images > 1 else self.tile_y * self.tile_x
+        totals = pixels * self.columns // threads  # registers of a thread
         fetched = totals // 2 * sum(name in fused for name in ("GATE", "RESIDUAL")) if totals <= 64 else 0
         registers = min(255, totals + fetched + self.columns * self.px // 4 + 64)
         return max(1, min((SHARED_BYTES + 1024) // (shared + 1024), 65536 // (threads * registers)))
@@ -102,7 +114,7 @@ def candidates(
     """Tilings of a 3×3 convolution that fit, the fastest first; `images` per group."""
     best: dict[tuple[int, ...], tuple[float, HaloTiling]] = {}
     for tiling in _fitting(height, width, channels, out):
-        time = _microseconds(tiling, height, width, channels, out, groups=groups, images=images, fused=fused)
+        time = _cost(tiling, height, width, channels, out, groups=groups, images=images, fused=fused)
         like = tiling.tile_y, tiling.tile_x, tiling.columns, tiling.warpgroups, tiling.resident, tiling.px
         if like not in best or time < best[like][0]:
             best[like] = time, tiling
@@ -111,6 +123,7 @@ def candidates(
 
 def _fitting(height: int, width: int, channels: int, out: int) -> Iterator[HaloTiling]:
     if min(height, width) < 8:
+        yield from _fitting_small(height, width, channels, out)
         return
     columns = [out // n for n in _divisors(out // 8) if out // n <= 192 and (n == 1 or out // n >= 24)]
     slices = [channels // n for n in _divisors(channels // 8) if channels // n <= 128 and (n == 1 or channels // n > 8)]
@@ -127,18 +140,41 @@ def _fitting(height: int, width: int, channels: int, out: int) -> Iterator[HaloT
             yield tiling
 
 
-def _microseconds(
+def _fitting_small(height: int, width: int, channels: int, out: int) -> Iterator[HaloTiling]:
+    for wide, size, stages, resident in product(
+        [out // n for n in _divisors(out // 8) if out // n <= 96],
+        [channels // n for n in _divisors(channels // 8) if channels // n <= 192],
+        (2, 3, 4), (True, False),
+    ):  # fmt: skip
+        tiling = HaloTiling(height, width, wide, size, 1, stages, resident, images=8)
+        if tiling.shared_bytes(channels, taps=3) <= SHARED_BYTES:
+            yield tiling
+
+
+def _cost(
     t: HaloTiling, height: int, width: int, channels: int, out: int, *, groups: int, images: int, fused: Sequence[str]
 ) -> float:
-    """Estimate for an H200, but for what is the same for all tilings."""
-    tiles, blocks = images * -(-height // t.tile_y) * -(-width // t.tile_x), out // t.columns * groups
-    patches, at_once = t.tile_y * t.tile_x // (64 * t.px), t.at_once(channels, taps=3, fused=fused)
-    rounds = -(-tiles // max(1, MULTIPROCESSORS * at_once // blocks))
+    """Microseconds on an H200, roughly; what is the same for all tilings is left out.
+
+    The weights of the terms are fitted to measured times (`benchmarks/halo_tiles.py`).
+    """
+    tiles, blocks = t.tiles(images, height, width), out // t.columns * groups
+    rounds = -(-tiles // max(1, MULTIPROCESSORS * t.at_once(channels, taps=3, fused=fused) // blocks))
     programs = -(-tiles // rounds)
     own_tiles = rounds * -(-programs * blocks // MULTIPROCESSORS)  # of a multiprocessor
-    products = len(t.products(3)) * (channels // t.slice)
-    cycles = own_tiles * patches * products * max(32.0, t.columns * t.px / 2)
-    halo = own_tiles * MULTIPROCESSORS * (t.tile_y + 2) * (t.tile_x + 2) * channels * 2
-    weights = (programs if t.resident else tiles) * blocks * products * t.columns * t.px * 32
-    cycles += rounds * (channels // t.slice) * 200 / (t.stages - 1)  # waiting for copies
-    return 0.25 * cycles / CYCLES_PER_MICROSECOND + (1.5 * halo + 0.97 * weights) / L2_BYTES_PER_MICROSECOND
+    products, columns = len(t.products(3)) * (channels // t.slice), t.columns * t.px
+    patches = 1 if t.images > 1 else t.tile_y * t.tile_x // (64 * t.px)
+    multiply = own_tiles * patches * products * max(32.0, columns / 2) / CYCLES_PER_MICROSECOND
+    halo = own_tiles * MULTIPROCESSORS * (t.tile_y + 2) * (t.tile_x + 2) * channels * 2 / L2_BYTES_PER_MICROSECOND
+    weights = (programs if t.resident else tiles) * blocks * products * columns * 32 / L2_BYTES_PER_MICROSECOND
+    own_patches = patches // t.warpgroups
+    wait = rounds * (channels // t.slice * 600 + own_patches * (products * max(32.0, columns / 2) + 4 * columns))
+    cost = multiply + 0.4 * halo + 0.15 * weights + 0.04 * wait / CYCLES_PER_MICROSECOND
+    if own_patches * columns > 128 and {"GATE", "RESIDUAL"} & set(fused):  # they are not fetched ahead
+        cost *= 1.65
+    if t.px == 4 and t.columns > 8:  # pieces of a line of the output are far apart
+        cost *= 1.6
+    cost *= (1.0 if t.resident else 1.1) * (1 + 0.03 * (channels // t.slice - 1))
+    cost *= 1.2 if own_patches >= 3 else 1.0
+    cost *= 1.17 if t.warpgroups == 4 else 1.0
+    return cost * {2: 2.0, 3: 1.1, 4: 1.0}[t.stages]

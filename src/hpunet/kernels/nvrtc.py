@@ -15,7 +15,7 @@ _MAX_DYNAMIC_SHARED_SIZE_BYTES = 8  # the driver's name of the attribute
 _PROGRAMMATIC_STREAM_SERIALIZATION = 6
 
 
-EARLY = 1
+EARLY = 0
 
 
 class _Attribute(ctypes.Structure):

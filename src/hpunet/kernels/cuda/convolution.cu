@@ -10,7 +10,10 @@
 // neighbouring pixels, with zeros in the weights, and planes hold every PX-th pixel. Rows of a product are 8 x 8 such
 // pieces.
 //
-// Constants come from halo_convolution.py: IN, OUT, TAPS, TILE_Y, TILE_X, PX, COLUMNS, SLICE (channels copied at once),
+// Maps of less than 8 x 8 pixels are computed for IMAGES = 8 at once: pieces are images, and the rows of a product are 8
+// neighbours in the map, line after line with one zero between lines.
+//
+// Constants come from halo_convolution.py: IN, OUT, TAPS, TILE_Y, TILE_X, PX, IMAGES, COLUMNS, SLICE (channels copied at once),
 // STAGES (copies in flight + 1), WARPGROUPS, RESIDENT (all weights stay in shared memory), PLANE (the distance of
 // planes), AT_ONCE (programs of a multiprocessor), what is fused (BIAS, RELU_IN, RELU_OUT, GATE, RESIDUAL, SUMS), and for each of the PRODUCTS of a slice where
 // its first half STARTS and the distance to the second (DISTANCES); distances in units of 16 bytes. And `multiply`.
@@ -21,7 +24,10 @@ constexpr int HALO_Y = TILE_Y + 2 * PAD, HALO_X = TILE_X + 2 * PAD;
 constexpr int HALO_PIECES = (HALO_X + PX - 1) / PX;  // of a row, in a plane
 constexpr int PLANES = SLICE / 8;  // times PX
 constexpr int SLICES = IN / SLICE;
-constexpr int PATCHES_X = TILE_X / (8 * PX), PATCHES = TILE_Y / 8 * PATCHES_X / WARPGROUPS;  // the latter per warp group
+constexpr bool SMALL = IMAGES > 1;
+constexpr int PITCH = SMALL ? TILE_X + 1 : 0, AROUND = 8 + 2 * PAD * (PITCH + 1);  // positions of a line; of 8 neighbours
+constexpr int PATCHES_X = SMALL ? 1 : TILE_X / (8 * PX);
+constexpr int PATCHES = SMALL ? 1 : TILE_Y / 8 * PATCHES_X / WARPGROUPS;  // per warp group
 constexpr int N = PX * COLUMNS;  // of a product
 constexpr bool PREFETCH = PATCHES * N <= 128;  // of gate and residual, while registers suffice
 constexpr int WEIGHT_BYTES = PRODUCTS * 2 * N * 16;  // of a slice
@@ -56,33 +62,44 @@ __device__ inline void copy_weights(u32 to, const bf16* weight, int bytes) {
 
 // A thread copies one plane of every COPY_STRIDE-th pixel of a halo.
 constexpr int COPY_STRIDE = THREADS / PLANES;
-constexpr int COPIES = (HALO_Y * HALO_X + COPY_STRIDE - 1) / COPY_STRIDE;
+constexpr int HALO = SMALL ? AROUND * IMAGES : HALO_Y * HALO_X;
+constexpr int COPIES = (HALO + COPY_STRIDE - 1) / COPY_STRIDE;
 constexpr int UNROLLED = COPIES <= 6 ? COPIES : 4;
+constexpr int LINE = SMALL ? AROUND : HALO_X;
 
+// Calls work(plane, line, place in the line, byte in shared memory); small maps have a line per image.
 template <typename Work> __device__ inline void for_own_pixels(Work work) {
     const int plane = threadIdx.x % PLANES, first = threadIdx.x / PLANES;
     if (first >= COPY_STRIDE) return;
-    int y = first / HALO_X, xx = first % HALO_X;
+    int y = first / LINE, xx = first % LINE;
     #pragma unroll UNROLLED
     for (int i = 0; i < COPIES; i++) {
-        if (i < COPIES - 1 || first + i * COPY_STRIDE < HALO_Y * HALO_X)
-            work(plane, y, xx, ((plane * PX + xx % PX) * PLANE + y * HALO_PIECES + xx / PX) * 16);
-        y += COPY_STRIDE / HALO_X, xx += COPY_STRIDE % HALO_X;
-        if (xx >= HALO_X) y++, xx -= HALO_X;
+        const int piece = SMALL ? plane * PLANE + xx * IMAGES + y
+                                : (plane * PX + xx % PX) * PLANE + y * HALO_PIECES + xx / PX;
+        if (i < COPIES - 1 || first + i * COPY_STRIDE < HALO) work(plane, y, xx, piece * 16);
+        y += COPY_STRIDE / LINE, xx += COPY_STRIDE % LINE;
+        if (xx >= LINE) y++, xx -= LINE;
     }
 }
 
-__device__ inline void copy_input(u32 to, const bf16* image, int top, int left, int height, int width) {
-    for_own_pixels([=](int plane, int y, int xx, int place) {
-        const bool inside = (u32)(top + y) < (u32)height && (u32)(left + xx) < (u32)width;
-        copy_16_bytes(to + place, image + (inside ? ((top + y) * width + left + xx) * IN + plane * 8 : 0), inside);
+__device__ inline void copy_input(u32 to, const bf16* x, Tile tile, int images, int height, int width) {
+    for_own_pixels([=](int plane, int line, int place, int byte) {
+        int image, y, xx;
+        if (SMALL) {
+            const int position = tile.y * 8 + place;
+            image = tile.image * IMAGES + line, y = position / PITCH - PAD, xx = position % PITCH - PAD;
+        } else {
+            image = tile.image, y = tile.y * TILE_Y - PAD + line, xx = tile.x * TILE_X - PAD + place;
+        }
+        const bool inside = (u32)y < (u32)height && (u32)xx < (u32)width && (!SMALL || image < images);
+        copy_16_bytes(to + byte, x + (inside ? ((image * height + y) * width + xx) * IN + plane * 8 : 0), inside);
     });
 }
 
 // A thread sees what it copied itself without a barrier.
 __device__ inline void relu_input_in_place(unsigned char* input) {
-    for_own_pixels([=](int, int, int, int place) {
-        uint4* at = (uint4*)(input + place);
+    for_own_pixels([=](int, int, int, int byte) {
+        uint4* at = (uint4*)(input + byte);
         const uint4 v = *at;
         *at = {positive(v.x), positive(v.y), positive(v.z), positive(v.w)};
     });
@@ -98,8 +115,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, AT_ONCE) convolve(
     const u32 stages = base + RESIDENT_BYTES;
     const int group = blockIdx.z, column = blockIdx.y * COLUMNS;
     const int warpgroup = threadIdx.x / 128, warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
-    const int tiles_y = (height + TILE_Y - 1) / TILE_Y, tiles_x = (width + TILE_X - 1) / TILE_X;
-    const int tiles = images * tiles_y * tiles_x, pixels = images * height * width;
+    const int tiles_y = SMALL ? ((TILE_Y - 1) * PITCH + TILE_X + 7) / 8 : (height + TILE_Y - 1) / TILE_Y;
+    const int tiles_x = SMALL ? 1 : (width + TILE_X - 1) / TILE_X;
+    const int tiles = (images + IMAGES - 1) / IMAGES * tiles_y * tiles_x, pixels = images * height * width;
     x += (i64)group * pixels * IN;
     weight += (i64)(group * gridDim.y + blockIdx.y) * SLICES * (WEIGHT_BYTES / 2);
     const i64 first_out = (i64)group * pixels * OUT + column;
@@ -112,8 +130,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, AT_ONCE) convolve(
     auto copy_step = [&]() {
         if (copied_steps++ < own_tiles * SLICES) {
             const u32 to = stages + copied_stage * STAGE_BYTES;
-            const bf16* from = x + copied.image * height * width * IN + copied_slice * SLICE;
-            copy_input(to, from, copied.y * TILE_Y - PAD, copied.x * TILE_X - PAD, height, width);
+            copy_input(to, x + copied_slice * SLICE, copied, images, height, width);
             if (!RESIDENT) copy_weights(to + INPUT_BYTES, weight + copied_slice * (WEIGHT_BYTES / 2), WEIGHT_BYTES);
             copied_stage = copied_stage == STAGES - 1 ? 0 : copied_stage + 1;
             copied_slice = copied_slice == SLICES - 1 ? 0 : copied_slice + 1;
@@ -122,7 +139,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, AT_ONCE) convolve(
         copies_are_a_group();
     };
     // Weights are written by kernels that let none start early, so they are there before other inputs.
-    let_next_kernel_start();
     if (RESIDENT) copy_weights(base, weight, RESIDENT_BYTES);
     wait_for_earlier_kernels();
     for (int step = 0; step < STAGES - 1; step++) copy_step();
@@ -139,10 +155,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, AT_ONCE) convolve(
         uint2 gates[2 * PATCHES][FOURS + REST], residuals[2 * PATCHES][FOURS + REST];
         #pragma unroll
         for (int i = 0; i < 2 * PATCHES; i++) {
-            const int patch = warpgroup * PATCHES + i / 2;
-            const int y = tile.y * TILE_Y + patch / PATCHES_X * 8 + warp * 2 + i % 2;
-            const int xx = tile.x * TILE_X + (patch % PATCHES_X * 8 + lane / 4) * PX;
-            places[i] = y < height && xx < width ? ((tile.image * height + y) * width + xx) * OUT : -1;
+            const int patch = warpgroup * PATCHES + i / 2, row = warp * 2 + i % 2, piece = lane / 4;
+            int image = tile.image, y = tile.y * TILE_Y + patch / PATCHES_X * 8 + row;
+            int xx = tile.x * TILE_X + (patch % PATCHES_X * 8 + piece) * PX;
+            if (SMALL) {
+                const int position = tile.y * 8 + row;
+                image = image * IMAGES + piece, y = position / PITCH, xx = position % PITCH;
+            }
+            const bool inside = y < height && xx < width && (!SMALL || image < images);
+            places[i] = inside ? ((image * height + y) * width + xx) * OUT : -1;
             if (PREFETCH && places[i] >= 0)
                 #pragma unroll
                 for (int m = 0; m < FOURS + REST; m++) {
@@ -160,6 +181,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, AT_ONCE) convolve(
 
             const u32 input = stages + stage * STAGE_BYTES;
             const u32 weights = RESIDENT ? base + slice * WEIGHT_BYTES : input + INPUT_BYTES;
+            if (t == own_tiles - 1 && slice == SLICES - 1) let_next_kernel_start();
             start_products();
             #pragma unroll
             for (int p = 0; p < PRODUCTS; p++) {
@@ -168,7 +190,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, AT_ONCE) convolve(
                 for (int i = 0; i < PATCHES; i++) {
                     const int patch = warpgroup * PATCHES + i;
                     const int corner = patch / PATCHES_X * 8 * HALO_PIECES + patch % PATCHES_X * 8;
-                    const u64 a = matrix(input + (corner + STARTS[p]) * 16, DISTANCES[p] * 16, HALO_PIECES * 16);
+                    const u64 a = matrix(input + (corner + STARTS[p]) * 16, DISTANCES[p] * 16, (SMALL ? IMAGES : HALO_PIECES) * 16);
                     multiply(total[i], a, b, slice > 0 || p > 0);
                 }
             }
