@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from hpunet.kernels.halo_convolution import HaloWeights, can_convolve_halo, halo_weights
+from hpunet.kernels.cuda_convolution import HaloWeights, can_convolve_halo, halo_weights
 from hpunet.kernels.layers import PADDING, FusedLayer, IndexMaps, ResidualLayer
 from hpunet.kernels.tile_sizes import convolution_tiling
 from hpunet.kernels.triton_convolution import ConvTiling, GradientView, WeightView

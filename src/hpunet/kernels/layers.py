@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from hpunet.kernels.halo_convolution import HaloWeights, convolve_halo
-from hpunet.kernels.halo_tiling import HaloTiling, candidates
+from hpunet.kernels.cuda_convolution import HaloWeights, convolve_halo
+from hpunet.kernels.cuda_tiling import HaloTiling, candidates
 from hpunet.kernels.tile_sizes import correlation_tiling
 from hpunet.kernels.triton_convolution import ConvTiling, GradientView, WeightView, convolve, correlate
 from hpunet.models.blocks import ResidualBlock

@@ -15,13 +15,12 @@ _MAX_DYNAMIC_SHARED_SIZE_BYTES = 8  # the driver's name of the attribute
 _PROGRAMMATIC_STREAM_SERIALIZATION = 6
 
 
-EARLY = 0
-
-
 class _Attribute(ctypes.Structure):
     """CUlaunchAttribute."""
 
-    _fields_ = (("id", ctypes.c_int), ("pad", ctypes.c_char * 4), ("value", ctypes.c_int), ("rest", ctypes.c_char * 60))
+    _fields_ = (
+        ("id", ctypes.c_int), ("pad", ctypes.c_char * 4), ("value", ctypes.c_int), ("rest", ctypes.c_char * 60),
+    )  # fmt: skip
 
 
 class _Config(ctypes.Structure):
@@ -52,6 +51,14 @@ def _driver() -> ctypes.CDLL:
         return ctypes.CDLL("nvcuda.dll")
 
 
+def is_available() -> bool:
+    """Whether there are a compiler and a driver that can do what is asked of them here."""
+    try:
+        return bool(_compiler()) and hasattr(_driver(), "cuLaunchKernelEx")
+    except (OSError, RuntimeError):
+        return False
+
+
 def compile_source(source: str, *, architecture: str) -> bytes:
     """The machine code (a cubin) of CUDA C++ without includes; a `RuntimeError` has the compiler's messages."""
     nvrtc, program = _compiler(), ctypes.c_void_p()
@@ -60,7 +67,9 @@ def compile_source(source: str, *, architecture: str) -> bytes:
     failed = nvrtc.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))
     text = _read(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program)
     if failed:
-        raise RuntimeError(f"CUDA C++ does not compile for {architecture}: {text.decode(errors='replace')}")
+        raise RuntimeError(
+            f"CUDA C++ does not compile for {architecture}: {text.decode(errors='replace').rstrip(chr(0))}"
+        )
     code = _read(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program)
     nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
     return code
@@ -86,26 +95,25 @@ class Kernel:
 
     def max_programs(self, threads: int) -> int:
         """How many programs run at once on the GPU."""
-        count = ctypes.c_int()
-        shared = ctypes.c_size_t(self.shared_bytes)
-        _check(
-            _driver().cuOccupancyMaxActiveBlocksPerMultiprocessor(ctypes.byref(count), self._function, threads, shared)
-        )
+        count, shared = ctypes.c_int(), ctypes.c_size_t(self.shared_bytes)
+        occupancy = _driver().cuOccupancyMaxActiveBlocksPerMultiprocessor
+        _check(occupancy(ctypes.byref(count), self._function, threads, shared))
         return count.value * torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
 
     def __call__(self, grid: Sequence[int], threads: int, *arguments: Tensor | int | None) -> None:
         """Run on a grid of programs in the current stream.
 
-        Programs may start before earlier kernels are done (`wait_for_earlier_kernels` in the source).
+        Programs may start before earlier kernels are done, which the source must wait for.
         """
         values = [
             ctypes.c_int(a) if isinstance(a, int) else ctypes.c_void_p(None if a is None else a.data_ptr())
             for a in arguments
         ]
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
-        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-        attribute = _Attribute(id=_PROGRAMMATIC_STREAM_SERIALIZATION, value=EARLY)
-        config = _Config((ctypes.c_uint * 6)(*grid, threads, 1, 1), self.shared_bytes, stream, ctypes.pointer(attribute), 1)
+        early = _Attribute(id=_PROGRAMMATIC_STREAM_SERIALIZATION, value=1)
+        sizes = (ctypes.c_uint * 6)(*grid, threads, 1, 1)
+        stream = torch.cuda.current_stream().cuda_stream
+        config = _Config(sizes, self.shared_bytes, stream, ctypes.pointer(early), 1)
         _check(_driver().cuLaunchKernelEx(ctypes.byref(config), self._function, pointers, None))
 
 

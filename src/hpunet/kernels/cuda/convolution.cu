@@ -13,7 +13,7 @@
 // Maps of less than 8 x 8 pixels are computed for IMAGES = 8 at once: pieces are images, and the rows of a product are 8
 // neighbours in the map, line after line with one zero between lines.
 //
-// Constants come from halo_convolution.py: IN, OUT, TAPS, TILE_Y, TILE_X, PX, IMAGES, COLUMNS, SLICE (channels copied at once),
+// Constants come from cuda_convolution.py: IN, OUT, TAPS, TILE_Y, TILE_X, PX, IMAGES, COLUMNS, SLICE (channels copied at once),
 // STAGES (copies in flight + 1), WARPGROUPS, RESIDENT (all weights stay in shared memory), PLANE (the distance of
 // planes), AT_ONCE (programs of a multiprocessor), what is fused (BIAS, RELU_IN, RELU_OUT, GATE, RESIDUAL, SUMS), and for each of the PRODUCTS of a slice where
 // its first half STARTS and the distance to the second (DISTANCES); distances in units of 16 bytes. And `multiply`.

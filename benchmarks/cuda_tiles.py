@@ -1,6 +1,6 @@
 """Tile sizes of the CUDA convolution: measures candidates for every layer of a preset, beside the Triton kernel.
 
-    python benchmarks/halo_tiles.py [--preset lidc-hpu] [--json FILE] [--most 40]
+    python benchmarks/cuda_tiles.py [--preset lidc-hpu] [--json FILE] [--most 40]
 
 Prints the best tiling per shape, and for the whole training pass the sum of both over its launches. Needs a GPU.
 """
@@ -18,13 +18,14 @@ from torch import Tensor
 
 from hpunet.config.settings import load_settings
 from hpunet.kernels import flat_parameters
-from hpunet.kernels.halo_convolution import HaloWeights, convolve_halo, halo_weights
-from hpunet.kernels.halo_tiling import candidates
+from hpunet.kernels.cuda_convolution import HaloWeights, convolve_halo, halo_weights
+from hpunet.kernels.cuda_tiling import candidates
 from hpunet.kernels.launch import compiling_ahead
 from hpunet.kernels.layers import FUSED_WITH
 from hpunet.kernels.plan import Plan
 from hpunet.kernels.triton_convolution import convolve
 from hpunet.models.hpunet import HPUNet
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -110,7 +111,9 @@ def main() -> None:
 def measure(shape: Shape, layer: Any, *, images: int, most: int) -> dict[str, Any]:
     """Milliseconds of the Triton kernel and of all candidates, and their largest difference (relative L2)."""
     size = (shape.groups, images, *shape.side)
-    x, gate, residual = (torch.randn(*size, c, device="cuda").bfloat16() for c in (shape.channels, shape.out, shape.out))
+    x, gate, residual = (
+        torch.randn(*size, c, device="cuda").bfloat16() for c in (shape.channels, shape.out, shape.out)
+    )
     given: dict[str, Any] = {
         "bias": torch.randn(shape.groups, shape.out, device="cuda"), "gate": gate, "residual": residual,
         "sums": torch.zeros(shape.groups, shape.out, device="cuda"), "relu_input": True, "relu_output": True,
@@ -122,7 +125,9 @@ def measure(shape: Shape, layer: Any, *, images: int, most: int) -> dict[str, An
     found: list[dict[str, Any]] = []
     triton_ms = milliseconds(lambda: convolve(x, weight=view, tiling=tiling, taps=shape.taps, **given))
     expected = reference(x, kernel, given)
-    options = candidates(*shape.side, shape.channels, shape.out, groups=shape.groups, images=images, fused=FUSED_WITH[shape.name])[:most]
+    options = candidates(
+        *shape.side, shape.channels, shape.out, groups=shape.groups, images=images, fused=FUSED_WITH[shape.name]
+    )[:most]
     weights = {}
     index = torch.arange(kernel[0].numel(), device="cuda").view(kernel[0].shape)
     for option in options:

@@ -36,9 +36,8 @@ class HaloTiling:
         """The kernel's, but for the products."""
         return {
             "IN": channels, "OUT": out, "TAPS": taps, "TILE_Y": self.tile_y, "TILE_X": self.tile_x, "PX": self.px,
-            "IMAGES": self.images,
-            "COLUMNS": self.columns, "SLICE": self.slice, "STAGES": self.stages, "WARPGROUPS": self.warpgroups,
-            "RESIDENT": int(self.resident), "PLANE": self.plane(taps), 
+            "IMAGES": self.images, "COLUMNS": self.columns, "SLICE": self.slice, "STAGES": self.stages,
+            "WARPGROUPS": self.warpgroups, "RESIDENT": int(self.resident), "PLANE": self.plane(taps),
             "AT_ONCE": self.at_once(channels, taps=taps, fused=fused), **{name: int(name in fused) for name in FUSED},
         }  # fmt: skip
 
@@ -67,7 +66,9 @@ class HaloTiling:
             ((y, x, plane), (y, x, plane + 1)) for y, x in around for plane in range(0, planes - 1, 2)
         ]
         if planes % 2:
-            last: list[Half] = sorted(((y, x, planes - 1) for y, x in around), key=lambda half: self.place(half, taps))
+            last: list[Half] = sorted(
+                ((y, x, planes - 1) for y, x in around), key=lambda half: self.place(half, taps)
+            )
             pairs += zip(last[: len(last) // 2 * 2 : 2], last[1::2], strict=True)
             if len(last) % 2:
                 pairs.append((None, last[-1]))
@@ -81,7 +82,7 @@ class HaloTiling:
         return start + (y * self.pieces(taps) + x // self.px) * self.images
 
     def places(self, taps: int) -> list[tuple[int, int]]:
-        """Where each product starts, and the distance of its halves; where weights are zero, any finite numbers are."""
+        """Where each product starts, and the distance of its halves; where weights are zero, anything is there."""
         found, planes = [], self.slice // 8
         for one, other in self.products(taps):
             start, end = self.place(one or (0, 0, 0 if taps > 1 else planes - 2), taps), self.place(other, taps)
@@ -126,7 +127,9 @@ def _fitting(height: int, width: int, channels: int, out: int) -> Iterator[HaloT
         yield from _fitting_small(height, width, channels, out)
         return
     columns = [out // n for n in _divisors(out // 8) if out // n <= 192 and (n == 1 or out // n >= 24)]
-    slices = [channels // n for n in _divisors(channels // 8) if channels // n <= 128 and (n == 1 or channels // n > 8)]
+    slices = [
+        channels // n for n in _divisors(channels // 8) if channels // n <= 128 and (n == 1 or channels // n > 8)
+    ]
     for y, x, px, wide, size, groups, stages, resident in product(
         (8, 16, 32), (8, 16, 32, 64), (1, 2, 4), columns, slices, (1, 2, 4), (2, 3, 4), (True, False)
     ):
@@ -156,7 +159,7 @@ def _cost(
 ) -> float:
     """Microseconds on an H200, roughly; what is the same for all tilings is left out.
 
-    The weights of the terms are fitted to measured times (`benchmarks/halo_tiles.py`).
+    The weights of the terms are fitted to measured times (`benchmarks/cuda_tiles.py`).
     """
     tiles, blocks = t.tiles(images, height, width), out // t.columns * groups
     rounds = -(-tiles // max(1, MULTIPROCESSORS * t.at_once(channels, taps=3, fused=fused) // blocks))

@@ -12,8 +12,9 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from hpunet.kernels.halo_convolution import SOURCE, _Variant, halo_weights
-from hpunet.kernels.halo_tiling import FUSED, SHARED_BYTES, HaloTiling
+from hpunet.kernels.cuda_convolution import SOURCE, _Variant, halo_weights
+from hpunet.kernels.cuda_tiling import FUSED, SHARED_BYTES, HaloTiling, candidates
+from hpunet.kernels.layers import FUSED_WITH
 
 HERE = Path(__file__).parent
 RUN = """
@@ -67,9 +68,7 @@ def test_convolution_equals_conv2d(
     taps: int, tiling: HaloTiling,
 ) -> None:  # fmt: skip
     torch.manual_seed(1)
-    x, gate, residual = (
-        torch.randn(groups, images, height, width, c).bfloat16() for c in (channels, out, out)
-    )
+    x, gate, residual = (torch.randn(groups, images, height, width, c).bfloat16() for c in (channels, out, out))
     weight, bias = torch.randn(groups, out, channels, taps, taps).bfloat16(), torch.randn(groups, out)
     index = torch.arange(weight[0].numel()).view(weight[0].shape)
     order = halo_weights(index, tiling, padding=-1)
@@ -87,10 +86,11 @@ def test_convolution_equals_conv2d(
         kernel = ctypes.CDLL(str(library)).run
         result = torch.full((groups, images, height, width, out), torch.nan).bfloat16()
         sums = torch.zeros(groups, out)
+        maps = {"bias": bias, "gate": gate, "residual": residual, "sums": sums}
+        given = {name: pointer(value if name in how else None) for name, value in maps.items()}
         kernel(
-            2, out // tiling.columns, groups, pointer(x), pointer(packed), pointer(bias if "bias" in how else None),
-            pointer(result), pointer(gate if "gate" in how else None), pointer(residual if "residual" in how else None),
-            pointer(sums if "sums" in how else None), images, height, width, shared,
+            2, out // tiling.columns, groups, pointer(x), pointer(packed), given["bias"], pointer(result),
+            given["gate"], given["residual"], given["sums"], images, height, width, shared,
         )  # fmt: skip
         return result, sums
 
@@ -101,6 +101,27 @@ def test_convolution_equals_conv2d(
     expected = plain(x.double(), weight.double()) * (gate > 0) + residual
     assert distance(got, expected) < 2e-3
     assert distance(sums, expected.sum(dim=(1, 2, 3))) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("side", "channels", "out"),
+    [(128, 8, 16), (64, 144, 24), (16, 96, 392), (8, 392, 96), (4, 192, 96), (2, 96, 192)],
+)
+@pytest.mark.parametrize("fused", FUSED_WITH.values())
+def test_candidates_fit_into_a_program(side: int, channels: int, out: int, fused: tuple[str, ...]) -> None:
+    found = candidates(side, side, channels, out, groups=2, images=32, fused=fused)
+    assert found
+    for tiling in found:
+        assert tiling.shared_bytes(channels, taps=3) <= SHARED_BYTES
+        assert (out % tiling.columns, channels % tiling.slice) == (0, 0)
+        assert tiling.px * tiling.columns <= 256
+        assert all(0 < distance < 2**14 for _, distance in tiling.places(3))
+
+
+def test_tilings_of_few_pixels_take_several_images() -> None:
+    # 3 lines of 5 positions and 4 of the last one are 19, three times 8; 9 images are two times 8.
+    assert HaloTiling(4, 4, columns=8, slice=8, images=8).tiles(9, 4, 4) == 6
+    assert HaloTiling(16, 8, columns=8, slice=8).tiles(9, 20, 20) == 9 * 2 * 3
 
 
 def distance(one: Tensor, other: Tensor) -> float:

@@ -1,6 +1,7 @@
 """Convolutions in CUDA C++ for compute capability 9.0, whose input is read once; see `cuda/convolution.cu`.
 
-They take the place of the Triton kernel of `triton_convolution.py` for maps of 8×8 pixels and more, in bfloat16.
+They take the place of the Triton kernel of `triton_convolution.py` for 3×3 convolutions in bfloat16. The source is
+also tested without a GPU (`tests/kernels/test_cuda_convolution.py`).
 """
 
 from concurrent.futures import Future
@@ -12,11 +13,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from hpunet.kernels.halo_tiling import FUSED, HaloTiling
+from hpunet.kernels.cuda_tiling import FUSED, HaloTiling
 from hpunet.kernels.launch import compiling_executor
-from hpunet.kernels.nvrtc import Kernel, compile_source
+from hpunet.kernels.nvrtc import Kernel, compile_source, is_available
 
 SOURCE = Path(__file__).parent / "cuda"
+
+
 @dataclass(frozen=True)
 class HaloWeights:
     """Weights as the kernel reads them: (groups, column blocks, slices, products, half, column, 8 channels)."""
@@ -87,15 +90,18 @@ def _multiply(columns: int) -> str:
     return f"""
 __device__ inline void multiply(float (&total)[{count}], u64 a, u64 b, int add) {{
     asm volatile("{{ .reg .pred add; setp.ne.b32 add, %{count + 2}, 0; "
-        "wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.bf16.bf16 {{{totals}}}, %{count}, %{count + 1}, add, 1, 1, 0, 0; }}"
+        "wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.bf16.bf16 "
+        "{{{totals}}}, %{count}, %{count + 1}, add, 1, 1, 0, 0; }}"
         : {outputs} : "l"(a), "l"(b), "r"(add));
 }}
 """
 
 
 def can_convolve_halo(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether the kernel runs on this device."""
-    return device.type == "cuda" and dtype == torch.bfloat16 and torch.cuda.get_device_capability(device) == (9, 0)
+    """Whether the kernel runs on this device; where it does not, the Triton kernel takes its place."""
+    if device.type != "cuda" or dtype != torch.bfloat16:
+        return False
+    return torch.cuda.get_device_capability(device) == (9, 0) and is_available()
 
 
 _codes: dict[_Variant, Future[bytes]] = {}
