@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from hpunet.utils.pictures import spread
 
 NUM_SHOWN, NUM_HARDEST = 12, 12  # images whose maps are kept: spread over the set, and with the worst scores
 MAX_PROCESSES = 16  # that score instances, by default: each takes some 300 MB
-WAITING = 2  # drawn batches that may wait for their scores
+WAITING = 3  # drawn batches that may wait for their scores, the latest one included
 Callback = Callable[[int, int], None]  # receives the number of images done, and of all
 
 
@@ -150,15 +151,29 @@ def _scored_beside(scorer: Scorer, source: Source, drawn: Iterable[Drawn], *, pr
         if processes > 1:  # their start takes seconds, and so does the first batch
             pool.submit(lambda: deque(run(start_worker, range(processes)), maxlen=0))
         try:
-            for each in drawn:
+            for each in _arrived(drawn):
                 coming.append(pool.submit(scorer.score, source, each, run))
-                if len(coming) > WAITING:
+                if len(coming) >= WAITING:
                     yield coming.popleft().result()
             while coming:
                 yield coming.popleft().result()
         finally:
             for future in coming:
                 future.cancel()
+
+
+def _arrived(drawn: Iterable[Drawn]) -> Iterator[Drawn]:
+    """Each as soon as its maps are on the CPU and the device has the work for the next.
+
+    Waiting is done here, not where they are scored: while this thread captures a CUDA graph no other one may ask.
+    """
+    latest: Drawn | None = None
+    for each in chain(drawn, (None,)):
+        if latest is not None and latest.maps is not None:
+            latest.maps.wait()
+        if latest is not None:
+            yield latest
+        latest = each
 
 
 def read_ahead(source: Source, batches: Sequence[Sequence[int]], info: SetInfo) -> Iterator[list[Item]]:

@@ -64,7 +64,7 @@ class Maps(NamedTuple):
     visible: Bool[Tensor, "b h w"] | None = None  # what the prior saw, if a part was hidden
     counts: Counts | None = None  # of pixels, if a GPU has counted them; labels may be missing then
     wait: Callable[[], None] = lambda: None
-    """Until the samples have arrived from the device."""
+    """Until everything has arrived from the device; to be called before anything is read."""
 
     @property
     def samples(self) -> UInt8[Tensor, "b s h w"]:
@@ -227,8 +227,7 @@ class Scorer:
         return {**on_cpu, "wait": wait}
 
     def distribution_scores(self, maps: Maps) -> dict[str, Float64[Tensor, " b"]]:
-        """GED², HM-IoU and their relatives, and reconstruction IoU per image."""
-        maps.wait()
+        """GED², HM-IoU and their relatives, and reconstruction IoU per image; the maps must have arrived."""
         if maps.counts is not None:
             how: dict[str, Any] = {"graders": maps.batch.graders.numpy(), "skip_empty": self.info.has_instances}
             return {name: torch.from_numpy(v) for name, v in scores_from_counts(maps.counts, **how).items()}
@@ -236,7 +235,7 @@ class Scorer:
         return image_scores(**predicted, batch=maps.batch, info=self.info)
 
     def score(self, source: Source, drawn: Drawn, run: Run = map) -> list[Row]:
-        """All metrics for one seed: on the CPU, can run in parallel to drawing; `run` maps over images."""
+        """All metrics for one seed, whose maps have arrived, on the CPU beside drawing; `run` maps over images."""
         named = {}
         for item in drawn.items:
             patient, key = source.identities[item.number]
