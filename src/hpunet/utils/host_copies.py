@@ -15,8 +15,11 @@ def copied_to_cpu(tensors: Sequence[Tensor]) -> tuple[list[Tensor], Callable[[],
         torch.empty(t.shape, dtype=t.dtype, pin_memory=True).copy_(t, non_blocking=True) if t.is_cuda else t.cpu()
         for t in tensors
     ]
-    if not any(t.is_cuda for t in tensors):
-        return copies, lambda: None
-    arrived = torch.cuda.Event()
-    arrived.record()
-    return copies, arrived.synchronize
+    devices = {t.device for t in tensors if t.is_cuda}
+    arrived = [torch.cuda.current_stream(device).record_event() for device in devices]
+
+    def wait() -> None:
+        for event in arrived:
+            event.synchronize()
+
+    return copies, wait
