@@ -18,6 +18,8 @@ from hpunet.evaluation.run import evaluate
 from hpunet.evaluation.scorer import Scorer
 from hpunet.evaluation.scores import image_scores, marginal_scores, metric_arguments
 from hpunet.metrics import subset_b
+from hpunet.training.build import autocast_for
+from hpunet.utils.host_copies import copied_to_cpu
 
 EXACT = ("ged2", "ged2_unbiased", "hm_iou", "sample_diversity", "iou_rec", "best_match_dice")
 """Same operations on the same whole numbers; the others sum up in another order."""
@@ -126,3 +128,38 @@ def test_instances_scored_by_other_processes_give_the_same_rows(tmp_path: Path) 
     here, there = ((tmp_path / str(processes) / ROWS_FILE).read_bytes() for processes in (1, 2))
     assert here == there
     assert all("rand_error" in row.scores for row in read_rows(tmp_path / "2" / ROWS_FILE) if row.matches.iou.size)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tf32", [False, True])
+def test_counts_of_a_gpu_are_those_of_a_cpu(tf32: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", tf32)
+    for seed in range(5):
+        maps, batch, info = random_maps(seed, shape=(128, 131))
+        expected = count_maps(**maps, **metric_arguments(batch, info))
+        there = {name: value.cuda() for name, value in maps.items()}
+        counts = count_maps(**there, **metric_arguments(batch.to(torch.device("cuda")), info))
+        copies, wait = copied_to_cpu(counts)
+        wait()
+        assert all(found.equal(wanted) for found, wanted in zip(copies, expected, strict=True))
+
+
+@pytest.mark.gpu
+def test_rows_of_a_gpu_are_those_of_a_cpu(tmp_path: Path) -> None:
+    source, model = (
+        open_synthetic("streets", split="val", num_images=5, size=(32, 64)),
+        untrained_model(INFO["streets"]),
+    )
+    rows = {}
+    for name in ("cpu", "cuda"):
+        device = torch.device(name)
+        autocast_for("fp32", device)
+        scorer = Scorer(model=model.to(device), info=INFO["streets"], crop=None, num_samples=4, device=device)
+        evaluate(scorer, source=source, folder=tmp_path / name, processes=1 if name == "cpu" else 2)
+        rows[name] = read_rows(tmp_path / name / ROWS_FILE)
+    for one, other in zip(rows["cpu"], rows["cuda"], strict=True):
+        assert other.scores.keys() == one.scores.keys()
+        for metric in ("ged2", "hm_iou", "iou_rec", "calibration_error"):
+            assert other.scores[metric] == pytest.approx(
+                one.scores[metric], abs=0.02
+            )  # labels may change by rounding

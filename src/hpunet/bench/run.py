@@ -97,6 +97,12 @@ class Workload:
         return torch.rand(count, self.info.in_channels, *self.settings.data.crop, device=self.timer.device)
 
 
+class _CountsOnCpu(Scorer):
+    """Scores maps that are copied to the CPU, whatever draws them."""
+
+    counts_on_device = False
+
+
 def run_bench(
     preset: str,
     *,
@@ -259,10 +265,6 @@ def _end_to_end(work: Workload) -> Iterator[Row]:
         ]
         work.timer.measure(candidates, calls=work.settings.logging.log_every)
     yield from _rows("end-to-end", f"training with its data, batch {work.batch}", candidates, unit="steps/s")
-
-
-class _CountsOnCpu(Scorer):
-    counts_on_device = False
 
 
 def _evaluate(work: Workload) -> Iterator[Row]:

@@ -83,7 +83,6 @@ class Inputs(NamedTuple):
     """What the network sees: images, and what goes with them, padded to a size that it can halve."""
 
     network: SegmentationModel  # that computes: the sampler, the model, or, for large images, the model tile by tile
-    batch: Batch  # on the device, not padded
     image: Float[Tensor, "b c h2 w2"]
     cond: Float[Tensor, "b e h2 w2"] | None
     labels: Int[Tensor, "b r h2 w2"]
@@ -182,7 +181,8 @@ class Scorer:
         keys = [source.identities[i].key for i in indices]
         batch, truth = self.prepare(samples, keys)
         try:
-            inputs = self.inputs(batch, indices)
+            there = batch.to(self.device)
+            inputs = self.inputs(there, indices)
             features = encode_orientations(inputs.network, image=inputs.image, cond=inputs.cond, names=keys)
             how: dict[str, Any] = {"image": inputs.image, "labels": inputs.labels, "features": features}
             rebuilt = reconstruct(inputs.network, **how, return_logits=False).labels[inputs.padding.inside]
@@ -190,7 +190,7 @@ class Scorer:
             for seed in range(self.seed, self.seed + self.num_seeds):
                 generators = self.generators(keys, seed=seed)
                 labels, confidence = self._sampled(inputs, features=features, generators=generators)
-                scored = self._on_cpu(inputs.batch, labels=labels, confidence=confidence, rebuilt=rebuilt)
+                scored = self._on_cpu(there, labels=labels, confidence=confidence, rebuilt=rebuilt)
                 yield Drawn(items, Maps(indices, keys, batch, truth, visible=visible, **scored))
         except torch.OutOfMemoryError:
             size = "x".join(map(str, batch.valid.shape[1:]))
@@ -334,7 +334,7 @@ class Scorer:
         network = self.sampler or self.model
         if isinstance(network, (HPUNet, ProbUNet)) and cond is None:
             network = choose_sampler(network, size=(image.shape[2], image.shape[3]))
-        return Inputs(network, batch, image, None if cond is None else padding.add(cond), labels, padding)
+        return Inputs(network, image, None if cond is None else padding.add(cond), labels, padding)
 
     def generators(self, keys: Sequence[str], *, seed: int) -> list[torch.Generator]:
         """One generator per image, keyed by seed and image."""
