@@ -7,6 +7,7 @@ time is taken, both are checked to give the same result. Metrics are of 16 sampl
 """
 
 import argparse
+import os
 import platform
 from collections.abc import Callable
 from time import perf_counter
@@ -18,8 +19,13 @@ from rich.table import Table
 from scipy import ndimage
 from scipy.optimize import linear_sum_assignment
 
+from hpunet.data.batch import Batch
 from hpunet.data.synthetic.source import open_synthetic
-from hpunet.metrics import iou_rec, pair_ious, rand_error
+from hpunet.data.workers import workers
+from hpunet.evaluation.counts import Counts, count_maps, scores_from_counts
+from hpunet.evaluation.instance_scores import Clustering, InstanceMaps, score_instances
+from hpunet.evaluation.scores import image_scores, instances_of, marginal_scores, metric_arguments
+from hpunet.metrics import iou_rec, match_instances, pair_ious, rand_error
 from hpunet.sampling.instances import cluster
 from timing import medians
 
@@ -107,7 +113,94 @@ def clusterings(samples: np.ndarray) -> dict[str, Callable[[], np.ndarray]]:
     }
 
 
-def compare(table: Table, question: str, contestants: dict[str, Callable[[], np.ndarray]], *, repeats: int) -> None:
+def street_maps(num_images: int, *, size: tuple[int, int], num_samples: int) -> list[InstanceMaps]:
+    """What a good model would draw of street scenes: each car in one of 5 ids, a part of the borders wrong."""
+    source, maps = open_synthetic("streets", split="val", num_images=num_images, size=size), []
+    info = source.info
+    first, num_ids = info.num_fixed_classes, info.num_random_ids
+    clustering = Clustering(info, alpha=num_samples, seed=0, connected=False)
+    for number in range(num_images):
+        rng, image = np.random.default_rng(number), source[number]
+        labels, truth = image.labels[0], np.maximum(image.labels[0] - first + 1, 0).astype(np.int32)
+        border = ndimage.maximum_filter(truth, 5) != ndimage.minimum_filter(truth, 5)
+        samples = np.empty((num_samples, *size), dtype=np.uint8)
+        for sample in samples:
+            sample[:] = np.where(
+                truth > 0, np.append(0, rng.integers(first, first + num_ids, truth.max()))[truth], labels
+            )
+            wrong = border & (rng.random(size) < 0.3)
+            sample[wrong] = rng.integers(0, first + num_ids, wrong.sum())
+        maps.append(InstanceMaps(clustering, samples, truth, image.valid, rng.random(size, dtype=np.float32)))
+    return maps
+
+
+def matches_by_sorting(maps: InstanceMaps, predicted: np.ndarray) -> np.ndarray:
+    """The IoUs of `match_instances`, with labels numbered by `np.unique`."""
+    true_ids, true_of_pixel, true_areas = np.unique(maps.truth * maps.valid, return_inverse=True, return_counts=True)
+    ids, of_pixel, areas = np.unique(predicted, return_inverse=True, return_counts=True)
+    pairs = of_pixel.ravel() * len(true_ids) + true_of_pixel.ravel()
+    shared = np.bincount(pairs, minlength=len(ids) * len(true_ids)).reshape(len(ids), len(true_ids))
+    return (shared / (areas[:, None] + true_areas - shared))[ids > 0][:, true_ids > 0]
+
+
+def compare_instances(table: Table, *, repeats: int) -> None:
+    """Matching by counting and by sorting; all scores of instances in one process and in all."""
+    maps = street_maps(16, size=(256, 512), num_samples=32)
+    (one, *_), predicted = maps, instances_of(maps[0].samples, **maps[0].clustering._asdict())
+    scores = np.ones(int(predicted.max()) + 1)
+    contestants = {
+        "ours": lambda: (
+            match_instances(prediction=predicted, scores=scores, truth=one.truth, valid=one.valid, min_region=0).iou
+        ),
+        "by sorting": lambda: matches_by_sorting(one, predicted),
+    }
+    assert np.array_equal(*(run() for run in contestants.values()))
+    compare(table, "matching instances, 256×512", contestants, repeats=repeats)
+    cores = len(os.sched_getaffinity(0))
+    with workers(cores) as run:
+        contestants = {
+            f"{cores} processes": lambda: [*run(score_instances, maps)],
+            "one process": lambda: [*map(score_instances, maps)],
+        }
+        one_by_one, together = (contestants[name]() for name in reversed(contestants))
+        assert [row[0] for row in one_by_one] == [row[0] for row in together]
+        compare(table, "clustering, post-processing, AP of 16 scenes, 256×512×32", contestants, repeats=repeats)
+
+
+def compare_counts(table: Table, samples: np.ndarray, labels: np.ndarray, *, repeats: int) -> None:
+    """All scores of a batch from counts that the device makes, and from maps that are copied to the CPU."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    b, r, h, w = labels.shape
+    graders = np.ones((b, r), dtype=np.bool_)
+    batch = Batch(
+        torch.zeros(b, 1, h, w), *map(torch.from_numpy, (labels, np.ones((b, h, w), dtype=np.bool_), graders))
+    )
+    info, there = open_synthetic("lesions", split="val", num_images=1).info, batch.to(device)
+    drawn = torch.from_numpy(samples).to(device)
+
+    def count() -> Counts:
+        counts = count_maps(samples=drawn, reconstructions=there.labels, **metric_arguments(there, info))
+        return counts._make(each.cpu().numpy() for each in counts)
+
+    def scores(counts: Counts) -> np.ndarray:
+        return np.stack([*scores_from_counts(counts, graders=graders, skip_empty=False).values()])
+
+    def map_by_map() -> np.ndarray:
+        maps = drawn.cpu()
+        pairs = image_scores(samples=maps, reconstructions=there.labels.cpu(), batch=batch, info=info)
+        return np.stack([*pairs.values(), *marginal_scores(samples=maps, batch=batch, info=info).values()])
+
+    counts = count()
+    contestants = {
+        "ours": lambda: scores(counts),
+        f"counting on the {device.type} included": lambda: scores(count()),
+        "map by map": map_by_map,
+    }
+    assert np.allclose(scores(counts), map_by_map(), atol=1e-12, equal_nan=True)
+    compare(table, f"all scores of {b} images from counts", contestants, repeats=repeats)
+
+
+def compare(table: Table, question: str, contestants: dict[str, Callable[[], object]], *, repeats: int) -> None:
     """One row for each rival of the first contestant; all have been run before."""
     times = medians(contestants, repeats=repeats, warmup=0)
     ours, *rivals = times
@@ -156,6 +249,8 @@ def main() -> None:
         found = [run()[None] for run in contestants.values()]
         assert all(rand_error(prediction=other, truth=found[0])[0] < 1e-3 for other in found[1:])
         compare(table, f"clustering, {size[0]}×{size[1]}×{num_samples}", contestants, repeats=args.repeats)
+    compare_counts(table, samples, labels, repeats=args.repeats)
+    compare_instances(table, repeats=args.repeats)
     noise = np.random.default_rng(0).integers(0, 16, (16, 48, 48)).astype(np.uint8)
     compare(table, "clustering, random labels 48²×16", clusterings(noise), repeats=args.repeats)
 

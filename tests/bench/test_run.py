@@ -154,7 +154,7 @@ def test_gpu_candidates_are_all_measured(fused: bool, monkeypatch: pytest.Monkey
         monkeypatch.setitem(sys.modules, "hpunet.kernels.network", network)  # type: ignore[arg-type]
     work = Workload(tiny_settings(), "lesions", PretendedGPU())
     rows = [row for measure in GROUPS.values() for row in measure(work)]
-    assert len(rows) == 4 + 2 * 4 + 2 + 2 + 2
+    assert len(rows) == 4 + 2 * 4 + 2 + 3 + 2
     for row in rows:
         missing = not fused and row.candidate.startswith("fused")
         assert (row.value is None) == missing

@@ -3,9 +3,10 @@
 import pytest
 import torch
 
+from hpunet.data.augment import NO_AUGMENTATION, apply_warp, draw_warp
 from hpunet.data.batch import Batch
 from hpunet.data.types import SetInfo
-from hpunet.evaluation.images import prior_inputs
+from hpunet.evaluation.images import centre_crop, prior_inputs
 from hpunet.evaluation.rows import HIDDEN_METRICS
 from hpunet.evaluation.scores import hidden_scores
 
@@ -20,6 +21,23 @@ def graded_differently() -> Batch:
         valid=torch.ones(2, 8, 8, dtype=torch.bool),
         graders=torch.tensor([[False, True, True], [True, True, False]]),
     )
+
+
+@pytest.mark.parametrize("size", [(7, 10), (8, 4), (5, 3), (6, 6), (1, 12)])
+def test_centre_crop_is_the_warp_without_augmentation(size: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    batch = Batch(
+        image=torch.rand(2, 3, *size),
+        labels=torch.randint(5, (2, 2, *size), dtype=torch.int32),
+        valid=torch.rand(2, *size) < 0.7,
+        graders=torch.tensor([[True, False], [True, True]]),
+    )
+    for crop in ((6, 6), (3, 8), (9, 5)):
+        how = {"seed": 0, "step": 0, "index": torch.arange(2), "source_size": size, "crop_size": crop}
+        expected = apply_warp(batch, draw_warp(NO_AUGMENTATION, **how), crop_size=crop)
+        for name, found in vars(centre_crop(batch, crop=crop)).items():
+            assert found.dtype == getattr(expected, name).dtype
+            assert found.equal(getattr(expected, name))
 
 
 def test_prior_is_given_the_visible_labels_of_the_first_grader_there_is() -> None:

@@ -33,6 +33,7 @@ from hpunet.metrics import (
     subset_b,
     uncertainty_error_ncc,
 )
+from hpunet.metrics.arrays import numbered
 
 NUM_RANDOM_CASES = 200
 
@@ -286,6 +287,19 @@ def test_matched_iou_of_many_samples_tends_to_the_optimal_transport() -> None:
     expected = transport(truth.iou[:, of_grader], truth.probabilities, np.full(4, 1 / 4))
     found = hungarian_iou(samples=truth.sample(rng, 600)[None], labels=labels[None], num_classes=2)
     assert found == pytest.approx([expected], abs=0.03)
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [[3, 0, 3, 7], [0, 0], [], [10**9, 5, 10**9], [-2, 4, -2]],
+    ids=["gaps", "one", "none", "large", "negative"],
+)
+def test_numbered_labels_are_those_of_a_sort(labels: list[int]) -> None:
+    for dtype in (np.int32, np.int64, np.uint8, np.uint64):
+        if not labels or np.iinfo(dtype).min <= min(labels) <= max(labels) <= np.iinfo(dtype).max:
+            given = np.array(labels, dtype=dtype)
+            expected = np.unique(given, return_inverse=True, return_counts=True)
+            assert all(np.array_equal(*pair) for pair in zip(numbered(given), expected, strict=True))
 
 
 # Reconstruction, best match, subset B

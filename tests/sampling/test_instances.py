@@ -238,6 +238,10 @@ def test_merge_to_background_renumbers_the_stochastic_classes() -> None:
     samples = np.array([[[0, 18, 3], [20, 17, 19]]])
     merged = merge_to_background(samples, stochastic_classes=(18, 19, 20))
     assert merged.tolist() == [[[0, 1, 0], [3, 0, 2]]]
+    for dtype in (np.uint8, np.int64):
+        for classes in ((18, 19), (2, 3), (19, 18), (3, 18), (0, 1), (300, 301)):  # by steps of one, and not
+            expected = [[[classes.index(c) + 1 if c in classes else 0 for c in row] for row in samples[0].tolist()]]
+            assert merge_to_background(samples.astype(dtype), stochastic_classes=classes).tolist() == expected
     assert merge_to_background(samples, stochastic_classes=(30,)).tolist() == [[[0, 0, 0], [0, 0, 0]]]
     with pytest.raises(ConfigError, match="at least one"):
         merge_to_background(samples, stochastic_classes=())

@@ -1,4 +1,5 @@
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -137,6 +138,35 @@ def test_raw_weights_are_scored_early_and_named_when_clearly_better(tmp_path: Pa
     assert validation.raw_is_better({"ged2": 0.5, "raw_ged2": 0.49}) is None
     assert validation.raw_is_better({"ged2": 0.5}) is None
     assert "--weights raw" in (validation.raw_is_better({"ged2": 0.5, "raw_ged2": 0.4}) or "")
+
+
+def test_a_sampler_draws_what_the_weights_are_at_each_validation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps in a CUDA graph write to the weights without a new version, by which a sampler would notice."""
+    pack, settings = open_pack(write_tiny_pack(tmp_path / "pack"), split="val"), tiny_settings()
+    model = untrained_model(pack.info)
+    copy = untrained_model(pack.info)
+    seen: list[list[int]] = []
+
+    def encode(**how: Any) -> Any:
+        versions = [p._version for p in model.parameters()]
+        if not seen or versions != seen[-1]:
+            seen.append(versions)
+            copy.load_state_dict(model.state_dict())
+        return type(copy).encode(copy, **how)
+
+    monkeypatch.setattr(copy, "encode", encode)
+    how: dict[str, Any] = {"pack": pack, "settings": settings, "device": torch.device("cpu"), "run": tmp_path}
+    with monkeypatch.context() as patch:
+        patch.setattr("hpunet.training.validation.fast_sampler", lambda _model, **_how: copy)
+        sampled = Validation(model, **how, kernels="auto")
+    plain = Validation(model, **how)
+    for number in range(2):
+        assert sampled.run_at(100_000, [], averaged=[]) == plain.run_at(100_000, [], averaged=[])
+        assert len(seen) == number + 1
+        for p in model.parameters():
+            p.data.mul_(1.5)
 
 
 def test_image_scores_of_the_graders_themselves_are_perfect() -> None:

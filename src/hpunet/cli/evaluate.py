@@ -128,7 +128,7 @@ def _evaluate_run(
     from hpunet.data.open import adapt_options, open_split
     from hpunet.evaluation.images import read_item
     from hpunet.evaluation.rows import folder_name
-    from hpunet.evaluation.run import evaluate
+    from hpunet.evaluation.run import default_processes, evaluate
     from hpunet.evaluation.scorer import Scorer
     from hpunet.evaluation.scores import default_num_samples
     from hpunet.kernels.dispatch import fast_sampler
@@ -171,6 +171,7 @@ def _evaluate_run(
             log.update(done, total)
 
         how |= {"options": options, "about": about, "watch": watch, "say": say}
+        how |= {"processes": default_processes(scorer)}
         return evaluate(scorer, source=source, folder=folder, **how)
 
 

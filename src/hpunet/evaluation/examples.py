@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from hpunet.data.types import Source
-from hpunet.evaluation.images import read_item
-from hpunet.evaluation.scorer import Scorer
+from hpunet.evaluation.images import Item, read_item
+from hpunet.evaluation.scorer import LOGITS_AT_ONCE, Scorer
 from hpunet.evaluation.scores import instances_of
 from hpunet.metrics import rand_error
 from hpunet.sampling.orientations import encode_orientations
@@ -25,20 +25,27 @@ def example_arrays(scorer: Scorer, source: Source, indices: Sequence[int]) -> di
     At most 8 samples per image are kept; deviations are over all. Of large whole images every n-th pixel is kept, and
     images of several sizes are padded with invalid pixels to the largest.
     """
-    # One at a time: the logits of all would not fit.
-    singles = [arrays for index in indices if (arrays := _arrays_of(scorer, source, index)) is not None]
-    if len({arrays["valid"].shape for arrays in singles}) > 1:
-        largest = np.max([arrays["valid"].shape[1:] for arrays in singles], axis=0).tolist()
-        singles = [{name: _padded(name, maps, to=largest) for name, maps in arrays.items()} for arrays in singles]
-    return {name: np.concatenate([arrays[name] for arrays in singles]) for name in (singles[0] if singles else ())}
+    items = [item for index in indices if (item := read_item(source, index, scorer.info)).sample is not None]
+    groups = [_arrays_of(scorer, source, group) for group in _drawn_together(scorer, items)]
+    if len({arrays["valid"].shape[1:] for arrays in groups}) > 1:
+        largest = np.max([arrays["valid"].shape[1:] for arrays in groups], axis=0).tolist()
+        groups = [{name: _padded(name, maps, to=largest) for name, maps in arrays.items()} for arrays in groups]
+    return {name: np.concatenate([arrays[name] for arrays in groups]) for name in (groups[0] if groups else ())}
 
 
-def _arrays_of(scorer: Scorer, source: Source, index: int) -> dict[str, np.ndarray] | None:
-    item, key = read_item(source, index, scorer.info), source.identities[index].key
-    if item.sample is None:
-        return None
-    batch, truth = scorer.prepare([item.sample], [key])
-    inputs = scorer.inputs(batch, [index])
+def _drawn_together(scorer: Scorer, items: Sequence[Item]) -> list[list[Item]]:
+    """As many images as logits fit: crops together, whole images one by one."""
+    if scorer.crop is None:
+        return [[item] for item in items]
+    logits = scorer.num_samples * scorer.info.num_classes * scorer.crop[0] * scorer.crop[1]
+    size = max(1, LOGITS_AT_ONCE // logits)
+    return [list(items[i : i + size]) for i in range(0, len(items), size)]
+
+
+def _arrays_of(scorer: Scorer, source: Source, items: Sequence[Item]) -> dict[str, np.ndarray]:
+    keys, indices = [source.identities[item.number].key for item in items], [item.number for item in items]
+    batch, truth = scorer.prepare([item.sample for item in items if item.sample is not None], keys)
+    inputs = scorer.inputs(batch, indices)
     model, padding, info = inputs.network, inputs.padding, scorer.info
     step = 1 if scorer.crop is not None else -(-max(batch.valid.shape[1:]) // MAX_SIDE)
     thinned = np.s_[..., ::step, ::step]
@@ -51,16 +58,16 @@ def _arrays_of(scorer: Scorer, source: Source, index: int) -> dict[str, np.ndarr
         "labels": batch.labels.numpy().astype(np.uint8)[thinned],
         "graders": batch.graders.numpy(),
         "valid": batch.valid.numpy()[thinned],
-        "keys": np.array([key]),
+        "keys": np.array(keys),
     }
     if inputs.cond is not None:
         arrays["visible"] = kept(inputs.cond[:, 0] > 0) > 0
     rest: list[LatentSource] = ["mean"] * (len(model.latent_dims) - 1)
     every: list[LatentSource] = ["sample"] * len(model.latent_dims)
     ways: dict[str, Sequence[LatentSource]] = {"full": every, "global": ["sample", *rest], "local": [*rest, "sample"]}
-    features = encode_orientations(model, image=inputs.image, cond=inputs.cond, names=[key])
+    features = encode_orientations(model, image=inputs.image, cond=inputs.cond, names=keys)
     for name, latents in ways.items():
-        how: dict[str, Any] = {"generator": scorer.generators([key], seed=scorer.seed), "latents": latents}
+        how: dict[str, Any] = {"generator": scorer.generators(keys, seed=scorer.seed), "latents": latents}
         maps, probability = [], []
         for part in scorer.in_parts(inputs, features=features, return_logits=True, **how):
             maps.append(part.labels[padding.inside].cpu().numpy().astype(np.uint8))
@@ -70,8 +77,7 @@ def _arrays_of(scorer: Scorer, source: Source, index: int) -> dict[str, np.ndarr
         arrays[f"samples_{name}"] = drawn[:, :NUM_SHOWN_SAMPLES][thinned]
         arrays[f"std_{name}"] = torch.cat(probability, dim=1).std(dim=1, correction=0).cpu().numpy()
         if name == "full" and truth is not None:
-            clustering: dict[str, Any] = {"alpha": scorer.threshold, "connected": scorer.connected}
-            found = instances_of(drawn[0], info=info, **clustering, seed=scorer.seed)[None]
+            found = np.stack([instances_of(samples, **scorer.clustering._asdict()) for samples in drawn])
             error = rand_error(prediction=found, truth=truth, valid=batch.valid.numpy())
             arrays |= {"instances": found[thinned], "true_instances": truth[thinned], "hardness": np.asarray(error)}
     how = {"image": inputs.image, "features": features, "return_logits": False}

@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int32, Integer
 from torch import Tensor
 
-from hpunet.data.augment import NO_AUGMENTATION, apply_warp, draw_warp
 from hpunet.data.batch import Batch
 from hpunet.data.extrapolation import NUM_UNIFORMS, hide
 from hpunet.data.instance_ids import assign_ids, evaluation_table
@@ -71,10 +71,11 @@ def drawn_together(items: Sequence[Item], *, crop: tuple[int, int] | None) -> li
 
 def centre_crop(batch: Batch, *, crop: tuple[int, int]) -> Batch:
     """The centre of each image, of this height and width; a smaller image is padded with invalid pixels."""
-    index = torch.arange(len(batch.image), device=batch.image.device)
-    size = (batch.image.shape[2], batch.image.shape[3])
-    warp = draw_warp(NO_AUGMENTATION, seed=0, step=0, index=index, source_size=size, crop_size=crop)
-    return apply_warp(batch, warp, crop_size=crop)
+    sides = zip(batch.valid.shape[:0:-1], crop[::-1], strict=True)  # the last one first
+    margins = [(side, wanted, min(0, side - wanted) + abs(side - wanted) // 2) for side, wanted in sides]
+    pads = [n for side, wanted, start in margins for n in (-start, start + wanted - side)]  # negative ones crop
+    image, labels, valid = (F.pad(each, pads) for each in (batch.image, batch.labels, batch.valid))
+    return Batch(image=image, labels=labels * valid.unsqueeze(1), valid=valid, graders=batch.graders)
 
 
 def with_evaluation_ids(batch: Batch, *, keys: Sequence[str], info: SetInfo, seed: int) -> Batch:

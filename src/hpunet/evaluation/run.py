@@ -1,11 +1,13 @@
 """Evaluation of a model on a whole split: one row per image, then a summary, and maps of a few images."""
 
 import io
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,11 @@ import numpy as np
 
 from hpunet.data.fingerprint import FILES_FILE, FileHashes, changed_files, read_contents
 from hpunet.data.types import SetInfo, Source
+from hpunet.data.workers import workers
 from hpunet.errors import ConfigError, DataError
 from hpunet.evaluation.examples import MAX_SIDE, example_arrays
 from hpunet.evaluation.images import Item, fast_batch_size, read_item
+from hpunet.evaluation.instance_scores import start_worker
 from hpunet.evaluation.rows import EXAMPLES_FILE, SUMMARY_FILE, Row, RowStore, first_keys, mean_rows
 from hpunet.evaluation.scorer import Drawn, Scorer
 from hpunet.evaluation.summary import sizes_scored, summarise
@@ -24,7 +28,8 @@ from hpunet.utils.files import atomic_write, dump_json
 from hpunet.utils.pictures import spread
 
 NUM_SHOWN, NUM_HARDEST = 12, 12  # images whose maps are kept: spread over the set, and with the worst scores
-WAITING = 2  # drawn batches that may wait for their scores
+MAX_PROCESSES = 16  # that score instances, by default: each takes some 300 MB
+WAITING = 3  # drawn batches that may wait for their scores, the latest one included
 Callback = Callable[[int, int], None]  # receives the number of images done, and of all
 
 
@@ -38,6 +43,7 @@ def evaluate(
     limit: int | None = None,
     batch_size: int | None = None,
     replace: bool = False,
+    processes: int = 1,
     watch: Callback | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
@@ -52,6 +58,7 @@ def evaluate(
         limit: size of a fixed random subset to score; smaller subsets are part of larger ones.
         batch_size: images per forward pass.
         replace: replace another evaluation in the folder.
+        processes: number of processes that score instances; with 1 it is done here.
         watch: receives the progress of this process.
         say: receives messages.
     """
@@ -76,16 +83,17 @@ def evaluate(
             hashes.save()
         # Which images go together depends neither on the processes nor, but for the last one, on an interruption.
         size = batch_size or fast_batch_size(scorer.device)
-        batches = [chosen[i : i + size] for i in range(0, len(chosen), size)]
-        left = [[i for i in batch if source.identities[i].key not in store.done] for batch in batches]
+        every = [chosen[i : i + size] for i in range(0, len(chosen), size)]
+        left = [[i for i in batch if source.identities[i].key not in store.done] for batch in every]
         if there := len(chosen) - sum(map(len, left)):
-            every = f"all {there} rows are done already; --replace evaluates them again"
-            say(f"{there} of {len(chosen)} rows are done already" if there < len(chosen) else every)
+            finished = f"all {there} rows are done already; --replace evaluates them again"
+            say(f"{there} of {len(chosen)} rows are done already" if there < len(chosen) else finished)
         mine = [batch for batch in left if batch][rank() :: world_size()]
         done, total = 0, sum(map(len, mine))
         watch(done, total)
         sizes: set[tuple[int, ...]] = set()
-        for rows in scored(scorer, source, _noting(sizes, read_ahead(source, mine, scorer.info))):
+        batches = _noting(sizes, read_ahead(source, mine, scorer.info))
+        for rows in scored(scorer, source, batches, processes=max(1, min(processes, total))):
             store.append(rows)
             done += len(rows)
             watch(done, total)
@@ -113,33 +121,59 @@ def evaluate(
     return summary
 
 
+def default_processes(scorer: Scorer) -> int:
+    """One per core to score instances beside a GPU; on a CPU the network needs the cores."""
+    if not scorer.finds_instances or scorer.device.type == "cpu":
+        return 1
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(MAX_PROCESSES, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+
+
 def chosen_images(source: Source, limit: int | None) -> list[int]:
     """Indices of the images to evaluate, in order: all, or a fixed random subset."""
     chosen = first_keys((identity.key for identity in source.identities), limit)
     return [i for i, identity in enumerate(source.identities) if identity.key in chosen]
 
 
-def scored(scorer: Scorer, source: Source, batches: Iterable[Sequence[Item]]) -> Iterator[list[Row]]:
+def scored(
+    scorer: Scorer, source: Source, batches: Iterable[Sequence[Item]], *, processes: int = 1
+) -> Iterator[list[Row]]:
     """The rows of each batch; metrics are computed while the network draws the next batch."""
     drawn = (each for items in batches for each in scorer.draw(source, items))
-    with_one_seed = _scored_beside(scorer, source, drawn)
+    with_one_seed = _scored_beside(scorer, source, drawn, processes=processes)
     for by_seed in zip(*[with_one_seed] * scorer.num_seeds, strict=True):
         yield mean_rows(by_seed)
 
 
-def _scored_beside(scorer: Scorer, source: Source, drawn: Iterable[Drawn]) -> Iterator[list[Row]]:
+def _scored_beside(scorer: Scorer, source: Source, drawn: Iterable[Drawn], *, processes: int) -> Iterator[list[Row]]:
     coming: deque[Future[list[Row]]] = deque()
-    with ThreadPoolExecutor(1) as pool:
+    with workers(processes) as run, ThreadPoolExecutor(1) as pool:
+        if processes > 1:  # their start takes seconds, and so does the first batch
+            pool.submit(lambda: deque(run(start_worker, range(processes)), maxlen=0))
         try:
-            for each in drawn:
-                coming.append(pool.submit(scorer.score, source, each))
-                if len(coming) > WAITING:
+            for each in _arrived(drawn):
+                coming.append(pool.submit(scorer.score, source, each, run))
+                if len(coming) >= WAITING:
                     yield coming.popleft().result()
             while coming:
                 yield coming.popleft().result()
         finally:
             for future in coming:
                 future.cancel()
+
+
+def _arrived(drawn: Iterable[Drawn]) -> Iterator[Drawn]:
+    """Each as soon as its maps are on the CPU and the device has the work for the next.
+
+    Waiting is done here, not where they are scored: while this thread captures a CUDA graph no other one may ask.
+    """
+    latest: Drawn | None = None
+    for each in chain(drawn, (None,)):
+        if latest is not None and latest.maps is not None:
+            latest.maps.wait()
+        if latest is not None:
+            yield latest
+        latest = each
 
 
 def read_ahead(source: Source, batches: Sequence[Sequence[int]], info: SetInfo) -> Iterator[list[Item]]:

@@ -5,7 +5,8 @@ do not change what is drawn for an image. Validation during training uses the sa
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from hpunet.data.batch import Batch
 from hpunet.data.fingerprint import Contents
 from hpunet.data.types import Sample, SetInfo, Source, refuse_other_data
 from hpunet.errors import ConfigError, DataError
+from hpunet.evaluation.counts import Counts, count_maps, scores_from_counts, subset_b_from_counts
 from hpunet.evaluation.images import (
     Item,
     as_batch,
@@ -28,42 +30,53 @@ from hpunet.evaluation.images import (
     true_instances,
     with_evaluation_ids,
 )
+from hpunet.evaluation.instance_scores import Clustering, InstanceMaps, score_instances
 from hpunet.evaluation.rows import Row
-from hpunet.evaluation.scores import hidden_scores, image_scores, instances_of, metric_arguments
+from hpunet.evaluation.scores import hidden_scores, image_scores, marginal_scores, metric_arguments
 from hpunet.evaluation.summary import Scope
-from hpunet.metrics import (
-    best_match_dice,
-    calibration_error,
-    iou,
-    match_instances,
-    rand_error,
-    subset_b,
-    uncertainty_error_ncc,
-)
+from hpunet.metrics import subset_b
 from hpunet.models.base import SegmentationModel
 from hpunet.models.hpunet import HPUNet
 from hpunet.models.punet import ProbUNet
-from hpunet.sampling.instances import clustering_threshold, instance_scores
+from hpunet.sampling.instances import clustering_threshold
 from hpunet.sampling.orientations import Features, encode_orientations
 from hpunet.sampling.sample import Samples, reconstruct, sample
 from hpunet.sampling.tiling import Padding, choose_sampler
+from hpunet.utils.host_copies import copied_to_cpu
 from hpunet.utils.text import as_utf8
 
+Run = Callable[..., Iterable[Any]]
+"""`map`, or one of its kind that works in several processes."""
 LOGITS_AT_ONCE = 2**25  # logits per image held at once if their softmax is needed
 LABELS_AT_ONCE = 2**26  # labels per image held at once, before they shrink to bytes
 
 
 class Maps(NamedTuple):
-    """Images with their labels, and the samples drawn for them with one seed."""
+    """Images with their labels, and what scores need of the samples drawn for them with one seed, on the CPU."""
 
     indices: Sequence[int]
     keys: Sequence[str]
     batch: Batch
     truth: Int32[np.ndarray, "b h w"] | None
-    labels: UInt8[np.ndarray, "b s h w"]
-    confidence: Float[np.ndarray, "b h w"] | None
-    rebuilt: Int[Tensor, "b r h w"]
+    labels: UInt8[np.ndarray, "b s h w"] | None = None
+    confidence: Float[np.ndarray, "b h w"] | None = None
+    rebuilt: Int[Tensor, "b r h w"] | None = None
     visible: Bool[Tensor, "b h w"] | None = None  # what the prior saw, if a part was hidden
+    counts: Counts | None = None  # of pixels, if a GPU has counted them; labels may be missing then
+    wait: Callable[[], None] = lambda: None
+    """Until everything has arrived from the device; to be called before anything is read."""
+
+    @property
+    def samples(self) -> UInt8[Tensor, "b s h w"]:
+        """The labels as a tensor."""
+        assert self.labels is not None
+        return torch.from_numpy(self.labels)
+
+    @property
+    def reconstructions(self) -> Int[Tensor, "b r h w"]:
+        """The graders' maps, as the posterior sees them."""
+        assert self.rebuilt is not None
+        return self.rebuilt
 
 
 class Inputs(NamedTuple):
@@ -141,6 +154,11 @@ class Scorer:
         }
 
     @property
+    def clustering(self) -> Clustering:
+        """How instances are found."""
+        return Clustering(self.info, alpha=self.threshold, seed=self.seed, connected=self.connected)
+
+    @property
     def threshold(self) -> int:
         """α of the clustering."""
         return clustering_threshold(self.alpha, num_samples=self.num_samples)
@@ -163,101 +181,137 @@ class Scorer:
         keys = [source.identities[i].key for i in indices]
         batch, truth = self.prepare(samples, keys)
         try:
-            inputs = self.inputs(batch, indices)
+            there = batch.to(self.device)
+            inputs = self.inputs(there, indices)
             features = encode_orientations(inputs.network, image=inputs.image, cond=inputs.cond, names=keys)
             how: dict[str, Any] = {"image": inputs.image, "labels": inputs.labels, "features": features}
-            rebuilt = reconstruct(inputs.network, **how, return_logits=False).labels[inputs.padding.inside].cpu()
+            rebuilt = reconstruct(inputs.network, **how, return_logits=False).labels[inputs.padding.inside]
             visible = None if inputs.cond is None else inputs.cond[:, 0][inputs.padding.inside].cpu() > 0
             for seed in range(self.seed, self.seed + self.num_seeds):
                 generators = self.generators(keys, seed=seed)
-                drawn, confidence = self._sampled(inputs, features=features, generators=generators)
-                yield Drawn(items, Maps(indices, keys, batch, truth, drawn, confidence, rebuilt, visible))
+                labels, confidence = self._sampled(inputs, features=features, generators=generators)
+                scored = self._on_cpu(there, labels=labels, confidence=confidence, rebuilt=rebuilt)
+                yield Drawn(items, Maps(indices, keys, batch, truth, visible=visible, **scored))
         except torch.OutOfMemoryError:
             size = "x".join(map(str, batch.valid.shape[1:]))
             words = f"{keys[0]}: {size} pixels do not fit the device's memory; score the centre with --crop"
             raise DataError(words) from None
 
-    def distribution_scores(self, maps: Maps) -> dict[str, Float64[Tensor, " b"]]:
-        """GED², HM-IoU and their relatives, and reconstruction IoU per image."""
-        samples = torch.from_numpy(maps.labels)
-        return image_scores(samples=samples, reconstructions=maps.rebuilt, batch=maps.batch, info=self.info)
+    @property
+    def counts_on_device(self) -> bool:
+        """Whether pixels are counted where the samples are drawn: on a CPU the metrics are faster."""
+        return self.device.type != "cpu"
 
-    def score(self, source: Source, drawn: Drawn) -> list[Row]:
-        """All metrics for one seed: on the CPU, can run in parallel to drawing."""
+    def _on_cpu(
+        self,
+        batch: Batch,
+        *,
+        labels: UInt8[Tensor, "b s h w"],
+        confidence: Float[Tensor, "b h w"] | None,
+        rebuilt: Int[Tensor, "b r h w"],
+    ) -> dict[str, Any]:
+        """The entries of `Maps` that come from the device; nothing waits for it here."""
+        found: dict[str, Tensor | None] = {"confidence": confidence}
+        counts: Counts | tuple[()] = ()
+        if self.counts_on_device:
+            given = metric_arguments(batch, self.info)
+            counts = count_maps(samples=labels, reconstructions=rebuilt, **given)
+        if not counts or self.info.has_instances or self.extrapolate:
+            found |= {"labels": labels, "rebuilt": rebuilt}
+        copies, wait = copied_to_cpu([*counts, *(each for each in found.values() if each is not None)])
+        there = iter(copies[len(counts) :])
+        on_cpu: dict[str, Any] = {name: None if each is None else next(there) for name, each in found.items()}
+        for name in ("labels", "confidence"):
+            on_cpu[name] = None if on_cpu.get(name) is None else on_cpu[name].numpy()
+        on_cpu["counts"] = Counts(*(each.numpy() for each in copies[: len(counts)])) if counts else None
+        return {**on_cpu, "wait": wait}
+
+    def distribution_scores(self, maps: Maps) -> dict[str, Float64[Tensor, " b"]]:
+        """GED², HM-IoU and their relatives, and reconstruction IoU per image; the maps must have arrived."""
+        if maps.counts is not None:
+            how: dict[str, Any] = {"graders": maps.batch.graders.numpy(), "skip_empty": self.info.has_instances}
+            return {name: torch.from_numpy(v) for name, v in scores_from_counts(maps.counts, **how).items()}
+        predicted = {"samples": maps.samples, "reconstructions": maps.reconstructions}
+        return image_scores(**predicted, batch=maps.batch, info=self.info)
+
+    def score(self, source: Source, drawn: Drawn, run: Run = map) -> list[Row]:
+        """All metrics for one seed, whose maps have arrived, on the CPU beside drawing; `run` maps over images."""
         named = {}
         for item in drawn.items:
             patient, key = source.identities[item.number]
             named[item.number] = Row(image=item.number, key=key, patient=patient, error=item.error)
         if drawn.maps is not None:
-            named |= self._scored(source, drawn.maps)
+            named |= self._scored(source, drawn.maps, run)
         return [named[item.number] for item in drawn.items]
 
-    def _scored(self, source: Source, drawn: Maps) -> dict[int, Row]:
-        indices, keys, batch, truth, labels, confidence, rebuilt, visible = drawn
-        maps, common = torch.from_numpy(labels), metric_arguments(batch, self.info)
-        all_classes = {name: value for name, value in common.items() if name != "classes"}
-        scores = {
-            **self.distribution_scores(drawn),
-            "best_match_dice": best_match_dice(samples=maps, **common),
-            "calibration_error": calibration_error(samples=maps, **common),
-            "uncertainty_error_ncc": uncertainty_error_ncc(samples=maps, **all_classes),
-        }
-        if visible is not None:
-            predicted_maps = {"samples": maps, "reconstructions": rebuilt}
-            scores |= hidden_scores(**predicted_maps, visible=visible, batch=batch, info=self.info)
-        marked = subset_b(**common)
+    def _scored(self, source: Source, drawn: Maps, run: Run) -> dict[int, Row]:
+        scores, marked = self._image_scores(drawn)
+        columns = {name: values.tolist() for name, values in scores.items()}
+        num_graders, in_subset = drawn.batch.graders.sum(dim=1).tolist(), marked.tolist()
+        clustered: Iterable[Any] = [({}, None)] * len(drawn.indices)
+        if drawn.truth is not None:
+            clustered = run(score_instances, self._instance_maps(drawn))
         found = {}
-        for i, index in enumerate(indices):
-            values = {name: float(value[i]) for name, value in scores.items()}
-            matches = None
-            if truth is not None:
-                valid = batch.valid[i].numpy()
-                how: dict[str, Any] = {"alpha": self.threshold, "connected": self.connected, "seed": self.seed}
-                predicted = instances_of(labels[i], info=self.info, **how)
-                error = rand_error(prediction=predicted[None], truth=truth[i][None], valid=valid[None])
-                values["rand_error"] = float(error[0])
-                # Whether membranes or gaps are found: the Rand error ignores them.
-                taken = [(maps > 0).astype(np.uint8)[None] for maps in (predicted, truth[i])]
-                values["background_iou"] = float(iou(*taken, num_classes=2, classes=[0], valid=valid[None])[0])
-                if confidence is not None:
-                    certainty = instance_scores(predicted, stochastic_probs=confidence[i][None])
-                    matches = match_instances(prediction=predicted, scores=certainty, truth=truth[i], valid=valid)
+        for i, (index, (of_instances, matches)) in enumerate(zip(drawn.indices, clustered, strict=True)):
+            values = {**{name: column[i] for name, column in columns.items()}, **of_instances}
             found[index] = Row(
                 image=index,
-                key=keys[i],
+                key=drawn.keys[i],
                 patient=source.identities[index].patient,
-                num_graders=int(batch.graders[i].sum()),
-                subset_b=bool(marked[i]),
-                scores={name: value for name, value in values.items() if np.isfinite(value)},
+                num_graders=num_graders[i],
+                subset_b=in_subset[i],
+                scores={name: value for name, value in values.items() if math.isfinite(value)},
                 matches=matches,
             )
         return found
+
+    def _image_scores(self, drawn: Maps) -> tuple[dict[str, Tensor], Tensor]:
+        """All scores but those of instances, and which images are in subset B."""
+        scores, batch = self.distribution_scores(drawn), drawn.batch
+        common = metric_arguments(batch, self.info)
+        if drawn.counts is not None:
+            marked = torch.from_numpy(subset_b_from_counts(drawn.counts, graders=batch.graders.numpy()))
+        else:
+            marked = torch.as_tensor(subset_b(**common))
+            scores |= marginal_scores(samples=drawn.samples, batch=batch, info=self.info)
+        if drawn.visible is not None:
+            predicted = {"samples": drawn.samples, "reconstructions": drawn.reconstructions}
+            scores |= hidden_scores(**predicted, visible=drawn.visible, batch=batch, info=self.info)
+        return scores, marked
+
+    def _instance_maps(self, drawn: Maps) -> list[InstanceMaps]:
+        """What each image's instances are scored on."""
+        assert drawn.labels is not None
+        assert drawn.truth is not None
+        confidence = drawn.confidence if drawn.confidence is not None else [None] * len(drawn.labels)
+        maps = zip(drawn.labels, drawn.truth, drawn.batch.valid.numpy(), confidence, strict=True)
+        return [InstanceMaps(self.clustering, *each) for each in maps]
 
     def prepare(
         self, samples: Sequence[Sample], keys: Sequence[str]
     ) -> tuple[Batch, Int32[np.ndarray, "b h w"] | None]:
         """Images as evaluation sees them, whole or their centre; and true instances, 0 for none."""
         singles = [as_batch(found) for found in samples]
-        if self.crop is not None:
+        if self.crop is not None and len({single.valid.shape for single in singles}) > 1:
             singles = [centre_crop(single, crop=self.crop) for single in singles]
         batch = Batch.cat(singles)
+        batch = batch if self.crop is None else centre_crop(batch, crop=self.crop)
         truth = true_instances(batch, self.info) if self.finds_instances else None
         return with_evaluation_ids(batch, keys=keys, info=self.info, seed=self.seed), truth
 
     def _sampled(
         self, inputs: Inputs, *, features: Features, generators: Sequence[torch.Generator]
-    ) -> tuple[UInt8[np.ndarray, "b s h w"], Float[np.ndarray, "b h w"] | None]:
-        """Samples, and the mean softmax of the stochastic classes if average precision needs it."""
+    ) -> tuple[UInt8[Tensor, "b s h w"], Float[Tensor, "b h w"] | None]:
+        """Samples, and the mean softmax of the stochastic classes if average precision needs it, on the device."""
         wants_scores, inside = self.scope.has_average_precision, inputs.padding.inside
         drawn, total = [], None
         how: dict[str, Any] = {"generator": generators, "return_logits": wants_scores, "features": features}
         for part in self.in_parts(inputs, **how):
-            drawn.append(part.labels[inside].to(torch.uint8).cpu())
+            drawn.append(part.labels[inside].to(torch.uint8))
             if wants_scores:
                 sums = part.probs[inside][:, :, list(self.info.stochastic_classes)].sum(dim=(1, 2))
                 total = sums if total is None else total + sums
-        confidence = None if total is None else (total / self.num_samples).cpu().numpy()
-        return torch.cat(drawn, dim=1).numpy(), confidence
+        return torch.cat(drawn, dim=1), None if total is None else total / self.num_samples
 
     def in_parts(
         self, inputs: Inputs, *, generator: Sequence[torch.Generator], return_logits: bool, **how: Any

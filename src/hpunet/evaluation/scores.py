@@ -11,12 +11,15 @@ from hpunet.data.batch import Batch
 from hpunet.data.types import SetInfo
 from hpunet.evaluation.images import of_first_grader
 from hpunet.metrics import (
+    best_match_dice,
     border_agreement,
+    calibration_error,
     hidden_accuracy,
     hidden_iou,
     hidden_sample_disagreement,
     iou_rec,
     pair_ious,
+    uncertainty_error_ncc,
 )
 from hpunet.sampling.instances import cluster, connected_parts, merge_to_background, postprocess
 
@@ -55,6 +58,20 @@ def image_scores(
         "hm_iou": pairs.hungarian_iou(),
         "sample_diversity": pairs.sample_diversity(),
         "iou_rec": iou_rec(reconstructions=reconstructions, skip_empty=info.has_instances, **common),
+    }
+    return {name: torch.as_tensor(values, device="cpu") for name, values in scores.items()}
+
+
+def marginal_scores(
+    *, samples: Integer[Tensor, "b s h w"], batch: Batch, info: SetInfo
+) -> dict[str, Float64[Tensor, " b"]]:
+    """Dice of the best sample, calibration and correlation of uncertainty and error; NaN where undefined."""
+    common = metric_arguments(batch, info)
+    all_classes = {name: value for name, value in common.items() if name != "classes"}
+    scores = {
+        "best_match_dice": best_match_dice(samples=samples, **common),
+        "calibration_error": calibration_error(samples=samples, **common),
+        "uncertainty_error_ncc": uncertainty_error_ncc(samples=samples, **all_classes),
     }
     return {name: torch.as_tensor(values, device="cpu") for name, values in scores.items()}
 

@@ -19,6 +19,7 @@ Valid = Bool[Array, "b h w"]
 Graders = Bool[Array, "b r"]
 PerImage = Float64[Array, " b"]
 Absent = Literal["skip", "one"]
+_SMALL_LABEL = 2**16  # counting up to here is always cheap
 
 
 class MapOptions(TypedDict, total=False):
@@ -117,3 +118,18 @@ def check_flags(flags: Array | None, *, name: str, shape: tuple[int, ...]) -> np
     if checked.shape != shape or checked.dtype != np.bool_:
         raise DataError(f"{name}: expected bools of shape {shape}, got {flags.dtype} of shape {tuple(flags.shape)}")
     return checked
+
+
+def numbered(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The distinct labels in ascending order, the number of each pixel's label among them, and their pixels.
+
+    Like `np.unique`, with numbers in one dimension, but without sorting, unless labels are negative or many times as
+    large as there are pixels.
+    """
+    flat = labels.ravel()
+    if not flat.size or flat.min() < 0 or flat.max() > 2 * flat.size + _SMALL_LABEL:
+        return np.unique(flat, return_inverse=True, return_counts=True)
+    flat = flat.astype(np.int64, copy=False)
+    counts = np.bincount(flat)
+    values = np.flatnonzero(counts)
+    return values, ((counts > 0).cumsum() - 1)[flat], counts[values]

@@ -19,6 +19,7 @@ import numpy as np
 from jaxtyping import Bool, Float64, Integer
 
 from hpunet.errors import DataError
+from hpunet.metrics.arrays import numbered
 from hpunet.metrics.bootstrap import draws, group_numbers
 
 OVERLAPS = tuple(round(0.5 + 0.05 * i, 2) for i in range(10))
@@ -69,11 +70,11 @@ def match_instances(
     if min_region is None:
         min_region = MIN_REGION * (h * w) / (OFFICIAL_SIZE[0] * OFFICIAL_SIZE[1])
     counted = np.where(valid, truth, 0)
-    true_ids, true_of_pixel, true_areas = np.unique(counted, return_inverse=True, return_counts=True)
-    ids, of_pixel, areas = np.unique(prediction, return_inverse=True, return_counts=True)
-    pairs = of_pixel.astype(np.int64).ravel() * len(true_ids) + true_of_pixel.ravel()
+    true_ids, true_of_pixel, true_areas = numbered(counted)
+    ids, of_pixel, areas = numbered(prediction)
+    pairs = of_pixel * len(true_ids) + true_of_pixel
     shared = np.bincount(pairs, minlength=len(ids) * len(true_ids)).reshape(len(ids), len(true_ids))
-    on_void = np.bincount(of_pixel[~valid].ravel(), minlength=len(ids))
+    on_void = np.bincount(of_pixel[~valid.ravel()], minlength=len(ids))
     counts = (true_ids > 0) & (true_areas >= min_region)
     too_small = (true_ids > 0) & ~counts
     is_instance = ids > 0

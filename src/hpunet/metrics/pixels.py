@@ -17,9 +17,11 @@ from hpunet.metrics.arrays import (
 )
 from hpunet.metrics.overlap import shows
 
+NUM_BINS = 10  # of the probabilities of a calibration error
+
 
 def calibration_error(
-    *, samples: SampleMaps, labels: GraderMaps, num_bins: int = 10, **options: Unpack[GraderOptions]
+    *, samples: SampleMaps, labels: GraderMaps, num_bins: int = NUM_BINS, **options: Unpack[GraderOptions]
 ) -> PerImage:
     """Expected calibration error of the samples' mean, pixel by pixel: Σ_bins (n_bin/n) · |mean p − mean y|.
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from hpunet.metrics.arrays import Maps, PerImage, Valid, check_maps, same_type
+from hpunet.metrics.arrays import Maps, PerImage, Valid, check_maps, numbered, same_type
 
 
 def rand_error(*, prediction: Maps, truth: Maps, valid: Valid | None = None) -> PerImage:
@@ -30,9 +30,10 @@ def _rand_error(predicted: np.ndarray, true: np.ndarray) -> float:
     n = int(foreground.sum())
     if n == 0:
         return float("nan")
-    row, num_rows = _numbered(true[foreground])
-    column, num_columns = _numbered(np.append(predicted[foreground], 0))  # so that number 0 is the background
-    pairs, p = np.unique(row * num_columns + column[:-1], return_counts=True)
+    rows, row, _ = numbered(true[foreground])
+    columns, column, _ = numbered(np.append(predicted[foreground], 0))  # so that number 0 is the background
+    num_rows, num_columns = len(rows), len(columns)
+    pairs, _, p = numbered(row * num_columns + column[:-1])
     i, j, p = pairs // num_columns, pairs % num_columns, p.astype(np.float64)
     c_over_n = p[j == 0].sum() / n
     in_columns = np.bincount(j, weights=p, minlength=num_columns)[1:]
@@ -41,9 +42,3 @@ def _rand_error(predicted: np.ndarray, true: np.ndarray) -> float:
     AB = (p[j > 0] ** 2).sum() + c_over_n
     precision, recall = AB / B, AB / A
     return float(1 - 2 * precision * recall / (precision + recall))
-
-
-def _numbered(labels: np.ndarray) -> tuple[np.ndarray, int]:
-    """Labels renumbered 0, 1, ... in ascending order, and how many there are."""
-    values, numbers = np.unique(labels, return_inverse=True)
-    return numbers.astype(np.int64), len(values)

@@ -122,7 +122,8 @@ def _train(
     held_out = open_pack(pack_path, split="val")
     if words := patient_warning([training.pack, held_out], options=options):
         say(f"warning: {words}")
-    validation = Validation(training.model, pack=held_out, settings=settings, device=device, run=run)
+    how: dict[str, Any] = {"device": device, "kernels": "torch" if training.why_not_fused else "auto"}
+    validation = Validation(training.model, pack=held_out, settings=settings, run=run, **how)
     if validation.note:
         say(validation.note)
     open_logs: list[Logger] = []

@@ -23,6 +23,7 @@ from hpunet.evaluation.examples import example_arrays
 from hpunet.evaluation.images import fast_batch_size, read_item
 from hpunet.evaluation.scorer import Scorer
 from hpunet.evaluation.scores import metric_arguments
+from hpunet.kernels.dispatch import fast_sampler
 from hpunet.metrics import pair_ious
 from hpunet.training.loggers import Logger
 from hpunet.utils.distributed import all_reduce, rank, world_size
@@ -39,9 +40,18 @@ CLEARLY_BETTER = 0.02
 
 
 class Validation:
-    """Scores a fixed subset of the validation images, shared between processes."""
+    """Scores a fixed subset of the validation images, shared between processes; `kernels` as in `fast_sampler`."""
 
-    def __init__(self, model: Any, *, pack: Pack, settings: Settings, device: torch.device, run: Path) -> None:
+    def __init__(
+        self,
+        model: Any,
+        *,
+        pack: Pack,
+        settings: Settings,
+        device: torch.device,
+        run: Path,
+        kernels: str = "torch",
+    ) -> None:
         self.model, self.pack, self.settings, self.run = model, pack, settings, run
         crop = settings.data.crop if settings.data.evaluate == "crop" else None
         wanted = min(settings.logging.validate_images, len(pack))
@@ -67,6 +77,7 @@ class Validation:
             num_samples=settings.logging.validate_samples,
             extrapolate=settings.data.extrapolate,
             device=device,
+            sampler=fast_sampler(model, kernels=kernels, device=device),
         )
 
     def is_better(self, numbers: Mapping[str, float], *, than: float | None) -> bool:
@@ -79,6 +90,8 @@ class Validation:
     def run_at(self, step: int, loggers: Sequence[Logger], *, averaged: Sequence[Tensor]) -> dict[str, float]:
         """Score the model with its averaged weights, if any, early on also with raw ones; log, draw and save."""
         with checked(self.model, step=step):
+            if self.scorer.sampler is not None:
+                mark_written(self.model)
             raw = self._score() if averaged and self.scores_raw(step) else {}
             with swapped(self.model, averaged):
                 numbers = self._score() | {f"raw_{name}": raw[name] for name in METRICS if raw}
@@ -120,6 +133,7 @@ class Validation:
             items = [read_item(self.pack, index, self.pack.info) for index in chosen]
             for drawn in self.scorer.draw(self.pack, items):
                 assert drawn.maps is not None
+                drawn.maps.wait()
                 scores = self.scorer.distribution_scores(drawn.maps)
                 if not self.pack.info.has_instances:  # ids of two graders cannot be compared
                     scores = {**scores, **self._grader_scores(drawn.maps.batch)}
@@ -167,6 +181,12 @@ def _samples_sheet(arrays: Mapping[str, np.ndarray], *, title: str) -> Any:
         rows.append([grey_or_colour(stretched(image)), *overlays])
     columns = ["image", *(f"{name} {i + 1}" for name, maps in groups.items() for i in range(maps.shape[1]))]
     return sheet(rows, columns=columns, title=title, tile=tile)
+
+
+@torch.no_grad()
+def mark_written(model: Any) -> None:
+    """Give the weights a new version each: those of training steps in a CUDA graph have none."""
+    torch._foreach_mul_(list(model.parameters()), 1)
 
 
 @contextmanager
