@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hpunet.errors import ConfigError, DataError, DivergenceError
 from hpunet.models.base import PerScale, SegmentationModel
-from hpunet.sampling.on_cpu import fastest_on
+from hpunet.sampling.cpu_sampler import on_cpu
 from hpunet.sampling.orientations import Features, encode_orientations, num_orientations, select, undo_orientations
 from hpunet.utils.tensors import check_is_tensor, check_labels, values_can_be_read
 
@@ -175,7 +175,7 @@ def reconstruct(
         raise DataError(f"labels: expected (batch, [graders,] height, width), got {tuple(labels.shape)}")
     b, _, h, w = image.shape
     if features is None:
-        network = fastest_on(image.device, model)
+        network = on_cpu(model)
         features = Features(network, image, cond, 1, network.encode(image=image, cond=cond))
     r = labels.shape[1]
     for grader in range(r):

@@ -30,29 +30,32 @@ _TRIALS = 5
 _MODULES = (LatentUNet, nn.ModuleList, nn.Sequential, ResidualBlock, GaussianHead, nn.Conv2d)
 
 
-def fastest_on(device: torch.device, model: SegmentationModel) -> SegmentationModel:
-    """The model, or on a CPU its `CPUSampler` in float32, if it can have one: the same but for rounding."""
-    if device.type != "cpu" or torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling():
+def on_cpu(model: SegmentationModel) -> SegmentationModel:
+    """The `CPUSampler` of a float32 model on a CPU, the same function but for rounding; other models as they are."""
+    if not _is_known(model) or torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling():
         return model
-    return CPUSampler(model) if _is_known(model) and compute_type(model) == torch.float32 else model
+    return CPUSampler(model) if compute_type(model) == torch.float32 else model
 
 
 def _is_known(model: object) -> TypeGuard[HPUNet]:
     """Whether `CPUSampler` computes what the model does: hooks and modules of others would not run."""
-    if type(model) is not HPUNet or not model.channels_last:
+    if type(model) is not HPUNet or not model.channels_last or not model.logits.weight.is_cpu:
         return False
     modules = [*model.prior.modules(), model.logits]
     return all(type(each) in _MODULES and not each._forward_hooks and not each._forward_pre_hooks for each in modules)
 
 
 def bfloat16_sampler(model: nn.Module) -> "CPUSampler":
-    """Samples in bfloat16, or a `ConfigError` that says why not."""
+    """A sampler in bfloat16, or a `ConfigError` that says why there is none."""
     if not _is_known(model):
-        raise ConfigError(f"kernels: fused kernels sample the HPU-Net only, this is a {type(model).__name__}")
-    if (speed := bfloat16_speed()) < WORTH_IT:
-        found = f"{speed:.2g} times as fast as float32" if speed else "not computed"
-        raise ConfigError(f"kernels: fused kernels compute in bf16, which is {found} by this CPU; use auto or torch")
-    return CPUSampler(model, dtype=torch.bfloat16)
+        reason = f"fused kernels sample the HPU-Net only, this is a {type(model).__name__}"
+    elif not (speed := bfloat16_speed()):
+        reason = "fused kernels need a CUDA GPU or a CPU with bf16 instructions, this is another CPU"
+    elif speed < WORTH_IT:
+        reason = f"fused kernels compute in bf16, {speed:.2g} times as fast as float32 on this CPU"
+    else:
+        return CPUSampler(model, dtype=torch.bfloat16)
+    raise ConfigError(f"kernels: {reason}; use auto or torch")
 
 
 @cache
