@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from hpunet import ConfigError, HPUNet, ProbUNet, reconstruct, sample
 from hpunet.kernels.dispatch import fast_sampler
 from hpunet.models import fused_conv
-from hpunet.models.fused_conv import add_conv, conv
+from hpunet.models.fused_conv import FusedConv
 from hpunet.sampling import cpu_sampler
 from hpunet.sampling.cpu_sampler import CPUSampler, bfloat16_speed, on_cpu
 from hpunet.sampling.orientations import encode_orientations
@@ -94,13 +94,15 @@ def test_one_hypothesis_leaves_the_features_as_they_are() -> None:
     assert all(map(torch.equal, features.together, before))
 
 
-@pytest.mark.skipif(not fused_conv._works(), reason="plain convolutions are not told apart here")
 def test_what_hypotheses_share_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     counts, plain = [], F.conv2d
+    monkeypatch.setattr(fused_conv, "_works", lambda: False)
     monkeypatch.setattr(F, "conv2d", lambda x, *a, **how: counts.append(len(x)) or plain(x, *a, **how))
-    sample(model_of(), image=torch.rand(1, 2, 16, 16), num_samples=6, chunk_size=3)
-    # For each of three scales two shares of the features; then in two chunks three skips, two heads and the logits.
-    assert counts == [1] * 6 + [3] * 12
+    model = model_of(blocks_per_scale=1)
+    sample(model, image=torch.rand(1, 2, 16, 16), num_samples=6, chunk_size=3)
+    # Encoder: four blocks of four layers, skips where the width changes, and what three scales of the decoder share.
+    # Decoder: for each of three scales a skip and the block's other layers, two heads, and the logits.
+    assert counts == [1] * (4 * 4 + 3 + 3 * 2) + 2 * [3] * (3 * (1 + 3) + 2 + 1)
 
 
 @pytest.mark.parametrize(
@@ -184,22 +186,28 @@ def test_bfloat16_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("fused", [True, False])
-def test_convolutions_include_what_follows(fused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("size", [1, 3])
+def test_convolutions_include_what_follows(size: int, fused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused_conv, "_works", lambda: fused)
-    layer, x = nn.Conv2d(3, 5, kernel_size=3, padding=1), torch.randn(2, 3, 7, 9)
-    with torch.no_grad():
-        expected, total = layer(x), torch.randn(2, 5, 7, 9)
-        torch.testing.assert_close(conv(x, layer), expected)
-        torch.testing.assert_close(conv(x, layer, relu=True), expected.clamp(min=0))
-        added = add_conv(given := total.clone(), x, layer)
-    torch.testing.assert_close(added, expected + total)
-    assert added.data_ptr() == given.data_ptr()
+    layer = nn.Conv2d(3, 5, kernel_size=size, padding=size // 2).requires_grad_(False)
+    assert layer.bias is not None
+    conv = FusedConv(layer.weight, layer.bias)
+    for shape in ((2, 3, 7, 9), (1, 3, 4, 4)):  # the second with weights as the first needs them
+        x = torch.randn(shape)
+        expected = layer(x)
+        total = torch.randn_like(expected)
+        torch.testing.assert_close(conv(x), expected)
+        torch.testing.assert_close(conv(x, relu=True), expected.clamp(min=0))
+        torch.testing.assert_close(FusedConv(layer.weight, None)(x), expected - layer.bias.view(-1, 1, 1))
+        added = conv.add_to(given := total.clone(), x)
+        torch.testing.assert_close(added, expected + total)
+        assert added.data_ptr() == given.data_ptr()
 
 
 def test_plain_convolutions_run_where_torch_lacks_the_fused_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(*_: Any, **__: Any) -> Tensor:
         raise AttributeError
 
-    for broken in (missing, lambda x, _layer, *, relu: x):  # missing, or it does something else
-        monkeypatch.setattr(fused_conv, "_fused_conv", broken)
+    for broken in (missing, lambda _self, x, *, relu: x):  # missing, or it does something else
+        monkeypatch.setattr(FusedConv, "_fused", broken)
         assert not fused_conv._works.__wrapped__()  # type: ignore[attr-defined]

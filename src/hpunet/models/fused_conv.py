@@ -4,35 +4,49 @@ oneDNN can. torch offers it under names made for compiled models; where they are
 """
 
 from functools import cache
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 
-def conv(x: Float[Tensor, "b f h w"], layer: Any, *, relu: bool = False) -> Float[Tensor, "b o h w"]:
-    """The layer, and perhaps a ReLU."""
-    if _is_fused():
-        return _fused_conv(x, layer, relu=relu)
-    return F.relu(layer(x), inplace=True) if relu else layer(x)
+class FusedConv:
+    """A convolution with stride 1 that keeps the size.
 
+    From the first call on, its weights are kept as oneDNN wants them: to arrange them takes as long as small maps do.
+    """
 
-def add_conv(total: Float[Tensor, "b o h w"], x: Float[Tensor, "b f h w"], layer: Any) -> Tensor:
-    """`total` plus the layer's output; overwrites `total`."""
-    return _fused_add_conv(total, x, layer) if _is_fused() else total.add_(layer(x))
+    def __init__(self, weight: Float[Tensor, "o f k k"], bias: Float[Tensor, " o"] | None) -> None:
+        self.weight, self.bias, self.padding = weight, bias, [weight.shape[-1] // 2] * 2
+        self._arranged: Tensor | None = None
 
+    def __call__(self, x: Float[Tensor, "b f h w"], *, relu: bool = False) -> Float[Tensor, "b o h w"]:
+        """The convolution, and perhaps a ReLU."""
+        if _is_fused():
+            return self._fused(x, relu=relu)
+        y = F.conv2d(x, self.weight, self.bias, padding=self.padding)
+        return F.relu(y, inplace=True) if relu else y
 
-def _fused_conv(x: Tensor, layer: Any, *, relu: bool) -> Tensor:
-    padding, after = list(layer.padding), "relu" if relu else "none"
-    run = torch.ops.mkldnn._convolution_pointwise
-    return run(x, layer.weight, layer.bias, padding, [1, 1], [1, 1], 1, after, [], "")  # type: ignore[no-any-return]
+    def add_to(self, total: Float[Tensor, "b o h w"], x: Float[Tensor, "b f h w"]) -> Tensor:
+        """`total` plus the convolution of x; overwrites `total`."""
+        if _is_fused():
+            return self._fused_add_to(total, x)
+        return total.add_(F.conv2d(x, self.weight, self.bias, padding=self.padding))
 
+    def _fused(self, x: Tensor, *, relu: bool) -> Tensor:
+        run, after = torch.ops.mkldnn._convolution_pointwise, "relu" if relu else "none"
+        return run(x, *self._weights(x), self.padding, [1, 1], [1, 1], 1, after, [], "")  # type: ignore[no-any-return]
 
-def _fused_add_conv(total: Tensor, x: Tensor, layer: Any) -> Tensor:
-    run, padding = torch.ops.mkldnn._convolution_pointwise_.binary, list(layer.padding)
-    return run(total, x, layer.weight, layer.bias, padding, [1, 1], [1, 1], 1, "add", 1.0, None, [], "")  # type: ignore[no-any-return]
+    def _fused_add_to(self, total: Tensor, x: Tensor) -> Tensor:
+        run, weights = torch.ops.mkldnn._convolution_pointwise_.binary, self._weights(x)
+        return run(total, x, *weights, self.padding, [1, 1], [1, 1], 1, "add", 1.0, None, [], "")  # type: ignore[no-any-return]
+
+    def _weights(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        if self._arranged is None:
+            arrange = torch.ops.mkldnn._reorder_convolution_weight
+            self._arranged = arrange(self.weight, self.padding, [1, 1], [1, 1], 1, list(x.shape))
+        return self._arranged, self.bias
 
 
 def _is_fused() -> bool:
@@ -43,9 +57,11 @@ def _is_fused() -> bool:
 @torch.no_grad()
 def _works() -> bool:
     """Whether this torch has the operations, and they do what is expected of them."""
-    x, layer = torch.linspace(-1, 1, 64).view(1, 4, 4, 4), nn.Conv2d(4, 4, kernel_size=3, padding=1)
+    x, weight = torch.linspace(-1, 1, 64).view(1, 4, 4, 4), torch.linspace(-0.2, 0.3, 144).view(4, 4, 3, 3)
+    conv, bias = FusedConv(weight, x[0, 0, 0]), x[0, 0, 0]
     try:
-        found = _fused_add_conv(x.clone(), _fused_conv(x, layer, relu=True), layer)
+        found = conv._fused_add_to(x.clone(), conv._fused(x, relu=True))
     except (AttributeError, RuntimeError, TypeError):
         return False
-    return torch.allclose(found, x + layer(F.relu(layer(x))), atol=1e-5)
+    inner = F.relu(F.conv2d(x, weight, bias, padding=1))
+    return torch.allclose(found, x + F.conv2d(inner, weight, bias, padding=1), atol=1e-5)

@@ -5,12 +5,10 @@ features is computed once for all hypotheses of an image, that of x at its own s
 runs on convolutions that include the ReLU or the sum that follows.
 """
 
-import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from time import perf_counter
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +18,7 @@ from torch import Tensor, nn
 from hpunet.errors import ConfigError
 from hpunet.models.base import PerScale, SamplingProxy, SegmentationModel, compute_type
 from hpunet.models.blocks import ResidualBlock, downsample, match_memory_format, upsample_nearest
-from hpunet.models.fused_conv import add_conv, conv
+from hpunet.models.fused_conv import FusedConv
 from hpunet.models.gaussian import Gaussian, GaussianHead
 from hpunet.models.hpunet import HPUNet, LatentUNet
 
@@ -77,18 +75,6 @@ def bfloat16_speed() -> float:
     return shortest[0] / shortest[1]
 
 
-@dataclass(frozen=True)
-class _Split:
-    """Weights of a decoder scale's first convolution and skip, by what they see: x, which is doubled, or features."""
-
-    first: Float[Tensor, "f o 4 4"]
-    first_of_features: Float[Tensor, "o g 3 3"]
-    skip: Float[Tensor, "p f 1 1"]
-    skip_of_features: Float[Tensor, "p g 1 1"]
-    first_bias: Float[Tensor, " o"]
-    skip_bias: Float[Tensor, " p"]
-
-
 class CPUSampler(SamplingProxy[HPUNet]):
     """An `HPUNet` that shares the features' convolutions; for sampling only, since it has no gradients.
 
@@ -98,76 +84,103 @@ class CPUSampler(SamplingProxy[HPUNet]):
 
     def __init__(self, model: HPUNet, *, dtype: torch.dtype = torch.float32) -> None:
         super().__init__(model)
-        self.dtype, self._splits = dtype, [_split(stage[0], dtype=dtype) for stage in _stages(model.prior.decoder)]
-        self.prior, self.logits = model.prior, model.logits
-        if dtype != compute_type(model):
-            self.prior, self.logits = copy.deepcopy(model.prior).to(dtype), copy.deepcopy(model.logits).to(dtype)
+        self.dtype, prior = dtype, model.prior
+        self._encoder = [[_Block(block, dtype=dtype) for block in _blocks(stage)] for stage in prior.encoder]
+        self._decoder = [_Scale(stage, dtype=dtype) for stage in prior.decoder]
+        self._logits = _fused(model.logits, dtype=dtype)
 
     def encode(self, *, image: Float[Tensor, "b c h w"], cond: Tensor | None = None) -> list[Tensor]:
         """See the class."""
         x = match_memory_format(self.model.prior_input(image=image, cond=cond).to(self.dtype), channels_last=True)
-        shared: list[Tensor] = []
-        for depth, stage in enumerate(_stages(self.prior.encoder)):
-            x = _run(stage, downsample(x) if depth else x)
-            if depth < len(self._splits):
-                split = self._splits[-1 - depth]
-                residual = F.conv2d(F.relu(x), split.first_of_features, split.first_bias, padding=1)
-                shared = [residual, F.conv2d(x, split.skip_of_features, split.skip_bias), *shared]
-        return [x, *shared]
+        features: list[Tensor] = []
+        for depth, blocks in enumerate(self._encoder):
+            x = _run(blocks, downsample(x) if depth else x)
+            if depth < len(self._decoder):
+                features = [*self._decoder[-1 - depth].share(x), *features]
+        return [x, *features]
 
     def decode(
         self, features: Sequence[Tensor], *, noise: PerScale | None = None, given: PerScale | None = None
     ) -> tuple[Float[Tensor, "b k h w"], list[Tensor], list[Gaussian]]:
         """See the model's `decode`."""
         none: PerScale = [None] * len(self.latent_dims)
-        stages, residuals, skips = _stages(self.prior.decoder), features[1::2], features[2::2]
 
         def up(i: int, x: Tensor) -> Tensor:
-            split, (first, *others) = self._splits[i], stages[i]
-            residual = F.conv_transpose2d(F.relu(x), split.first, stride=2, padding=1).add_(residuals[i]).relu_()
-            total = upsample_nearest(F.conv2d(x, split.skip)).add_(skips[i])
-            return _run(others, _finish(first, residual, total))
+            return self._decoder[i](x, residual=features[2 * i + 1], skip=features[2 * i + 2])
 
-        x, latents, gaussians = self.prior.decode(features[:1], noise=noise or none, given=given or none, up=up)
-        return self.logits(x).float(), latents, gaussians
+        how: dict[str, Any] = {"noise": noise or none, "given": given or none}
+        x, latents, gaussians = self.model.prior.decode(features[:1], up=up, **how)
+        return self._logits(x).float(), latents, gaussians
 
 
-def _stages(stages: nn.ModuleList) -> list[list[ResidualBlock]]:
-    return [list(stage.children()) for stage in stages]  # type: ignore[arg-type]
+class _Block:
+    """A `ResidualBlock`."""
+
+    def __init__(self, block: ResidualBlock, *, dtype: torch.dtype) -> None:
+        self.convs = [_fused(layer, dtype=dtype) for layer in block.convs]
+        self.project = _fused(block.project, dtype=dtype)
+        self.skip = None if block.skip is None else _fused(block.skip, dtype=dtype)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Overwrites `x`."""
+        residual = self.convs[0](F.relu(x), relu=True)
+        return self.after_first_conv(residual, x if self.skip is None else self.skip(x))
+
+    def after_first_conv(self, residual: Tensor, total: Tensor) -> Tensor:
+        """`total`, which is overwritten, plus the rest of the residual branch."""
+        for conv in self.convs[1:-1]:
+            residual = conv(residual, relu=True)
+        return self.project.add_to(total, self.convs[-1](residual))
 
 
-def _run(stage: Sequence[ResidualBlock], x: Tensor) -> Tensor:
-    """Residual blocks; overwrites `x`."""
-    for block in stage:
-        residual = conv(F.relu(x), block.convs[0], relu=True)
-        x = _finish(block, residual, x if block.skip is None else conv(x, block.skip))
-    return x
-
-
-def _finish(block: ResidualBlock, residual: Tensor, total: Tensor) -> Tensor:
-    """`total` plus the residual after the first convolution and its ReLU; overwrites `total`."""
-    for layer in block.convs[1:-1]:
-        residual = conv(residual, layer, relu=True)
-    return add_conv(total, conv(residual, block.convs[-1]), block.project)
-
-
-@torch.no_grad()
-def _split(block: ResidualBlock, *, dtype: torch.dtype) -> _Split:
-    """Split the first convolution and the skip by channels.
+class _Scale:
+    """A scale of the decoder: its first convolution and its skip are split by channels.
 
     A 3×3 convolution of the doubled map is a transposed 4×4 one with stride 2: two neighbours of a row or column are
     the same value, so that their weights add up.
     """
-    first, skip, num_features = block.convs[0], block.skip, block.project.out_channels
-    assert isinstance(first, nn.Conv2d)
-    assert skip is not None
-    sizes = first.in_channels - num_features, num_features
-    of_x, first_of_features = first.weight.split(sizes, dim=1)
-    skip_of_x, skip_of_features = skip.weight.split(sizes, dim=1)
-    taps = torch.tensor([[0, 0, 1], [0, 1, 1], [1, 1, 0], [1, 0, 0]], dtype=of_x.dtype)
-    doubled = torch.einsum("ai,bj,ofij->foab", taps, taps, of_x)
-    parts = doubled, first_of_features, skip_of_x, skip_of_features
-    weights = [part.to(dtype).contiguous(memory_format=torch.channels_last) for part in parts]
-    assert first.bias is not None
-    assert skip.bias is not None
-    return _Split(*[*weights, first.bias.to(dtype), skip.bias.to(dtype)])
+
+    def __init__(self, stage: nn.Module, *, dtype: torch.dtype) -> None:
+        block = _blocks(stage)[0]
+        assert block.skip is not None
+        weight, bias = _parameters(block.convs[0])
+        skip_weight, skip_bias = _parameters(block.skip)
+        sizes = weight.shape[1] - block.project.out_channels, block.project.out_channels
+        (of_x, of_features), (skip_of_x, skip_of_features) = (w.split(sizes, dim=1) for w in (weight, skip_weight))
+        taps = torch.tensor([[0, 0, 1], [0, 1, 1], [1, 1, 0], [1, 0, 0]], dtype=weight.dtype)
+        self._first = torch.einsum("ai,bj,ofij->foab", taps, taps, of_x).to(dtype, memory_format=torch.channels_last)
+        self._skip = FusedConv(skip_of_x.to(dtype), None)
+        self._first_of_features = FusedConv(of_features.to(dtype), bias.to(dtype))
+        self._skip_of_features = FusedConv(skip_of_features.to(dtype), skip_bias.to(dtype))
+        self._blocks = [_Block(block, dtype=dtype) for block in _blocks(stage)]
+
+    def share(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """What the features add to the first convolution and to the skip."""
+        return self._first_of_features(F.relu(features)), self._skip_of_features(features)
+
+    def __call__(self, x: Tensor, *, residual: Tensor, skip: Tensor) -> Tensor:
+        """The scale's output, from x of the scale below and what its features add."""
+        first, *others = self._blocks
+        residual = F.conv_transpose2d(F.relu(x), self._first, stride=2, padding=1).add_(residual).relu_()
+        return _run(others, first.after_first_conv(residual, upsample_nearest(self._skip(x)).add_(skip)))
+
+
+def _run(blocks: Sequence[_Block], x: Tensor) -> Tensor:
+    for block in blocks:
+        x = block(x)
+    return x
+
+
+def _blocks(stage: nn.Module) -> list[ResidualBlock]:
+    return list(stage.children())  # type: ignore[arg-type]
+
+
+def _fused(layer: nn.Module, *, dtype: torch.dtype) -> FusedConv:
+    return FusedConv(*(parameter.to(dtype) for parameter in _parameters(layer)))
+
+
+def _parameters(layer: nn.Module) -> tuple[Tensor, Tensor]:
+    """Weight and bias of a convolution, without gradients."""
+    assert isinstance(layer, nn.Conv2d)
+    assert layer.bias is not None
+    return layer.weight.detach(), layer.bias.detach()
