@@ -14,12 +14,13 @@ from torch import Tensor
 class FusedConv:
     """A convolution with stride 1 that keeps the size.
 
-    From the first call on, its weights are kept as oneDNN wants them: to arrange them takes as long as small maps do.
+    From the second call on, its weights are kept as oneDNN wants them, which it else arranges in every call.
     """
 
     def __init__(self, weight: Float[Tensor, "o f k k"], bias: Float[Tensor, " o"] | None) -> None:
         self.weight, self.bias, self.padding = weight, bias, [weight.shape[-1] // 2] * 2
         self._arranged: Tensor | None = None
+        self._was_called = False
 
     def __call__(self, x: Float[Tensor, "b f h w"], *, relu: bool = False) -> Float[Tensor, "b o h w"]:
         """The convolution, and perhaps a ReLU."""
@@ -43,10 +44,11 @@ class FusedConv:
         return run(total, x, *weights, self.padding, [1, 1], [1, 1], 1, "add", 1.0, None, [], "")  # type: ignore[no-any-return]
 
     def _weights(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        if self._arranged is None:
+        if self._was_called and self._arranged is None:
             arrange = torch.ops.mkldnn._reorder_convolution_weight
             self._arranged = arrange(self.weight, self.padding, [1, 1], [1, 1], 1, list(x.shape))
-        return self._arranged, self.bias
+        self._was_called = True
+        return self.weight if self._arranged is None else self._arranged, self.bias
 
 
 def _is_fused() -> bool:

@@ -148,7 +148,8 @@ class _Scale:
         sizes = weight.shape[1] - block.project.out_channels, block.project.out_channels
         (of_x, of_features), (skip_of_x, skip_of_features) = (w.split(sizes, dim=1) for w in (weight, skip_weight))
         taps = torch.tensor([[0, 0, 1], [0, 1, 1], [1, 1, 0], [1, 0, 0]], dtype=weight.dtype)
-        self._first = torch.einsum("ai,bj,ofij->foab", taps, taps, of_x).to(dtype, memory_format=torch.channels_last)
+        doubled = torch.kron(taps, taps) @ of_x.permute(0, 2, 3, 1).flatten(1, 2)  # (o, 16, f)
+        self._first = doubled.unflatten(1, (4, 4)).permute(3, 0, 1, 2).to(dtype, memory_format=torch.channels_last)
         self._skip = FusedConv(skip_of_x.to(dtype), None)
         self._first_of_features = FusedConv(of_features.to(dtype), bias.to(dtype))
         self._skip_of_features = FusedConv(skip_of_features.to(dtype), skip_bias.to(dtype))
