@@ -1,9 +1,12 @@
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from hpunet import ConfigError, DataError, HPUNet, ProbUNet, reconstruct, sample
 from hpunet.errors import DivergenceError
+from hpunet.sampling.cpu_sampler import on_cpu
 from hpunet.sampling.orientations import Features, encode_orientations, orient, undo_orientation
 from hpunet.sampling.sample import Samples, stream
 from hpunet.sampling.tiling import Tiled
@@ -206,8 +209,14 @@ def test_large_images_are_encoded_one_orientation_at_a_time_with_the_same_result
 
     together = run()
     monkeypatch.setattr("hpunet.sampling.orientations.PIXELS_ENCODED_AT_ONCE_CPU", 4 * IMAGE.numel() - 1)
-    encode = model.encode
-    monkeypatch.setattr(model, "encode", lambda **how: encoded.append(len(how["image"])) or encode(**how))
+
+    def counting(model: Any) -> Any:
+        network = on_cpu(model)
+        encode = network.encode
+        network.encode = lambda **how: encoded.append(len(how["image"])) or encode(**how)
+        return network
+
+    monkeypatch.setattr("hpunet.sampling.orientations.on_cpu", counting)
     for one_by_one, expected in zip(run(), together, strict=True):
         assert torch.equal(one_by_one.labels, expected.labels)
         torch.testing.assert_close(logits(one_by_one), logits(expected), rtol=0, atol=1e-6)
@@ -225,7 +234,7 @@ def test_given_features_replace_the_encoder(model: nn.Module, monkeypatch: pytes
 
     expected = run()
     features = encode_orientations(model, image=IMAGE)
-    monkeypatch.setattr(model, "encode", lambda **_: pytest.fail("encoded again"))
+    monkeypatch.setattr(type(features.model), "encode", lambda *_, **__: pytest.fail("encoded again"))
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(run(features), expected, strict=True))
 
 

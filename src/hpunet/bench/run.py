@@ -112,7 +112,7 @@ def run_bench(
     repeats: int = 7,
     say: Callable[[str], None] = lambda _words: None,
 ) -> Iterator[list[Row]]:
-    """Yield the rows of each group."""
+    """Yield the rows of each question, as soon as they are measured."""
     if unknown := set(only) - GROUPS.keys():
         raise ConfigError(f"only: expected some of {', '.join(GROUPS)}, got {unknown.pop()!r}")
     on_gpu = device.type == "cuda"
@@ -126,8 +126,7 @@ def run_bench(
     for name, measure in GROUPS.items():
         if not only or name in only:
             with work.timer.stream():
-                rows = list(measure(work))
-            yield rows
+                yield from measure(work)
 
 
 def about(device: torch.device) -> dict[str, Any]:
@@ -140,9 +139,9 @@ def about(device: torch.device) -> dict[str, Any]:
 
 def _rows(
     group: str, question: str, candidates: Sequence[Candidate], *, unit: str, count: int = 1, memory: bool = False
-) -> Iterator[Row]:
+) -> list[Row]:
     """Rows of a question. `count`: units per call, unless the unit is ms."""
-    first = candidates[0].median
+    first, rows = candidates[0].median, []
     for candidate in candidates:
         seconds, value, speed, spread = candidate.median, None, None, None
         if seconds is not None:
@@ -150,9 +149,9 @@ def _rows(
             speed = None if first is None else first / seconds
             spread = (max(candidate.seconds) - min(candidate.seconds)) / seconds
         peak = candidate.peak_mib if memory else None
-        yield Row(
-            group, question, candidate.name, unit, value, speed, spread, peak, candidate.failure, candidate.seconds
-        )
+        found = value, speed, spread, peak, candidate.failure, candidate.seconds
+        rows.append(Row(group, question, candidate.name, unit, *found))
+    return rows
 
 
 def bare_step(
@@ -188,7 +187,7 @@ def _fused(work: Workload, model: nn.Module) -> nn.Module:
     return fused_network(model, size=work.settings.data.crop)
 
 
-def _train(work: Workload) -> Iterator[Row]:
+def _train(work: Workload) -> Iterator[list[Row]]:
     prepare, step = work.timer.prepare, partial(bare_step, work)
     if work.timer.on_gpu:
         in_bf16 = partial(step, precision="bf16")
@@ -201,14 +200,16 @@ def _train(work: Workload) -> Iterator[Row]:
     else:
         candidates = [prepare("plain NCHW", partial(step, channels_last=False)), prepare("default", step)]
     work.timer.measure(candidates)
-    yield from _rows("train", f"training step, batch {work.batch}", candidates, unit="ms", memory=True)
+    yield _rows("train", f"training step, batch {work.batch}", candidates, unit="ms", memory=True)
 
 
-def _sample(work: Workload) -> Iterator[Row]:
+def _sample(work: Workload) -> Iterator[list[Row]]:
     prepare, device = work.timer.prepare, work.timer.device
 
-    def plain(count: int, *, channels_last: bool = True) -> Callable[[], object]:
+    def plain(count: int, *, channels_last: bool = True, shared: bool = True) -> Callable[[], object]:
         model = work.model(channels_last=channels_last)
+        if not shared:
+            model.logits.register_forward_hook(lambda *_: None)  # networks with hooks sample as they are
 
         def draw() -> object:
             with autocast_for("bf16", device)():
@@ -229,15 +230,19 @@ def _sample(work: Workload) -> Iterator[Row]:
                 prepare("fused (bf16) + CUDA graph", partial(fused, count), graph=True),
             ]
         else:
-            nchw = prepare("plain NCHW", partial(plain, count, channels_last=False))
-            candidates = [nchw, prepare("default", partial(plain, count))]
+            candidates = [
+                prepare("plain NCHW", partial(plain, count, channels_last=False)),
+                prepare("channels last", partial(plain, count, shared=False)),
+                prepare("default (features shared)", partial(plain, count)),
+                prepare("fused (bf16)", partial(fused, count)),
+            ]
         work.timer.measure(candidates)
         images, unit = ("one image", "ms") if count == 1 else (f"{count} images", "hypotheses/s")
         how: dict[str, Any] = {"unit": unit, "count": count * NUM_SAMPLES, "memory": True}
-        yield from _rows("sample", f"{NUM_SAMPLES} hypotheses of {images}", candidates, **how)
+        yield _rows("sample", f"{NUM_SAMPLES} hypotheses of {images}", candidates, **how)
 
 
-def _end_to_end(work: Workload) -> Iterator[Row]:
+def _end_to_end(work: Workload) -> Iterator[list[Row]]:
     """Steps of the training loop: images from a pack, augmentation, checks, logging."""
     device, prepare, on_gpu = work.timer.device, work.timer.prepare, work.timer.on_gpu
     can_fuse = reason_against_fused(work.model(), device=device) is None
@@ -264,10 +269,10 @@ def _end_to_end(work: Workload) -> Iterator[Row]:
             prepare("training loop", loop),
         ]
         work.timer.measure(candidates, calls=work.settings.logging.log_every)
-    yield from _rows("end-to-end", f"training with its data, batch {work.batch}", candidates, unit="steps/s")
+    yield _rows("end-to-end", f"training with its data, batch {work.batch}", candidates, unit="steps/s")
 
 
-def _evaluate(work: Workload) -> Iterator[Row]:
+def _evaluate(work: Workload) -> Iterator[list[Row]]:
     crop, size = work.settings.data.crop, fast_batch_size(work.timer.device)
     count = 4 * size if work.timer.on_gpu else work.batch
     source = open_synthetic(work.kind, split="val", num_images=count, size=crop)
@@ -294,10 +299,10 @@ def _evaluate(work: Workload) -> Iterator[Row]:
     candidates = [work.timer.prepare(name, build) for name, build in ways.items()]
     work.timer.measure(candidates, calls=3)
     question = f"evaluation, {NUM_SAMPLES} samples: sampling and metrics"
-    yield from _rows("evaluate", question, candidates, unit="images/s", count=count)
+    yield _rows("evaluate", question, candidates, unit="images/s", count=count)
 
 
-def _augment(work: Workload) -> Iterator[Row]:
+def _augment(work: Workload) -> Iterator[list[Row]]:
     device, count = work.timer.device, 8 * work.batch
     (h, w), info = work.source_size, work.info
     batch = Batch(
@@ -319,7 +324,7 @@ def _augment(work: Workload) -> Iterator[Row]:
     ]
     work.timer.measure(candidates)
     question = f"augmentation, {h}×{w} to {crop[0]}×{crop[1]}, labels of {info.num_graders}"
-    yield from _rows("augment", question, candidates, unit="images/s", count=count)
+    yield _rows("augment", question, candidates, unit="images/s", count=count)
 
 
 def plain_warp(batch: Batch, crop: tuple[int, int]) -> tuple[Tensor, Tensor]:
@@ -339,5 +344,5 @@ def plain_warp(batch: Batch, crop: tuple[int, int]) -> tuple[Tensor, Tensor]:
     return image, labels.int()
 
 
-GROUPS: dict[str, Callable[[Workload], Iterable[Row]]] = {"train": _train, "sample": _sample}
+GROUPS: dict[str, Callable[[Workload], Iterable[list[Row]]]] = {"train": _train, "sample": _sample}
 GROUPS |= {"end-to-end": _end_to_end, "evaluate": _evaluate, "augment": _augment}

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,7 +29,7 @@ def bench_command(
     """Measure training, sampling, evaluation and augmentation on this machine.
 
     GPU: float32, bf16, torch.compile and fused kernels, in CUDA graphs, with peak memory. CPU: the default against
-    plain NCHW.
+    plain NCHW; sampling also in bf16, and without what hypotheses share.
     """
     with notes.status("loading torch") as status:
         from hpunet.bench.run import about, run_bench
@@ -43,17 +42,22 @@ def bench_command(
         how: dict[str, Any] = {"batch": batch, "only": only or [], "repeats": repeats}
         if markdown:
             print(*markdown_header(), sep="\n", flush=True)
+        else:
+            console.print(f"{preset}: {_where(header)}")
+            console.print(
+                "speed: relative to the first of each question; spread: (slowest − fastest repeat) / median"
+            )
         for rows in run_bench(preset, device=device, say=lambda words: status.update(line(words)), **how):
             found += rows
             if markdown:
                 print(*map(markdown_row, rows), sep="\n", flush=True)
+            else:
+                console.print(_table(rows))
             if json_file:
                 content = dump_json({**header, "rows": [asdict(row) for row in found]}, name=str(json_file))
                 atomic_write(json_file, content)
     if markdown:
         print("", f"`hpunet bench --preset {preset}`; {_where(header)}; medians of {repeats}", sep="\n")
-    else:
-        console.print(_table(found, header))
     for row in (row for row in found if row.failure):
         notes.print(f"{row.candidate}: {row.failure}")
 
@@ -68,18 +72,15 @@ def markdown_row(row: "Row") -> str:
     return f"| {' | '.join(_cells(row))} |"
 
 
-def _table(rows: Sequence["Row"], header: Mapping[str, Any]) -> Table:
-    table = Table(title=f"{header['preset']}: {_where(header)}", title_justify="left")
+def _table(rows: Sequence["Row"]) -> Table:
+    """Of one question; of the same widths as the others, which come later."""
     with_memory = any(row.peak_mib is not None for row in rows)
-    for number, column in enumerate(_COLUMNS if with_memory else _COLUMNS[:-1]):
-        table.add_column(column, justify="left" if number < 2 else "right", no_wrap=number >= 2)
-    for _, same in groupby(rows, key=lambda row: row.question):
-        for number, row in enumerate(same):
-            question, *numbers = _cells(row)
-            table.add_row("" if number else question, *numbers[: None if with_memory else -1])
-        table.add_section()
-    table.caption = "speed: relative to the first of each question; spread: (slowest − fastest repeat) / median"
-    table.caption_justify = "left"
+    table = Table()
+    table.add_column(rows[0].question, min_width=40)
+    for column, width in zip(_COLUMNS[2 : None if with_memory else -1], (16, 7, 6, 11), strict=False):
+        table.add_column(column, justify="right", no_wrap=True, min_width=width)
+    for row in rows:
+        table.add_row(*_cells(row)[1 : None if with_memory else -1])
     return table
 
 

@@ -4,11 +4,14 @@ import os
 import signal
 from types import FrameType
 
+from hpunet.utils.cores import limit_threads
+
 
 def main() -> None:
     """Import the commands and run one."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # nohup ignores it: so do we
         signal.signal(signal.SIGINT, leave)
+    limit_threads()  # before torch is imported
     from hpunet.cli.main import main as run
 
     run()

@@ -5,7 +5,6 @@ to the others and is noticed at once. Ctrl-C and SIGTERM are for the process tha
 """
 
 import atexit
-import os
 import pickle
 import signal
 import traceback
@@ -21,6 +20,7 @@ from threading import Thread
 from typing import Any
 
 from hpunet.errors import DataError
+from hpunet.utils.cores import usable_cores
 
 AHEAD = 2  # chunks that a worker has: the one that it works on, and the next
 WINDOW = 4  # chunks per worker that may be ahead of the one that is waited for
@@ -32,7 +32,7 @@ Run = Callable[..., Iterator[Any]]
 
 @contextmanager
 def workers(processes: int | None, *shared: Any) -> Iterator[Run]:
-    """An ordered `map(function, items)` over `processes` (None: one per core) of `function(*shared, item)`.
+    """An ordered `map(function, items)` over `processes` (None: one per usable core) of `function(*shared, item)`.
 
     `shared` is sent to each process once. With one process the work is done in this one.
     """
@@ -40,7 +40,7 @@ def workers(processes: int | None, *shared: Any) -> Iterator[Run]:
         yield lambda function, items: map(partial(function, *shared), items)
         return
     # Spawned, not forked: a fork of a process that runs threads may hang.
-    with worker_pool(processes or os.cpu_count() or 1, *shared, method="spawn", advice="try fewer processes") as run:
+    with worker_pool(processes or usable_cores(), *shared, method="spawn", advice="try fewer processes") as run:
         yield run
 
 

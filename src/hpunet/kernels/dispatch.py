@@ -9,6 +9,7 @@ from torch import nn
 from hpunet.errors import ConfigError
 from hpunet.models.hpunet import HPUNet
 from hpunet.models.punet import ProbUNet
+from hpunet.sampling.cpu_sampler import bfloat16_sampler
 from hpunet.utils.keyed_random import Draw
 
 CHOICES = ("auto", "fused", "torch")
@@ -56,12 +57,14 @@ def fused_draw() -> Draw:
 
 
 def fast_sampler(model: nn.Module, *, kernels: str, device: torch.device) -> Any:
-    """With `kernels="fused"`, a bf16 sampler that replaces the model in `sample`; else None.
+    """With `kernels="fused"`, a bf16 sampler that replaces the model in `sample`, also on a CPU; else None.
 
     "auto" samples with plain torch in float32, so that tiled and whole images give the same.
     """
     if kernels not in CHOICES:
         raise ConfigError(f"kernels: expected {', '.join(CHOICES)}, got {kernels!r}")
+    if kernels == "fused" and device.type == "cpu":
+        return bfloat16_sampler(model)
     if kernels != "fused":
         return None
     if reason := reason_against_fused(model, device=device, sampling=True):

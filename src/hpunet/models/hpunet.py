@@ -76,9 +76,17 @@ class LatentUNet(nn.Module):
         return features[::-1]
 
     def decode(
-        self, features: Sequence[Tensor], *, noise: PerScale, given: PerScale
+        self,
+        features: Sequence[Tensor],
+        *,
+        noise: PerScale,
+        given: PerScale,
+        up: Callable[[int, Tensor], Tensor] | None = None,
     ) -> tuple[Tensor, list[Tensor], list[Gaussian]]:
-        """The last features, and per latent scale the latent used and its Gaussian (Eq. 1)."""
+        """The last features, and per latent scale the latent used and its Gaussian (Eq. 1).
+
+        `up(i, x)` runs the decoder's i-th stage on x in place of the network.
+        """
         latents, gaussians = [], []
         x = features[0]
         for i in range(len(self.decoder) + 1):
@@ -89,7 +97,7 @@ class LatentUNet(nn.Module):
                 latents.append(z)
                 x = concat_latent(z, x)
             if i < len(self.decoder):
-                x = self._run(partial(run_upsampled, self.decoder[i]), x, features[i + 1])
+                x = up(i, x) if up else self._run(partial(run_upsampled, self.decoder[i]), x, features[i + 1])
         return x, latents, gaussians
 
 

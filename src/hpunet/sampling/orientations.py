@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hpunet.errors import ConfigError
 from hpunet.models.base import SegmentationModel, check_model_image
+from hpunet.sampling.cpu_sampler import on_cpu
 
 
 def orient(maps: Shaped[Tensor, "*n h w"], orientation: int) -> Shaped[Tensor, "*n y x"]:
@@ -85,6 +86,7 @@ def encode_orientations(
 
     `names` name the images in errors.
     """
+    model = on_cpu(model)
     if model.orientations == 1:
         return Features(model, image, cond, 1, model.encode(image=image, cond=cond), names)
     check_model_image(model, image)  # before it is flipped: an error has the caller's shape, and counts pixels once

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hpunet.errors import ConfigError, DataError, DivergenceError
 from hpunet.models.base import PerScale, SegmentationModel
+from hpunet.sampling.cpu_sampler import on_cpu
 from hpunet.sampling.orientations import Features, encode_orientations, num_orientations, select, undo_orientations
 from hpunet.utils.tensors import check_is_tensor, check_labels, values_can_be_read
 
@@ -174,7 +175,8 @@ def reconstruct(
         raise DataError(f"labels: expected (batch, [graders,] height, width), got {tuple(labels.shape)}")
     b, _, h, w = image.shape
     if features is None:
-        features = Features(model, image, cond, 1, model.encode(image=image, cond=cond))
+        network = on_cpu(model)
+        features = Features(network, image, cond, 1, network.encode(image=image, cond=cond))
     r = labels.shape[1]
     for grader in range(r):
         check_labels(labels[:, grader], image=image, num_classes=model.num_classes, values=model.check_values)
@@ -278,7 +280,7 @@ def _decode_in_chunks(
     def decoded(maps: Sequence[Tensor], pairs: slice | Tensor, entries: Tensor, numbers: list[int]) -> _Chunk:
         # One image and one hypothesis: no copy of large features.
         copy = len(maps[0]) > 1 or len(entries) > 1
-        logits, latents, _ = model.decode(
+        logits, latents, _ = features.model.decode(
             [select(f, entries) for f in maps] if copy else maps,
             noise=[None if t is None else t[pairs] for t in noise],
             given=[None if t is None else t[pairs] for t in given],
