@@ -7,7 +7,8 @@ pytest.importorskip("triton")
 
 from hpunet.errors import ConfigError
 from hpunet.kernels import triton_convolution, triton_heads, triton_maps
-from hpunet.kernels.network import FusedNetwork, FusedSampler
+from hpunet.kernels.network import FusedNetwork
+from hpunet.kernels.sampler import FusedSampler
 from hpunet.models.base import SegmentationModel
 from hpunet.models.hpunet import HPUNet
 
@@ -140,7 +141,7 @@ def test_a_sampler_follows_changes_of_the_weights(monkeypatch: pytest.MonkeyPatc
 
     def encoded_with() -> torch.Tensor:
         sampler.encode(image=torch.zeros(1, 1, 8, 8))
-        weights = sampler._plan(8, 8).weights
+        weights = sampler._plan("prior", 8, 8).weights
         return weights.flat[: weights.num_elements].sort().values
 
     before = encoded_with()

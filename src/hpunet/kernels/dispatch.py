@@ -66,7 +66,7 @@ def fast_sampler(model: nn.Module, *, kernels: str, device: torch.device) -> Any
         return None
     if reason := reason_against_fused(model, device=device, sampling=True):
         raise ConfigError(f"kernels: {reason}; use auto or torch")
-    from hpunet.kernels.network import FusedSampler
+    from hpunet.kernels.sampler import FusedSampler
 
     assert isinstance(model, HPUNet)
     return FusedSampler(model, dtype=torch.bfloat16)

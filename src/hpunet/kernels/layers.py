@@ -67,7 +67,7 @@ class FusedLayer:
 
     def convolve(self, name: str, x: Tensor, **fused: Any) -> Tensor:
         """A convolution with its bias; `fused` as in `triton_convolution.convolve`."""
-        taps = 1 if name == "skip" else self.taps
+        taps = 1 if name.startswith("skip") else self.taps
         weight, tiling = self.weights[name], self.tilings[name]
         return convolve(x, weight=weight, tiling=tiling, taps=taps, bias=self.biases[name], **fused)
 

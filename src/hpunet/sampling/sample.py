@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Any, Literal, TypeVar
 
@@ -10,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from hpunet.errors import ConfigError, DataError, DivergenceError
-from hpunet.models.base import PerScale, SegmentationModel
+from hpunet.models.base import Hypotheses, HypothesisDecoder, PerScale, SegmentationModel
 from hpunet.sampling.orientations import Features, encode_orientations, num_orientations, select, undo_orientations
 from hpunet.utils.tensors import check_is_tensor, check_labels, values_can_be_read
 
@@ -255,7 +256,7 @@ class _Chunk:
     logits: Float[Tensor, "n k h w"] | None
     latents: list[Tensor]
     orientation_ids: Int[Tensor, " n"] | None
-    sums: Float[Tensor, " n"]
+    sums: Float[Tensor, "n parts"]
     """Of the logits: finite only if all of them are."""
 
 
@@ -274,22 +275,24 @@ def _decode_in_chunks(
 
     noise, given = flat(inputs.noise), flat(inputs.given)
 
+    is_fast = isinstance(model, HypothesisDecoder)
+    decode = model.decode_hypotheses if isinstance(model, HypothesisDecoder) else partial(_decode, model, count=count)
+
     @torch.no_grad()
     def decoded(maps: Sequence[Tensor], pairs: slice | Tensor, entries: Tensor, numbers: list[int]) -> _Chunk:
-        # One image and one hypothesis: no copy of large features.
-        copy = len(maps[0]) > 1 or len(entries) > 1
-        logits, latents, _ = model.decode(
-            [select(f, entries) for f in maps] if copy else maps,
+        own = None if ids is None else ids[pairs]
+        labels, logits, latents, sums = decode(
+            maps,
+            entries=entries,
             noise=[None if t is None else t[pairs] for t in noise],
             given=[None if t is None else t[pairs] for t in given],
+            orientation_ids=own,
+            keep_logits=return_logits,
         )
-        own = None if ids is None else ids[pairs]
-        if own is not None:
-            logits = undo_orientations(logits, own, count=count)
-        sums = logits.sum(dim=(1, 2, 3), dtype=torch.promote_types(logits.dtype, torch.float32))
-        return _Chunk(numbers, logits.argmax(dim=1), logits if return_logits else None, latents, own, sums)
+        return _Chunk(numbers, labels, logits, latents, own, sums)
 
     size = chunk_size or _default_chunk_size(inputs.num_pixels, device=features.image.device)
+    size -= size % s if is_fast and size > s else 0  # chunks of as many images are one CUDA graph
     if features.together is None or (ids is None and count > 1):
         of_pairs = [0] * (b * s) if ids is None else ids.tolist()
         for orientation in sorted(set(of_pairs)):
@@ -301,10 +304,25 @@ def _decode_in_chunks(
             del maps  # before the next ones are computed
         return
     for pairs in _chunks(b * s, size=size):
-        numbers = range(pairs.start, pairs.stop)
-        entries = torch.arange(pairs.start, pairs.stop, device=features.image.device) // s
+        first, last = pairs.start // s, (pairs.stop - 1) // s  # images
+        entries = torch.arange(pairs.start - first * s, pairs.stop - first * s, device=features.image.device) // s
         entries = entries if ids is None else entries * count + ids[pairs]
-        yield decoded(features.together, pairs, entries, list(numbers))
+        maps = [f[first * count : (last + 1) * count] for f in features.together]
+        yield decoded(maps, pairs, entries, list(range(pairs.start, pairs.stop)))
+
+
+def _decode(
+    model: SegmentationModel, features: Sequence[Tensor], *, entries: Tensor, noise: PerScale, given: PerScale,
+    orientation_ids: Tensor | None, keep_logits: bool, count: int,
+) -> Hypotheses:  # fmt: skip
+    """As `HypothesisDecoder.decode_hypotheses`, with the model's `decode`."""
+    copy = len(features[0]) > 1 or len(entries) > 1  # else one image and one hypothesis: no copy of large features
+    maps = [select(f, entries) for f in features] if copy else features
+    logits, latents, _ = model.decode(maps, noise=noise, given=given)
+    if orientation_ids is not None:
+        logits = undo_orientations(logits, orientation_ids, count=count)
+    sums = logits.sum(dim=(1, 2, 3), dtype=torch.promote_types(logits.dtype, torch.float32))
+    return Hypotheses(logits.argmax(dim=1), logits if keep_logits else None, latents, sums.unsqueeze(1))
 
 
 def _concat(chunks: Sequence[_Chunk], *, features: Features, shape: tuple[int, int]) -> Samples:
@@ -332,7 +350,7 @@ def _check_logits(chunks: Sequence[_Chunk], *, features: Features, num_samples: 
     if not features.model.check_values or not values_can_be_read(sums) or sums.isfinite().all():
         return
     numbers = torch.tensor([number for chunk in chunks for number in chunk.numbers])
-    image = int(numbers[~sums.isfinite().cpu()].min()) // num_samples if len(features.image) > 1 else 0
+    image = int(numbers[~sums.isfinite().all(dim=1).cpu()].min()) // num_samples if len(features.image) > 1 else 0
     name = features.names[image] if features.names else f"image {image}"
     raise DivergenceError(
         f"{name}: the network gives logits that are NaN or infinite, which are no segmentation; its weights, the "

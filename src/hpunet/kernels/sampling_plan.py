@@ -1,0 +1,169 @@
+"""The pass of one network of an HPU-Net, prior or posterior, without gradients, on fused kernels for one image size.
+
+What the encoder gives is the same for all hypotheses of an image, and so is its share of the decoder: the first
+convolutions of a scale take [features from below, features of the encoder, latents], and a convolution is a sum over
+its inputs. The share of the encoder's features is computed once per image, in float32, and is the residual that
+the convolutions of the other inputs start from, hypothesis by hypothesis.
+"""
+
+from collections.abc import Iterator, Sequence
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from hpunet.kernels.flat_parameters import Weights
+from hpunet.kernels.layers import ConvIndices, IndexMaps, ResidualLayer, channel_order, padded, select_channels
+from hpunet.kernels.plan import BasePlan, Stage, run_block
+from hpunet.kernels.side_stream import SideStream
+from hpunet.kernels.triton_maps import downsample, upsample_concat
+from hpunet.kernels.triton_sampling import draw_latents, label
+from hpunet.models.base import PerScale
+from hpunet.models.blocks import ResidualBlock
+from hpunet.models.hpunet import LatentUNet
+
+PIXELS_PER_CHUNK = 2**20
+"""Pixels of hypotheses that are decoded at once, by default: 64 hypotheses of 128×128."""
+
+
+class JoinLayer(ResidualLayer):
+    """The first block of a decoder scale, in two parts.
+
+    `first` and `skip` take [features from below, latents]. `first_shared` and `skip_shared` take the encoder's
+    features and have the biases; `shared` gives what they add.
+    """
+
+    def __init__(self, block: ResidualBlock, height: int, width: int, *, z: int, below: int, features: int) -> None:
+        own = channel_order((z, below), *([(0, z)] if z else []))
+        super().__init__([block], height, width, [own])
+        self.shared_inputs = channel_order((z + below, features))
+
+    def convolutions(self, maps: IndexMaps) -> Iterator[ConvIndices]:
+        """As in `ResidualLayer`, and the shared ones."""
+        block = self.blocks[0]
+        modules: dict[str, Any] = {"first": block.convs[0], "skip": block.skip}
+        for indices in super().convolutions(maps):
+            if (module := modules.get(indices.name)) is None:
+                yield indices
+                continue
+            out = len(indices.kernels[0])
+            kernel = select_channels(maps[module.weight], out, self.shared_inputs)
+            kernels = self.effective_taps([kernel]) if indices.name == "first" else [kernel]
+            yield ConvIndices(indices.name, indices.kernels, [bias[:0] for bias in indices.biases])
+            yield ConvIndices(f"{indices.name}_shared", kernels, indices.biases)
+
+    def shared(self, features: Tensor) -> list[Tensor]:
+        """What the encoder's features add to `first` and to `skip`."""
+        how: dict[str, Any] = {"out_dtype": torch.float32}
+        return [
+            self.convolve("first_shared", features, relu_input=True, **how),
+            self.convolve("skip_shared", features, **how),
+        ]
+
+    def run(self, x: Tensor, shared: Sequence[Tensor], entries: Int[Tensor, " n"]) -> Tensor:
+        """The block's output; hypothesis i belongs to entry `entries[i]` of `shared`."""
+        first, skip = shared
+        how: dict[str, Any] = {"residual_of": entries}
+        h1 = self.convolve("first", x, relu_input=True, relu_output=True, residual=first, **how)
+        h2 = self.convolve("second", h1, relu_output=True)
+        return self.convolve("third", h2, residual=self.convolve("skip", x, residual=skip, **how))
+
+
+class Decoded(NamedTuple):
+    """The last features of hypotheses, their latents, and mean and log σ (not clamped) of the Gaussians."""
+
+    x: Float[Tensor, "n h w c"]
+    latents: Float[Tensor, "n m"]
+    raw: Float[Tensor, "2 n m"]
+
+
+class SamplingPlan(BasePlan):
+    """Layers and weights of one network for images of one size."""
+
+    def __init__(
+        self, net: LatentUNet, *, in_channels: int, channels: Sequence[int], num_classes: int,
+        latent_shapes: Sequence[tuple[int, int, int]], size: tuple[int, int], logits: nn.Conv2d | None,
+        dtype: torch.dtype,
+    ) -> None:  # fmt: skip
+        self.size, self.latent_shapes, self.in_width = size, latent_shapes, padded(in_channels)
+        scales, dims = len(channels), [*(shape[0] for shape in latent_shapes), *[0] * len(channels)]
+        self.encoder: list[Stage] = []
+        for depth, modules in enumerate(net.encoder):
+            inputs = self.encoder_inputs(depth, [in_channels], channels)
+            self.encoder.append(self.stage(ResidualLayer, [modules], depth, inputs))  # type: ignore[list-item]
+        self.decoder: list[tuple[JoinLayer, Stage]] = []
+        for i in range(len(net.decoder)):
+            stage: Any = net.decoder[i]
+            blocks, depth, below = list(stage), scales - 2 - i, channels[-1 - i]
+            sides, here = (size[0] >> depth, size[1] >> depth), channels[depth]
+            join = JoinLayer(blocks[0], *sides, z=dims[i], below=below, features=here)
+            rest = self.stage(ResidualLayer, [blocks[1:]], depth, [channel_order((0, here))])
+            self.decoder.append((join, rest))
+        layers = [layer for stage in self.encoder for layer in stage]
+        layers += [layer for join, rest in self.decoder for layer in (join, *rest)]
+        largest = max(layer.height * layer.width * max(layer.widths) for layer in layers)
+        self.max_images = (2**31 - 1) // max(largest, size[0] * size[1] * num_classes)
+        self.head_scales = [i for i in range(len(latent_shapes)) if dims[i]]
+        modules_of: Any = [*([] if logits is None else [logits]), *(net.heads[i].conv for i in self.head_scales)]
+        others = [[parameter] for module in modules_of for parameter in (module.weight, module.bias)]
+        self.has_logits = logits is not None
+        self.weights = Weights(layers, others=others, dtype=dtype, training=False)
+
+    def _projection(self, which: int) -> tuple[Tensor, Tensor]:
+        """Weight (out, in) and bias of a 1×1 convolution: of the logits if there are any, then of the heads."""
+        weight, bias = self.weights.other_values[2 * which : 2 * which + 2]
+        return weight[0].flatten(1), bias[0]
+
+    def _scale(self, flat: Float[Tensor, "... m"], i: int) -> Float[Tensor, "... m2"]:
+        sizes = [prod(shape) for shape in self.latent_shapes]
+        return flat[..., sum(sizes[:i]) : sum(sizes[: i + 1])]
+
+    def encode(self, x: Float[Tensor, "1 b h w c"]) -> list[Float[Tensor, "b _ _ _"]]:
+        """The coarsest features, then for each decoder scale its `JoinLayer.shared`, coarsest first; all NHWC."""
+        side, shared = SideStream(x.device), list[list[Tensor]]()
+        features = []  # kept until the side stream has read them
+        for depth, stage in enumerate(self.encoder):
+            x = downsample(x) if depth else x
+            for layer in stage:
+                x = run_block(layer, x)[0]
+            features.append(x)
+            if 0 <= (i := len(self.encoder) - 2 - depth) < len(self.decoder):
+                with side.fork():  # nothing in the encoder waits for it
+                    shared.append(self.decoder[i][0].shared(x))
+        side.join()
+        return [x[0], *(part[0] for parts in reversed(shared) for part in parts)]
+
+    def decode(
+        self, features: Sequence[Tensor], *, entries: Int[Tensor, " n"], noise: PerScale, given: PerScale
+    ) -> Decoded:
+        """n hypotheses; number i belongs to entry `entries[i]` of the features. `noise`, `given`: `HPUNet.decode`."""
+        n, m = len(entries), sum(prod(shape) for shape in self.latent_shapes)
+        raw = torch.empty(2, n, m, device=entries.device)
+        latents = torch.empty(n, m, device=entries.device)
+        x = features[0].index_select(0, entries).unsqueeze(0)
+        for i in range(len(self.decoder) + 1):
+            z = None
+            if i in self.head_scales:
+                weight, bias = self._projection(self.has_logits + self.head_scales.index(i))
+                flat, raw_part = self._scale(latents, i), self._scale(raw, i)
+                values = [None if v is None else v.flatten(1) for v in (noise[i], given[i])]
+                how: dict[str, Any] = {"weight": weight, "bias": bias, "raw": raw_part, "latents": flat}
+                draw_latents(x[0], **how, noise=values[0], given=values[1])
+                z = flat.unflatten(1, self.latent_shapes[i])
+            if i == len(self.decoder):
+                break
+            join, stage = self.decoder[i]
+            joined = upsample_concat(x, None, latents=z, width=join.widths[0])
+            x = join.run(joined, [part.unsqueeze(0) for part in features[1 + 2 * i : 3 + 2 * i]], entries)
+            for layer in stage:
+                x = run_block(layer, x)[0]
+        return Decoded(x[0], latents, raw)
+
+    def label(
+        self, x: Float[Tensor, "n h w c"], *, orientation_ids: Int[Tensor, " n"] | None, keep_logits: bool
+    ) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Labels, logits if they are kept, and sums of the logits, upright."""
+        weight, bias = self._projection(0)
+        return label(x, weight=weight, bias=bias, orientation_ids=orientation_ids, keep_logits=keep_logits)

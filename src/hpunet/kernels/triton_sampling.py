@@ -1,0 +1,148 @@
+"""Kernels of sampling alone: turned inputs, drawn or given latents, and labels of upright maps."""
+
+import torch
+import triton
+import triton.language as tl
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from hpunet.kernels.launch import launch
+from hpunet.models.gaussian import LOG_SIGMA_RANGE
+
+PIXELS = 128  # per program
+
+
+@triton.jit
+def _upright(position, orientation, H: tl.constexpr, W: tl.constexpr):
+    """Where a position of a turned map (`sampling.orientations.orient`) lies in the upright one, of H × W pixels."""
+    y, x = position // W, position % W
+    transposed = (orientation & 4) != 0
+    row, column = tl.where(transposed, x, y), tl.where(transposed, y, x)
+    row = tl.where((orientation & 2) != 0, H - 1 - row, row)
+    column = tl.where((orientation & 1) != 0, W - 1 - column, column)
+    return row * W + column
+
+
+@triton.jit
+def _pack_orientations(
+    image, out, COUNT,
+    ORIENTATIONS: tl.constexpr, CHANNELS: tl.constexpr, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    pixel, c = i // C, i % C
+    entry, position = pixel // (H * W), pixel % (H * W)
+    place = (entry // ORIENTATIONS * CHANNELS + c) * (H * W) + _upright(position, entry % ORIENTATIONS, H, W)
+    value = tl.load(image + place, mask=(i < COUNT) & (c < CHANNELS), other=0.0)
+    tl.store(out + i, value.to(out.dtype.element_ty), mask=i < COUNT)
+
+
+def pack_orientations(
+    image: Float[Tensor, "b i h w"], *, count: int, width: int, dtype: torch.dtype
+) -> Float[Tensor, "1 bo h w c"]:
+    """NHWC maps of `width` channels: of each image its first `count` orientations."""
+    b, channels, h, w = image.shape
+    out = torch.empty(1, b * count, h, w, width, device=image.device, dtype=dtype)
+    launch(
+        _pack_orientations, (triton.cdiv(out.numel(), 1024),), image.contiguous(), out, out.numel(),
+        ORIENTATIONS=count, CHANNELS=channels, H=h, W=w, C=width, BLOCK=1024,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _draw_latents(
+    x, weight, bias, noise, given, raw, latents, B, RAW_STRIDE, NOISE_STRIDE, GIVEN_STRIDE, LATENT_STRIDE,
+    HW: tl.constexpr, C: tl.constexpr, REAL: tl.constexpr, Z: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr,
+    NOISE: tl.constexpr, GIVEN: tl.constexpr, BC: tl.constexpr, BP: tl.constexpr,
+):  # fmt: skip
+    p = tl.program_id(0) * BP + tl.arange(0, BP)
+    inside, image, position = p < B * HW, p // HW, p % HW
+    c = tl.arange(0, BC)
+    there = inside[:, None] & (c < REAL)[None, :]
+    a = tl.load(x + p[:, None] * C + c[None, :], mask=there, other=0.0).to(tl.float32)
+    for z in range(Z):  # not unrolled: the paper's global model has 85
+        row = weight + z * REAL + c
+        mean = tl.sum(a * tl.load(row, mask=c < REAL, other=0.0)[None, :], axis=1) + tl.load(bias + z)
+        log_sigma = tl.sum(a * tl.load(row + Z * REAL, mask=c < REAL, other=0.0)[None, :], axis=1)
+        log_sigma += tl.load(bias + Z + z)
+        place = z * HW + position
+        tl.store(raw + image * RAW_STRIDE + place, mean, mask=inside)
+        tl.store(raw + (B + image) * RAW_STRIDE + place, log_sigma, mask=inside)
+        value = mean
+        if NOISE:
+            drawn = tl.load(noise + image * NOISE_STRIDE + place, mask=inside, other=0.0).to(tl.float32)
+            value += tl.exp(tl.minimum(tl.maximum(log_sigma, LOW), HIGH)) * drawn
+        if GIVEN:
+            fixed = tl.load(given + image * GIVEN_STRIDE + place, mask=inside, other=0.0).to(tl.float32)
+            value = tl.where(fixed != fixed, value, fixed) if NOISE else fixed  # drawn where it is NaN
+        tl.store(latents + image * LATENT_STRIDE + place, value, mask=inside)
+
+
+def draw_latents(
+    x: Float[Tensor, "b h w c"], *, weight: Float[Tensor, "zz f"], bias: Float[Tensor, " zz"],
+    noise: Float[Tensor, "b n"] | None, given: Float[Tensor, "b n"] | None,
+    raw: Float[Tensor, "2 b n"], latents: Float[Tensor, "b n"],
+) -> None:  # fmt: skip
+    """Write means and log σ (not clamped) to `raw`, and to `latents` what `Gaussian.latent` gives.
+
+    `noise`, `given`, `raw` and `latents` are this scale's slices of those of all scales; n is z·h·w.
+    """
+    b, h, w, c = x.shape
+    launch(
+        _draw_latents, (triton.cdiv(b * h * w, 16),), x, weight, bias,
+        latents if noise is None else noise, latents if given is None else given, raw, latents, b,
+        raw.stride(1), *(0 if t is None else t.stride(0) for t in (noise, given)), latents.stride(0),
+        HW=h * w, C=c, REAL=weight.shape[1], Z=weight.shape[0] // 2, LOW=LOG_SIGMA_RANGE[0], HIGH=LOG_SIGMA_RANGE[1],
+        NOISE=noise is not None, GIVEN=given is not None, BC=triton.next_power_of_2(c), BP=16,
+    )  # fmt: skip
+
+
+@triton.jit
+def _label(
+    x, weight, bias, orientation_ids, logits, labels, sums,
+    H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, REAL: tl.constexpr, K: tl.constexpr,
+    TURNED: tl.constexpr, KEEP: tl.constexpr, PRECISION: tl.constexpr, BC: tl.constexpr, BK: tl.constexpr,
+    BP: tl.constexpr,
+):  # fmt: skip
+    BLOCKS: tl.constexpr = (H * W + BP - 1) // BP
+    entry = tl.program_id(0) // BLOCKS
+    p = tl.program_id(0) % BLOCKS * BP + tl.arange(0, BP)
+    c, k = tl.arange(0, BC), tl.arange(0, BK)
+    inside, known = p < H * W, k < K
+    here = (entry * (H * W) + p)[:, None] * C + c[None, :]
+    a = tl.load(x + here, mask=inside[:, None] & (c < REAL)[None, :], other=0.0)
+    w = tl.load(weight + k[None, :] * REAL + c[:, None], mask=(c < REAL)[:, None] & known[None, :], other=0.0)
+    total = tl.dot(a, w.to(a.dtype), input_precision=PRECISION)
+    total += tl.load(bias + k, mask=known, other=0.0)[None, :]
+    place = p
+    if TURNED:
+        place = _upright(p, tl.load(orientation_ids + entry).to(tl.int32), H, W)
+    kept = inside[:, None] & known[None, :]
+    if KEEP:
+        tl.store(logits + (entry * K + k)[None, :] * (H * W) + place[:, None], total, mask=kept)
+    best = tl.argmax(tl.where(known[None, :], total, float("-inf")), axis=1)
+    tl.store(labels + entry * (H * W) + place, best.to(tl.int64), mask=inside)
+    tl.store(sums + tl.program_id(0), tl.sum(tl.where(kept, total, 0.0)))
+
+
+def label(
+    x: Float[Tensor, "b h w c"], *, weight: Float[Tensor, "k f"], bias: Float[Tensor, " k"],
+    orientation_ids: Int[Tensor, " b"] | None, keep_logits: bool,
+) -> tuple[Int[Tensor, "b h w"], Float[Tensor, "b k h w"] | None, Float[Tensor, "b blocks"]]:  # fmt: skip
+    """The class with the highest logit at every pixel, the logits, and their sums over blocks of pixels.
+
+    With `orientation_ids` the maps are turned, and the results upright.
+    """
+    (b, h, w, c), (k, real) = x.shape, weight.shape
+    labels = torch.empty(b, h, w, device=x.device, dtype=torch.int64)
+    out = torch.empty(b, k, h, w, device=x.device) if keep_logits else None
+    sums = torch.empty(b, triton.cdiv(h * w, PIXELS), device=x.device)
+    launch(
+        _label, (sums.numel(),), x, weight, bias, labels if orientation_ids is None else orientation_ids,
+        sums if out is None else out, labels, sums, H=h, W=w, C=c, REAL=real, K=k,
+        TURNED=orientation_ids is not None, KEEP=keep_logits,
+        PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
+        BC=max(16, triton.next_power_of_2(c)), BK=max(16, triton.next_power_of_2(k)), BP=PIXELS,
+    )  # fmt: skip
+    return labels, out, sums
