@@ -324,6 +324,28 @@ def test_fused_reconstruction_equals_the_model(name: str, draw: bool) -> None:
         assert other.mean.numel() == 0 or distance(one.log_sigma, other.log_sigma) < 1e-5
 
 
+@on_fresh_stack
+def test_given_latents_replay_hypotheses() -> None:
+    """To the bit, so what an edit leaves alone stays as it was; on a GPU also alone and in other chunks."""
+    model, inputs = sampled("plain", orientations=2)
+    sampler = FusedSampler(model, dtype=torch.float32)
+    drawn = sample(sampler, **inputs, generator=torch.Generator().manual_seed(1))
+    latents, ids = drawn.latents, drawn.orientation_ids
+    assert ids is not None
+    again = sample(sampler, **inputs, latents=latents, orientation_ids=ids)
+    some = {"latents": [z[:, 1:2] for z in latents], "orientation_ids": ids[:, 1:2], "num_samples": 1}
+    one = sample(sampler, **{**inputs, **some}, chunk_size=1)
+    assert drawn.logits is not None
+    assert one.logits is not None
+    assert again.logits is not None
+    assert torch.equal(again.logits, drawn.logits)
+    assert distance(one.logits, drawn.logits[:, 1:2]) < 1e-6
+    assert DEVICE.type == "cpu" or torch.equal(one.logits, drawn.logits[:, 1:2])
+    for before, after in zip(latents, again.latents, strict=True):
+        assert torch.equal(before, after)
+
+
+@on_fresh_stack
 def test_labels_without_logits_are_the_same() -> None:
     model, inputs = sampled("plain", orientations=8)
     sampler = FusedSampler(model, dtype=torch.float32)
@@ -335,6 +357,7 @@ def test_labels_without_logits_are_the_same() -> None:
     assert torch.equal(one.labels, other.labels)
 
 
+@on_fresh_stack
 def test_fused_sampler_finds_logits_that_are_not_finite() -> None:
     model, inputs = sampled("plain")
     with torch.no_grad():

@@ -87,9 +87,18 @@ def test_dispatch_works_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     assert again.fast_sampler(MODEL, kernels="auto", device=CPU) is None
 
 
-def test_fast_sampler_is_none_unless_fused_is_chosen() -> None:
-    for kernels in ("auto", "torch"):
-        assert fast_sampler(MODEL, kernels=kernels, device=GPU) is None
+@pytest.mark.usefixtures("hopper")
+def test_fast_sampler_is_on_fused_kernels_where_they_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = SimpleNamespace(FusedSampler=lambda model, dtype: (model, dtype))
+    monkeypatch.setitem(sys.modules, "hpunet.kernels.sampler", network)  # type: ignore[arg-type]
+    for kernels in ("auto", "fused"):
+        assert fast_sampler(MODEL, kernels=kernels, device=GPU) == (MODEL, torch.bfloat16)
+    assert fast_sampler(MODEL, kernels="torch", device=GPU) is None
+
+
+def test_fast_sampler_is_none_or_refused_where_fused_kernels_cannot_run() -> None:
+    for model, device in ((MODEL, CPU), (BASELINE, GPU)):
+        assert fast_sampler(model, kernels="auto", device=device) is None
     with pytest.raises(ConfigError, match=r"kernels: .* CPU; use auto or torch"):
         fast_sampler(MODEL, kernels="fused", device=CPU)
     with pytest.raises(ConfigError, match=r"kernels: .*quick"):

@@ -56,16 +56,18 @@ def fused_draw() -> Draw:
 
 
 def fast_sampler(model: nn.Module, *, kernels: str, device: torch.device) -> Any:
-    """With `kernels="fused"`, a bf16 sampler that replaces the model in `sample`; else None.
+    """A bf16 sampler that replaces the model in `sample`, or None for plain torch in float32.
 
-    "auto" samples with plain torch in float32, so that tiled and whole images give the same.
+    "auto" gives one if fused kernels can run, "fused" gives one or raises an error, "torch" gives none. Images that
+    need tiles use plain torch in any case (`sampling.tiling.choose_sampler`).
     """
     if kernels not in CHOICES:
         raise ConfigError(f"kernels: expected {', '.join(CHOICES)}, got {kernels!r}")
-    if kernels != "fused":
-        return None
-    if reason := reason_against_fused(model, device=device, sampling=True):
+    reason = None if kernels == "torch" else reason_against_fused(model, device=device, sampling=True)
+    if kernels == "fused" and reason:
         raise ConfigError(f"kernels: {reason}; use auto or torch")
+    if kernels == "torch" or reason:
+        return None
     from hpunet.kernels.sampler import FusedSampler
 
     assert isinstance(model, HPUNet)
