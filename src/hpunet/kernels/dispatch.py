@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from hpunet.errors import ConfigError
+from hpunet.kernels.side_stream import SideStream
 from hpunet.models.hpunet import HPUNet
 from hpunet.models.punet import ProbUNet
 from hpunet.utils.keyed_random import Draw
@@ -53,6 +54,12 @@ def fused_draw() -> Draw:
     from hpunet.kernels.triton_random import draw
 
     return draw
+
+
+def capture_stream(device: torch.device) -> SideStream:
+    """While a CUDA graph is captured, a second stream beside the current one; else the current one."""
+    capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    return SideStream(device if capturing else torch.device("cpu"))
 
 
 def fast_sampler(model: nn.Module, *, kernels: str, device: torch.device) -> Any:

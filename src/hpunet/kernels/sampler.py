@@ -11,6 +11,7 @@ from hpunet.kernels.launch import compiling_ahead
 from hpunet.kernels.network import are_there, gaussians, places, split_scales
 from hpunet.kernels.sampling_plan import SamplingPlan
 from hpunet.kernels.triton_maps import pack_inputs
+from hpunet.kernels.triton_sampling import pack_orientations
 from hpunet.models.base import Hypotheses, PerScale, SamplingProxy, check_inputs
 from hpunet.models.gaussian import LOG_SIGMA_RANGE, Gaussian
 from hpunet.models.hpunet import HPUNet, LatentUNet
@@ -84,7 +85,30 @@ class FusedSampler(SamplingProxy[HPUNet]):
     ) -> Hypotheses:  # fmt: skip
         """As `HypothesisDecoder.decode_hypotheses`."""
         how: dict[str, Any] = {"noise": noise, "given": given, "orientation_ids": orientation_ids}
-        labels, sums, latents, _, *out = self._decode(features, entries=entries, **how, keep_logits=keep_logits)
+        return self._hypotheses(self._decode(features, entries=entries, **how, keep_logits=keep_logits))
+
+    @torch.no_grad()
+    def draw(
+        self, *, image: Tensor, cond: Tensor | None, count: int, entries: Int[Tensor, " n"], noise: PerScale,
+        given: PerScale, orientation_ids: Int[Tensor, " n"] | None, keep_logits: bool,
+    ) -> Hypotheses:  # fmt: skip
+        """As `HypothesisDecoder.draw`: one CUDA graph."""
+        x = self.model.prior_input(image=image, cond=cond)
+        plan = self._current_plan("prior", *image.shape[-2:])
+        plan.check_batch(max(count * len(x), len(entries)))
+        optional = [orientation_ids, *noise, *given]
+        decode, there = _decoding(plan, optional, keep_logits=keep_logits)
+
+        def run(x: Tensor, *inputs: Tensor) -> list[Tensor]:
+            packed = pack_orientations(x, count=count, width=plan.in_width, dtype=self.dtype)
+            return decode(plan.encode(packed), *inputs)
+
+        inputs = [x, entries, *there]
+        key = ("draw", count, *(t.shape for t in inputs), *(t is None for t in optional), keep_logits)
+        return self._hypotheses(self._run(key, run, inputs))
+
+    def _hypotheses(self, found: Sequence[Tensor]) -> Hypotheses:
+        labels, sums, latents, _, *out = found
         shapes = self.latent_shapes(*labels.shape[-2:])
         return Hypotheses(labels, out[0] if out else None, split_scales(latents, shapes), sums)
 
@@ -96,17 +120,11 @@ class FusedSampler(SamplingProxy[HPUNet]):
         plan = self._plan("prior", *features[-1].shape[1:3])
         plan.check_batch(len(entries))
         optional = [orientation_ids, *noise, *given]
+        decode, there = _decoding(plan, optional, keep_logits=keep_logits)
 
         def run(*inputs: Tensor) -> list[Tensor]:
-            features, (entries, *others) = inputs[: -1 - len(there)], inputs[-1 - len(there) :]
-            rest = iter(others)
-            ids, *values = (None if t is None else next(rest) for t in optional)
-            per_scale = {"noise": values[: len(noise)], "given": values[len(noise) :]}
-            found = plan.decode(features, entries=entries, **per_scale)
-            labels, out, sums = plan.label(found.x, orientation_ids=ids, keep_logits=keep_logits)
-            return [labels, sums, found.latents, found.raw, *([] if out is None else [out])]
+            return decode(inputs[: len(features)], *inputs[len(features) :])
 
-        there = [t for t in optional if t is not None]
         inputs = [*features, entries, *there]
         key = ("decode", *(t.shape for t in inputs), *(t is None for t in optional), keep_logits)
         return self._run(key, run, inputs)
@@ -145,6 +163,24 @@ class FusedSampler(SamplingProxy[HPUNet]):
         return self._graphs[key](inputs)
 
 
+def _decoding(
+    plan: SamplingPlan, optional: Sequence[Tensor | None], *, keep_logits: bool
+) -> tuple[Callable[..., list[Tensor]], list[Tensor]]:
+    """A function of features, entries, and those that are there of [orientation ids, *noise, *given]; and these."""
+    are_there = [t is not None for t in optional]
+
+    def decode(features: Sequence[Tensor], entries: Tensor, *others: Tensor) -> list[Tensor]:
+        """Labels, sums of the logits, latents, mean and log σ, and the logits if they are kept."""
+        rest = iter(others)
+        ids, *values = (next(rest) if is_there else None for is_there in are_there)
+        half = len(values) // 2
+        found = plan.decode(features, entries=entries, noise=values[:half], given=values[half:])
+        labels, out, sums = plan.label(found.x, orientation_ids=ids, keep_logits=keep_logits)
+        return [labels, sums, found.latents, found.raw, *([] if out is None else [out])]
+
+    return decode, [t for t in optional if t is not None]
+
+
 class _CudaGraph:
     """A function of tensors captured as a CUDA graph."""
 
@@ -162,11 +198,18 @@ class _CudaGraph:
             self.outputs = list(run(*self.inputs))
 
     def __call__(self, inputs: list[Tensor]) -> list[Tensor]:
-        torch._foreach_copy_(self.inputs, inputs)
+        _copy(inputs, to=self.inputs)
         self.graph.replay()
         outputs = [torch.empty_like(t) for t in self.outputs]
-        torch._foreach_copy_(outputs, self.outputs)
+        _copy(self.outputs, to=outputs)
         return outputs
+
+
+def _copy(tensors: Sequence[Tensor], *, to: Sequence[Tensor]) -> None:
+    """With one launch for all tensors of a type."""
+    for dtype in {t.dtype for t in to}:
+        pairs = [(target, t) for target, t in zip(to, tensors, strict=True) if target.dtype == dtype]
+        torch._foreach_copy_([target for target, _ in pairs], [t for _, t in pairs])
 
 
 def _gaussians(raw: Float[Tensor, "2 b n"], shapes: Sequence[tuple[int, int, int]]) -> list[Gaussian]:

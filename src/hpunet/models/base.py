@@ -86,6 +86,12 @@ class HypothesisDecoder(Protocol):
     ) -> Hypotheses:  # fmt: skip
         """Hypothesis i is of entry `entries[i]` of the features; it is turned back from its orientation, if any."""
 
+    def draw(
+        self, *, image: Tensor, cond: Tensor | None, count: int, entries: Int[Tensor, " n"], noise: PerScale,
+        given: PerScale, orientation_ids: Int[Tensor, " n"] | None, keep_logits: bool,
+    ) -> Hypotheses:  # fmt: skip
+        """Encode the first `count` orientations of each image and `decode_hypotheses`, in one go."""
+
 
 ModelT = TypeVar("ModelT", bound=SegmentationModel)
 
