@@ -14,9 +14,11 @@ import torch
 from tiny_run import PUNET, tiny_settings, write_tiny_pack
 from torch import nn
 
+from hpunet.config.settings import load_settings, preset_names
 from hpunet.errors import ConfigError
 from hpunet.kernels import dispatch
 from hpunet.kernels.dispatch import fast_sampler, reason_against_fused
+from hpunet.models.build import build_model
 from hpunet.models.hpunet import HPUNet
 from hpunet.models.punet import ProbUNet
 from hpunet.training.loop import train
@@ -39,6 +41,23 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("model", [MODEL, BASELINE])
 def test_bf16_on_a_recent_gpu_runs_fused(model: nn.Module) -> None:
     assert reason_against_fused(model, device=GPU) is None
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("preset", [name for name in preset_names() if not name.startswith("demo")])
+def test_every_preset_for_a_gpu_runs_fused(preset: str) -> None:
+    settings = load_settings(preset)
+    with torch.device("meta"):
+        model = build_model(settings.model, in_channels=1, num_classes=2, extrapolate=settings.data.extrapolate)
+    reason = reason_against_fused(
+        model,
+        device=GPU,
+        precision=settings.optimiser.precision,
+        activation_checkpointing=settings.model.activation_checkpointing,
+        compiled=settings.optimiser.compile,
+        prior_draws=settings.objective.energy > 0,
+    )
+    assert reason is None
 
 
 @pytest.mark.usefixtures("hopper")
