@@ -106,22 +106,27 @@ def run_bench(
     repeats: int = 7,
     say: Callable[[str], None] = lambda _words: None,
 ) -> Iterator[list[Row]]:
-    """Yield the rows of each group."""
+    """Yield the rows of each question as soon as they are measured, those that take least to prepare first."""
     if unknown := set(only) - GROUPS.keys():
         raise ConfigError(f"only: expected some of {', '.join(GROUPS)}, got {unknown.pop()!r}")
     on_gpu = device.type == "cuda"
-    batch = batch or (None if on_gpu else BATCH_ON_CPU)
+    usual = load_settings(preset).optimiser
+    batch = batch or (usual.batch_size // usual.accumulation_steps if on_gpu else BATCH_ON_CPU)
     changes = ["optimiser.iterations=1_000_000_000", "optimiser.boundaries=[]", "optimiser.learning_rates=[1e-4]"]
     changes += ["optimiser.accumulation_steps=1", "optimiser.compile=false", "data.extrapolate=false"]
-    changes += [f"optimiser.batch_size={batch}"] if batch else []
+    changes += [f"optimiser.batch_size={batch}"]
     changes += ["optimiser.precision=bf16", "optimiser.cuda_graph=true"] if on_gpu else []
     kind = _DATA.get(preset.split("-")[0], "lesions")
     work = Workload(load_settings(preset, changes), kind, Timer(device, repeats=repeats, say=say))
     for name, measure in GROUPS.items():
         if not only or name in only:
-            with work.timer.stream():
-                rows = list(measure(work))
-            yield rows
+            questions = iter(measure(work))
+            while True:
+                with work.timer.stream():
+                    rows = next(questions, None)
+                if rows is None:
+                    break
+                yield rows
 
 
 def about(device: torch.device) -> dict[str, Any]:
@@ -134,9 +139,9 @@ def about(device: torch.device) -> dict[str, Any]:
 
 def _rows(
     group: str, question: str, candidates: Sequence[Candidate], *, unit: str, count: int = 1, memory: bool = False
-) -> Iterator[Row]:
+) -> list[Row]:
     """Rows of a question. `count`: units per call, unless the unit is ms."""
-    first = candidates[0].median
+    first, rows = candidates[0].median, []
     for candidate in candidates:
         seconds, value, speed, spread = candidate.median, None, None, None
         if seconds is not None:
@@ -144,9 +149,9 @@ def _rows(
             speed = None if first is None else first / seconds
             spread = (max(candidate.seconds) - min(candidate.seconds)) / seconds
         peak = candidate.peak_mib if memory else None
-        yield Row(
-            group, question, candidate.name, unit, value, speed, spread, peak, candidate.failure, candidate.seconds
-        )
+        measured = candidate.name, unit, value, speed, spread, peak, candidate.failure, candidate.seconds
+        rows.append(Row(group, question, *measured))
+    return rows
 
 
 def bare_step(
@@ -182,7 +187,7 @@ def _fused(work: Workload, model: nn.Module) -> nn.Module:
     return fused_network(model, size=work.settings.data.crop)
 
 
-def _train(work: Workload) -> Iterator[Row]:
+def _train(work: Workload) -> Iterator[list[Row]]:
     prepare, step = work.timer.prepare, partial(bare_step, work)
     if work.timer.on_gpu:
         in_bf16 = partial(step, precision="bf16")
@@ -195,10 +200,10 @@ def _train(work: Workload) -> Iterator[Row]:
     else:
         candidates = [prepare("plain NCHW", partial(step, channels_last=False)), prepare("default", step)]
     work.timer.measure(candidates)
-    yield from _rows("train", f"training step, batch {work.batch}", candidates, unit="ms", memory=True)
+    yield _rows("train", f"training step, batch {work.batch}", candidates, unit="ms", memory=True)
 
 
-def _sample(work: Workload) -> Iterator[Row]:
+def _sample(work: Workload) -> Iterator[list[Row]]:
     prepare, device = work.timer.prepare, work.timer.device
 
     def plain(count: int, *, channels_last: bool = True) -> Callable[[], object]:
@@ -228,10 +233,10 @@ def _sample(work: Workload) -> Iterator[Row]:
         work.timer.measure(candidates)
         images, unit = ("one image", "ms") if count == 1 else (f"{count} images", "hypotheses/s")
         how: dict[str, Any] = {"unit": unit, "count": count * NUM_SAMPLES, "memory": True}
-        yield from _rows("sample", f"{NUM_SAMPLES} hypotheses of {images}", candidates, **how)
+        yield _rows("sample", f"{NUM_SAMPLES} hypotheses of {images}", candidates, **how)
 
 
-def _end_to_end(work: Workload) -> Iterator[Row]:
+def _end_to_end(work: Workload) -> Iterator[list[Row]]:
     """Steps of the training loop: images from a pack, augmentation, checks, logging."""
     device, prepare, on_gpu = work.timer.device, work.timer.prepare, work.timer.on_gpu
     can_fuse = reason_against_fused(work.model(), device=device) is None
@@ -258,10 +263,10 @@ def _end_to_end(work: Workload) -> Iterator[Row]:
             prepare("training loop", loop),
         ]
         work.timer.measure(candidates, calls=work.settings.logging.log_every)
-    yield from _rows("end-to-end", f"training with its data, batch {work.batch}", candidates, unit="steps/s")
+    yield _rows("end-to-end", f"training with its data, batch {work.batch}", candidates, unit="steps/s")
 
 
-def _evaluate(work: Workload) -> Iterator[Row]:
+def _evaluate(work: Workload) -> Iterator[list[Row]]:
     crop, size = work.settings.data.crop, fast_batch_size(work.timer.device)
     count = 4 * size if work.timer.on_gpu else work.batch
     source = open_synthetic(work.kind, split="val", num_images=count, size=crop)
@@ -282,10 +287,10 @@ def _evaluate(work: Workload) -> Iterator[Row]:
     candidates = [work.timer.prepare(name, partial(scoring, kernels)) for name, kernels in names.items()]
     work.timer.measure(candidates, calls=3)
     question = f"evaluation, {NUM_SAMPLES} samples: sampling and metrics"
-    yield from _rows("evaluate", question, candidates, unit="images/s", count=count)
+    yield _rows("evaluate", question, candidates, unit="images/s", count=count)
 
 
-def _augment(work: Workload) -> Iterator[Row]:
+def _augment(work: Workload) -> Iterator[list[Row]]:
     device, count = work.timer.device, 8 * work.batch
     (h, w), info = work.source_size, work.info
     batch = Batch(
@@ -307,7 +312,7 @@ def _augment(work: Workload) -> Iterator[Row]:
     ]
     work.timer.measure(candidates)
     question = f"augmentation, {h}×{w} to {crop[0]}×{crop[1]}, labels of {info.num_graders}"
-    yield from _rows("augment", question, candidates, unit="images/s", count=count)
+    yield _rows("augment", question, candidates, unit="images/s", count=count)
 
 
 def plain_warp(batch: Batch, crop: tuple[int, int]) -> tuple[Tensor, Tensor]:
@@ -327,5 +332,6 @@ def plain_warp(batch: Batch, crop: tuple[int, int]) -> tuple[Tensor, Tensor]:
     return image, labels.int()
 
 
-GROUPS: dict[str, Callable[[Workload], Iterable[Row]]] = {"train": _train, "sample": _sample}
-GROUPS |= {"end-to-end": _end_to_end, "evaluate": _evaluate, "augment": _augment}
+GROUPS: dict[str, Callable[[Workload], Iterable[list[Row]]]] = {"augment": _augment, "sample": _sample}
+GROUPS |= {"train": _train, "end-to-end": _end_to_end, "evaluate": _evaluate}
+"""By the time until their first row: torch.compile takes minutes for a training step."""

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,8 +14,8 @@ if TYPE_CHECKING:
     from hpunet.bench.run import Row
 
 _COLUMNS = ("", "", "median", "speed", "spread", "peak memory")
-_BATCH = "Images per step. Default: the preset's, 4 on a CPU."
-_ONLY = "train, sample, end-to-end, evaluate or augment; repeatable."
+_BATCH = "Images per step. Default: a piece of the preset's batch, 4 on a CPU."
+_ONLY = "augment, sample, train, end-to-end or evaluate; repeatable."
 
 
 def bench_command(
@@ -43,17 +42,23 @@ def bench_command(
         how: dict[str, Any] = {"batch": batch, "only": only or [], "repeats": repeats}
         if markdown:
             print(*markdown_header(), sep="\n", flush=True)
+        else:
+            console.print(f"{preset}: {_where(header)}")
         for rows in run_bench(preset, device=device, say=lambda words: status.update(line(words)), **how):
             found += rows
             if markdown:
                 print(*map(markdown_row, rows), sep="\n", flush=True)
+            else:
+                console.print(_table(rows))
             if json_file:
                 content = dump_json({**header, "rows": [asdict(row) for row in found]}, name=str(json_file))
                 atomic_write(json_file, content)
     if markdown:
         print("", f"`hpunet bench --preset {preset}`; {_where(header)}; medians of {repeats}", sep="\n")
     else:
-        console.print(_table(found, header))
+        console.print(
+            f"speed: relative to the first of each question; spread: (slowest − fastest repeat) / median of {repeats}"
+        )
     for row in (row for row in found if row.failure):
         notes.print(f"{row.candidate}: {row.failure}")
 
@@ -68,18 +73,15 @@ def markdown_row(row: "Row") -> str:
     return f"| {' | '.join(_cells(row))} |"
 
 
-def _table(rows: Sequence["Row"], header: Mapping[str, Any]) -> Table:
-    table = Table(title=f"{header['preset']}: {_where(header)}", title_justify="left")
+def _table(rows: Sequence["Row"]) -> Table:
+    """Of one question."""
+    table = Table()
     with_memory = any(row.peak_mib is not None for row in rows)
     for number, column in enumerate(_COLUMNS if with_memory else _COLUMNS[:-1]):
         table.add_column(column, justify="left" if number < 2 else "right", no_wrap=number >= 2)
-    for _, same in groupby(rows, key=lambda row: row.question):
-        for number, row in enumerate(same):
-            question, *numbers = _cells(row)
-            table.add_row("" if number else question, *numbers[: None if with_memory else -1])
-        table.add_section()
-    table.caption = "speed: relative to the first of each question; spread: (slowest − fastest repeat) / median"
-    table.caption_justify = "left"
+    for number, row in enumerate(rows):
+        question, *numbers = _cells(row)
+        table.add_row("" if number else question, *numbers[: None if with_memory else -1])
     return table
 
 

@@ -24,7 +24,7 @@ class FusedSampler(SamplingProxy[HPUNet]):
     one per input shape.
     """
 
-    MAX_GRAPHS = 16
+    MAX_GRAPHS = 8
 
     def __init__(self, model: HPUNet, *, dtype: torch.dtype) -> None:
         super().__init__(model)

@@ -132,7 +132,8 @@ class SamplingPlan(BasePlan):
             if 0 <= (i := len(self.encoder) - 2 - depth) < len(self.decoder):
                 with side.fork():  # nothing in the encoder waits for it
                     shared.append(self.decoder[i][0].shared(x))
-        side.join()
+        if shared:  # a stream without work must not be joined while a graph is captured
+            side.join()
         return [x[0], *(part[0] for parts in reversed(shared) for part in parts)]
 
     def decode(
