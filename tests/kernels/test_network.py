@@ -1,3 +1,4 @@
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +10,8 @@ from hpunet.errors import ConfigError
 from hpunet.kernels import triton_convolution, triton_heads, triton_maps
 from hpunet.kernels.network import FusedNetwork
 from hpunet.kernels.sampler import FusedSampler
+from hpunet.kernels.sampling_tiles import smaller_tiles
+from hpunet.kernels.triton_convolution import ConvTiling
 from hpunet.models.base import SegmentationModel
 from hpunet.models.hpunet import HPUNet
 
@@ -50,6 +53,20 @@ def test_a_batch_too_large_for_32_bit_indices_is_refused() -> None:
     plan.max_images = 1
     with pytest.raises(ConfigError, match="at most 1 images of 8x8 at once, got 2"):
         network(image=torch.zeros(2, 1, 8, 8), labels=torch.zeros(2, 8, 8, dtype=torch.long))
+
+
+@pytest.mark.parametrize(
+    ("pixels", "outputs", "tile"),
+    [
+        (64 * 64, 96, (128, 64)),  # 32 × 2 programs
+        (32 * 32, 96, (32, 32)),  # 32 × 3; with 64 × 32 there are 48
+        (16 * 16, 96, (16, 32)),  # 16 × 3, and no smaller
+        (256 * 256, 24, (128, 128)),  # 512 already
+    ],
+)
+def test_tiles_for_few_images_are_halved(pixels: int, outputs: int, tile: tuple[int, int]) -> None:
+    usual = ConvTiling(py=1, px=1, patches=128, columns=128, chunk=64)
+    assert smaller_tiles(usual, pixels, outputs) == replace(usual, patches=tile[0], columns=tile[1])
 
 
 def without_kernels(monkeypatch: pytest.MonkeyPatch) -> FusedNetwork:

@@ -14,18 +14,22 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from hpunet.kernels.flat_parameters import Weights
-from hpunet.kernels.layers import ConvIndices, IndexMaps, ResidualLayer, channel_order, padded, select_channels
+from hpunet.kernels.layers import (
+    ConvIndices,
+    IndexMaps,
+    ResidualLayer,
+    channel_order,
+    padded,
+    select_channels,
+)
 from hpunet.kernels.plan import BasePlan, Stage, run_block
+from hpunet.kernels.sampling_tiles import SamplingWeights
 from hpunet.kernels.side_stream import SideStream
 from hpunet.kernels.triton_maps import downsample, upsample_concat
 from hpunet.kernels.triton_sampling import draw_latents, label
 from hpunet.models.base import PerScale
 from hpunet.models.blocks import ResidualBlock
 from hpunet.models.hpunet import LatentUNet
-
-PIXELS_PER_CHUNK = 2**20
-"""Pixels of hypotheses that are decoded at once, by default: 64 hypotheses of 128×128."""
 
 
 class JoinLayer(ResidualLayer):
@@ -109,7 +113,8 @@ class SamplingPlan(BasePlan):
         modules_of: Any = [*([] if logits is None else [logits]), *(net.heads[i].conv for i in self.head_scales)]
         others = [[parameter] for module in modules_of for parameter in (module.weight, module.bias)]
         self.has_logits = logits is not None
-        self.weights = Weights(layers, others=others, dtype=dtype, training=False)
+        first = {id(layer) for stage in self.encoder for layer in stage}
+        self.weights = SamplingWeights(layers, others=others, dtype=dtype, once_per_image=first)
 
     def _projection(self, which: int) -> tuple[Tensor, Tensor]:
         """Weight (out, in) and bias of a 1×1 convolution: of the logits if there are any, then of the heads."""
