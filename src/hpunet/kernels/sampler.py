@@ -61,7 +61,8 @@ class FusedSampler(SamplingProxy[HPUNet]):
         plan = self._current_plan("prior", *image.shape[-2:])
 
         def run(x: Tensor) -> list[Tensor]:
-            return plan.encode(pack_inputs(x, width=plan.in_width, dtype=self.dtype))
+            # The kernel that `draw` runs: a capture cannot load another one.
+            return plan.encode(pack_orientations(x, count=1, width=plan.in_width, dtype=self.dtype))
 
         parts = [self._run(("encode", part.shape, part.dtype), run, [part]) for part in x.split(plan.max_images)]
         return parts[0] if len(parts) == 1 else [torch.cat(each) for each in zip(*parts, strict=True)]
