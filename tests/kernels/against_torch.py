@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hpunet.errors import DivergenceError
-from hpunet.kernels import flat_parameters, layers, triton_random
+from hpunet.kernels import flat_parameters, layers, sampling_plan, triton_random
 from hpunet.kernels.network import FusedNetwork
 from hpunet.kernels.sampler import FusedSampler
 from hpunet.kernels.triton_convolution import (
@@ -289,6 +289,13 @@ def check_sampler(model: HPUNet, function: Callable[..., Samples], **how: Any) -
 def test_fused_sampler_equals_the_model(name: str) -> None:
     model, inputs = sampled(name)
     check_sampler(model, sample, **inputs, chunk_size=2)
+
+
+@pytest.mark.parametrize("orientations", [1, 2])
+def test_fused_sampler_computes_fine_scales_in_parts(monkeypatch: pytest.MonkeyPatch, orientations: int) -> None:
+    monkeypatch.setattr(sampling_plan, "PIXELS_AT_ONCE", 20)  # five hypotheses of 2×2, then one of 4×4
+    model, inputs = sampled("no-latent-at-scale-0", orientations=orientations)
+    check_sampler(model, sample, **inputs)
 
 
 @pytest.mark.parametrize("partly", [False, True])

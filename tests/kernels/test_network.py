@@ -7,7 +7,7 @@ import torch
 pytest.importorskip("triton")
 
 from hpunet.errors import ConfigError
-from hpunet.kernels import triton_convolution, triton_heads, triton_maps
+from hpunet.kernels import triton_convolution, triton_heads, triton_maps, triton_sampling
 from hpunet.kernels.network import FusedNetwork
 from hpunet.kernels.sampler import FusedSampler
 from hpunet.kernels.sampling_tiles import smaller_tiles
@@ -71,7 +71,7 @@ def test_tiles_for_few_images_are_halved(pixels: int, outputs: int, tile: tuple[
 
 def without_kernels(monkeypatch: pytest.MonkeyPatch) -> FusedNetwork:
     """A network whose kernels do not run: what they compute does not matter."""
-    for module in (triton_convolution, triton_heads, triton_maps):
+    for module in (triton_convolution, triton_heads, triton_maps, triton_sampling):
         monkeypatch.setattr(module, "launch", lambda *_args, **_options: None)
     return FusedNetwork(tiny_model(), dtype=torch.float32)
 

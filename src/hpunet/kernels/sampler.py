@@ -175,9 +175,10 @@ def _decoding(
         rest = iter(others)
         ids, *values = (next(rest) if is_there else None for is_there in are_there)
         half = len(values) // 2
-        found = plan.decode(features, entries=entries, noise=values[:half], given=values[half:])
-        labels, out, sums = plan.label(found.x, orientation_ids=ids, keep_logits=keep_logits)
-        return [labels, sums, found.latents, found.raw, *([] if out is None else [out])]
+        how: dict[str, Any] = {"noise": values[:half], "given": values[half:], "orientation_ids": ids}
+        latents, raw, labels = plan.decode(features, entries=entries, **how, keep_logits=keep_logits)
+        assert labels is not None
+        return [labels.classes, labels.sums, latents, raw, *([] if labels.logits is None else [labels.logits])]
 
     return decode, [t for t in optional if t is not None]
 

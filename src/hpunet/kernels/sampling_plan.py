@@ -7,6 +7,7 @@ the convolutions of the other inputs start from, hypothesis by hypothesis.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple
 
@@ -26,10 +27,13 @@ from hpunet.kernels.plan import BasePlan, Stage, run_block
 from hpunet.kernels.sampling_tiles import SamplingWeights
 from hpunet.kernels.side_stream import SideStream
 from hpunet.kernels.triton_maps import downsample, upsample_concat
-from hpunet.kernels.triton_sampling import draw_latents, label
+from hpunet.kernels.triton_sampling import Labels, draw_latents, label
 from hpunet.models.base import PerScale
 from hpunet.models.blocks import ResidualBlock
 from hpunet.models.hpunet import LatentUNet
+
+PIXELS_AT_ONCE = 2**20
+"""Pixels of hypotheses that a decoder scale computes at once: of more hypotheses where maps are small."""
 
 
 class JoinLayer(ResidualLayer):
@@ -76,11 +80,11 @@ class JoinLayer(ResidualLayer):
 
 
 class Decoded(NamedTuple):
-    """The last features of hypotheses, their latents, and mean and log σ (not clamped) of the Gaussians."""
+    """Latents of hypotheses, mean and log σ (not clamped) of their Gaussians, and labels if there are logits."""
 
-    x: Float[Tensor, "n h w c"]
     latents: Float[Tensor, "n m"]
     raw: Float[Tensor, "2 n m"]
+    labels: Labels | None
 
 
 class SamplingPlan(BasePlan):
@@ -92,6 +96,7 @@ class SamplingPlan(BasePlan):
         dtype: torch.dtype,
     ) -> None:  # fmt: skip
         self.size, self.latent_shapes, self.in_width = size, latent_shapes, padded(in_channels)
+        self.num_classes = num_classes
         scales, dims = len(channels), [*(shape[0] for shape in latent_shapes), *[0] * len(channels)]
         self.encoder: list[Stage] = []
         for depth, modules in enumerate(net.encoder):
@@ -142,34 +147,58 @@ class SamplingPlan(BasePlan):
         return [x[0], *(part[0] for parts in reversed(shared) for part in parts)]
 
     def decode(
-        self, features: Sequence[Tensor], *, entries: Int[Tensor, " n"], noise: PerScale, given: PerScale
-    ) -> Decoded:
+        self, features: Sequence[Tensor], *, entries: Int[Tensor, " n"], noise: PerScale, given: PerScale,
+        orientation_ids: Int[Tensor, " n"] | None = None, keep_logits: bool = False,
+    ) -> Decoded:  # fmt: skip
         """n hypotheses; number i belongs to entry `entries[i]` of the features. `noise`, `given`: `HPUNet.decode`."""
-        n, m = len(entries), sum(prod(shape) for shape in self.latent_shapes)
-        raw = torch.empty(2, n, m, device=entries.device)
-        latents = torch.empty(n, m, device=entries.device)
-        x = features[0].index_select(0, entries).unsqueeze(0)
-        for i in range(len(self.decoder) + 1):
-            z = None
-            if i in self.head_scales:
-                weight, bias = self._projection(self.has_logits + self.head_scales.index(i))
-                flat, raw_part = self._scale(latents, i), self._scale(raw, i)
-                values = [None if v is None else v.flatten(1) for v in (noise[i], given[i])]
-                how: dict[str, Any] = {"weight": weight, "bias": bias, "raw": raw_part, "latents": flat}
-                draw_latents(x[0], **how, noise=values[0], given=values[1])
-                z = flat.unflatten(1, self.latent_shapes[i])
-            if i == len(self.decoder):
-                break
-            join, stage = self.decoder[i]
-            joined = upsample_concat(x, None, latents=z, width=join.widths[0])
-            x = join.run(joined, [part.unsqueeze(0) for part in features[1 + 2 * i : 3 + 2 * i]], entries)
-            for layer in stage:
-                x = run_block(layer, x)[0]
-        return Decoded(x[0], latents, raw)
+        n, m, device = len(entries), sum(prod(shape) for shape in self.latent_shapes), entries.device
+        latents, raw = torch.empty(n, m, device=device), torch.empty(2, n, m, device=device)
+        labels = None
+        if self.has_logits:
+            how: dict[str, Any] = {"num_classes": self.num_classes, "keep_logits": keep_logits}
+            labels = Labels.empty(n, *self.size, **how, device=device)
+        run = _Run(features, entries, noise, given, orientation_ids, Decoded(latents, raw, labels))
+        self._decode_from(0, features[0].index_select(0, entries).unsqueeze(0), slice(0, n), run)
+        return run.out
 
-    def label(
-        self, x: Float[Tensor, "n h w c"], *, orientation_ids: Int[Tensor, " n"] | None, keep_logits: bool
-    ) -> tuple[Tensor, Tensor | None, Tensor]:
-        """Labels, logits if they are kept, and sums of the logits, upright."""
-        weight, bias = self._projection(0)
-        return label(x, weight=weight, bias=bias, orientation_ids=orientation_ids, keep_logits=keep_logits)
+    def _decode_from(self, i: int, x: Float[Tensor, "1 r h w c"], rows: slice, run: "_Run") -> None:
+        """Scale i and finer ones of some hypotheses, a part at a time where that would be many pixels."""
+        out, z = run.out, None
+        if i in self.head_scales:
+            weight, bias = self._projection(self.has_logits + self.head_scales.index(i))
+            noise, given = (None if v is None else v[rows].flatten(1) for v in (run.noise[i], run.given[i]))
+            flat, raw = self._scale(out.latents[rows], i), self._scale(out.raw[:, rows], i)
+            draw_latents(x[0], weight=weight, bias=bias, noise=noise, given=given, raw=raw, latents=flat)
+            z = flat.unflatten(1, self.latent_shapes[i])
+        if i == len(self.decoder):
+            if out.labels is not None:
+                weight, bias = self._projection(0)
+                ids = None if run.orientation_ids is None else run.orientation_ids[rows]
+                label(x[0], weight=weight, bias=bias, orientation_ids=ids, out=out.labels.of(rows))
+            return
+        join, stage = self.decoder[i]
+        shared = [part.unsqueeze(0) for part in run.features[1 + 2 * i : 3 + 2 * i]]
+        count, size = rows.stop - rows.start, max(1, PIXELS_AT_ONCE // (join.height * join.width))
+        size -= size % 16 if size > 16 else 0  # kernels are compiled for multiples of 16
+        for start in range(0, count, size):
+            part, own = (
+                slice(start, start + size),
+                slice(rows.start + start, min(rows.start + start + size, rows.stop)),
+            )
+            joined = upsample_concat(x[:, part], None, latents=None if z is None else z[part], width=join.widths[0])
+            y = join.run(joined, shared, run.entries[own])
+            for layer in stage:
+                y = run_block(layer, y)[0]
+            self._decode_from(i + 1, y, own, run)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What `SamplingPlan.decode` gets, and what it fills."""
+
+    features: Sequence[Tensor]
+    entries: Int[Tensor, " n"]
+    noise: PerScale
+    given: PerScale
+    orientation_ids: Int[Tensor, " n"] | None
+    out: Decoded

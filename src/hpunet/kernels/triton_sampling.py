@@ -1,5 +1,7 @@
 """Kernels of sampling alone: turned inputs, drawn or given latents, and labels of upright maps."""
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
@@ -52,7 +54,7 @@ def pack_orientations(
 
 @triton.jit
 def _draw_latents(
-    x, weight, bias, noise, given, raw, latents, B, RAW_STRIDE, NOISE_STRIDE, GIVEN_STRIDE, LATENT_STRIDE,
+    x, weight, bias, noise, given, raw, latents, B, LOG_SIGMA, RAW_STRIDE, NOISE_STRIDE, GIVEN_STRIDE, LATENT_STRIDE,
     HW: tl.constexpr, C: tl.constexpr, REAL: tl.constexpr, Z: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr,
     NOISE: tl.constexpr, GIVEN: tl.constexpr, BC: tl.constexpr, BP: tl.constexpr,
 ):  # fmt: skip
@@ -68,7 +70,7 @@ def _draw_latents(
         log_sigma += tl.load(bias + Z + z)
         place = z * HW + position
         tl.store(raw + image * RAW_STRIDE + place, mean, mask=inside)
-        tl.store(raw + (B + image) * RAW_STRIDE + place, log_sigma, mask=inside)
+        tl.store(raw + LOG_SIGMA + image * RAW_STRIDE + place, log_sigma, mask=inside)
         value = mean
         if NOISE:
             drawn = tl.load(noise + image * NOISE_STRIDE + place, mask=inside, other=0.0).to(tl.float32)
@@ -92,7 +94,7 @@ def draw_latents(
     launch(
         _draw_latents, (triton.cdiv(b * h * w, 16),), x, weight, bias,
         latents if noise is None else noise, latents if given is None else given, raw, latents, b,
-        raw.stride(1), *(0 if t is None else t.stride(0) for t in (noise, given)), latents.stride(0),
+        raw.stride(0), raw.stride(1), *(0 if t is None else t.stride(0) for t in (noise, given)), latents.stride(0),
         HW=h * w, C=c, REAL=weight.shape[1], Z=weight.shape[0] // 2, LOW=LOG_SIGMA_RANGE[0], HIGH=LOG_SIGMA_RANGE[1],
         NOISE=noise is not None, GIVEN=given is not None, BC=triton.next_power_of_2(c), BP=16,
     )  # fmt: skip
@@ -126,23 +128,42 @@ def _label(
     tl.store(sums + tl.program_id(0), tl.sum(tl.where(kept, total, 0.0)))
 
 
+@dataclass(frozen=True)
+class Labels:
+    """Classes of maps, their logits if they are kept, and sums of logits over blocks of pixels."""
+
+    classes: Int[Tensor, "b h w"]
+    logits: Float[Tensor, "b k h w"] | None
+    sums: Float[Tensor, "b blocks"]
+
+    @classmethod
+    def empty(
+        cls, count: int, height: int, width: int, *, num_classes: int, keep_logits: bool, device: torch.device
+    ) -> "Labels":
+        """For `label` to fill."""
+        return cls(
+            torch.empty(count, height, width, device=device, dtype=torch.int64),
+            torch.empty(count, num_classes, height, width, device=device) if keep_logits else None,
+            torch.empty(count, triton.cdiv(height * width, PIXELS), device=device),
+        )
+
+    def of(self, rows: slice) -> "Labels":
+        """Those of some maps."""
+        return Labels(self.classes[rows], None if self.logits is None else self.logits[rows], self.sums[rows])
+
+
 def label(
     x: Float[Tensor, "b h w c"], *, weight: Float[Tensor, "k f"], bias: Float[Tensor, " k"],
-    orientation_ids: Int[Tensor, " b"] | None, keep_logits: bool,
-) -> tuple[Int[Tensor, "b h w"], Float[Tensor, "b k h w"] | None, Float[Tensor, "b blocks"]]:  # fmt: skip
-    """The class with the highest logit at every pixel, the logits, and their sums over blocks of pixels.
+    orientation_ids: Int[Tensor, " b"] | None, out: Labels,
+) -> None:  # fmt: skip
+    """Write the class with the highest logit at every pixel, the logits, and their sums.
 
-    With `orientation_ids` the maps are turned, and the results upright.
+    With `orientation_ids` the maps are turned, and what is written is upright.
     """
-    (b, h, w, c), (k, real) = x.shape, weight.shape
-    labels = torch.empty(b, h, w, device=x.device, dtype=torch.int64)
-    out = torch.empty(b, k, h, w, device=x.device) if keep_logits else None
-    sums = torch.empty(b, triton.cdiv(h * w, PIXELS), device=x.device)
+    (_, h, w, c), (k, real), keep = x.shape, weight.shape, out.logits is not None
     launch(
-        _label, (sums.numel(),), x, weight, bias, labels if orientation_ids is None else orientation_ids,
-        sums if out is None else out, labels, sums, H=h, W=w, C=c, REAL=real, K=k,
-        TURNED=orientation_ids is not None, KEEP=keep_logits,
-        PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
+        _label, (out.sums.numel(),), x, weight, bias, out.classes if orientation_ids is None else orientation_ids,
+        out.logits if keep else out.sums, out.classes, out.sums, H=h, W=w, C=c, REAL=real, K=k,
+        TURNED=orientation_ids is not None, KEEP=keep, PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
         BC=max(16, triton.next_power_of_2(c)), BK=max(16, triton.next_power_of_2(k)), BP=PIXELS,
     )  # fmt: skip
-    return labels, out, sums

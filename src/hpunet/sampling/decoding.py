@@ -15,6 +15,8 @@ from hpunet.utils.tensors import values_can_be_read
 
 PIXELS_PER_CHUNK = 2**20
 """Pixels decoded at once, by default: 64 hypotheses of 128×128."""
+PIXELS_PER_CHUNK_FAST = 2**22
+"""The same on fused kernels, which take fewer at once where maps are large."""
 PIXELS_PER_CHUNK_CPU = 2**16
 """The same on a CPU, where chunks that fit in its caches are faster."""
 
@@ -61,7 +63,7 @@ def fits_in_one_go(model: SegmentationModel, image: Tensor, *, num_samples: int,
     ):
         return False
     b, _, h, w = image.shape
-    size = default_chunk_size(h * w, device=image.device) if chunk_size is None else chunk_size
+    size = default_chunk_size(h * w, device=image.device, fast=True) if chunk_size is None else chunk_size
     return 1 <= b * num_samples <= size and encoded_together(model, image)
 
 
@@ -108,7 +110,7 @@ def decode_in_chunks(
         )
         return Chunk(numbers, labels, logits, latents, own, sums)
 
-    size = chunk_size or default_chunk_size(inputs.num_pixels, device=features.image.device)
+    size = chunk_size or default_chunk_size(inputs.num_pixels, device=features.image.device, fast=is_fast)
     size -= size % s if is_fast and size > s else 0  # chunks of as many images are one CUDA graph
     if features.together is None or (ids is None and count > 1):
         of_pairs = [0] * (b * s) if ids is None else ids.tolist()
@@ -156,9 +158,10 @@ def check_logits(chunks: Sequence[Chunk], *, features: Features, num_samples: in
     )
 
 
-def default_chunk_size(num_pixels: int, *, device: torch.device) -> int:
-    """Hypotheses of this many pixels to decode at once."""
-    return max(1, (PIXELS_PER_CHUNK_CPU if device.type == "cpu" else PIXELS_PER_CHUNK) // num_pixels)
+def default_chunk_size(num_pixels: int, *, device: torch.device, fast: bool = False) -> int:
+    """Hypotheses of this many pixels to decode at once; `fast` on fused kernels."""
+    on_gpu = PIXELS_PER_CHUNK_FAST if fast else PIXELS_PER_CHUNK
+    return max(1, (PIXELS_PER_CHUNK_CPU if device.type == "cpu" else on_gpu) // num_pixels)
 
 
 def slices(count: int, *, size: int) -> Iterator[slice]:
