@@ -33,6 +33,7 @@ from hpunet.kernels.triton_convolution import (
 )
 from hpunet.models.hpunet import HPUNet
 from hpunet.models.punet import ProbUNet
+from hpunet.sampling.orientations import encode_orientations
 from hpunet.sampling.sample import Samples, reconstruct, sample
 from hpunet.utils import keyed_random
 
@@ -350,6 +351,18 @@ def test_given_latents_replay_hypotheses() -> None:
     assert DEVICE.type == "cpu" or torch.equal(one.logits, drawn.logits[:, 1:2])
     for before, after in zip(latents, again.latents, strict=True):
         assert torch.equal(before, after)
+
+
+@on_fresh_stack
+def test_fused_reconstruction_takes_features_of_several_orientations() -> None:
+    model, inputs = sampled("plain", orientations=2)
+    how = {"image": inputs["image"], "labels": torch.randint(3, (2, 2, 4, 4), device=DEVICE)}
+    sampler = FusedSampler(model, dtype=torch.float32)
+    found = reconstruct(sampler, **how, features=encode_orientations(sampler, image=how["image"]))
+    expected = reconstruct(model, **how)
+    assert found.logits is not None
+    assert expected.logits is not None
+    assert distance(found.logits, expected.logits) < 1e-5
 
 
 @on_fresh_stack

@@ -150,6 +150,15 @@ def test_replaced_parameters_are_refused_in_training(monkeypatch: pytest.MonkeyP
         loss_of(network)
 
 
+def test_a_sampler_keeps_the_weights_of_few_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_kernels(monkeypatch)
+    sampler = FusedSampler(tiny_model(), dtype=torch.float32)
+    for side in range(2, 2 * (FusedSampler.MAX_PLANS + 2), 2):
+        sampler.encode(image=torch.zeros(1, 1, side, side))
+        assert ("prior", side, side) in sampler._plans
+    assert len(sampler._plans) == 1
+
+
 @pytest.mark.parametrize("assign", [False, True])
 def test_a_sampler_follows_changes_of_the_weights(monkeypatch: pytest.MonkeyPatch, assign: bool) -> None:
     without_kernels(monkeypatch)

@@ -25,6 +25,7 @@ class FusedSampler(SamplingProxy[HPUNet]):
     """
 
     MAX_GRAPHS = 8
+    MAX_PLANS = 8  # of prior or posterior for a size, each with a copy of the weights
 
     def __init__(self, model: HPUNet, *, dtype: torch.dtype) -> None:
         super().__init__(model)
@@ -38,6 +39,8 @@ class FusedSampler(SamplingProxy[HPUNet]):
 
     def _plan(self, net: str, height: int, width: int) -> SamplingPlan:
         if (key := (net, height, width)) not in self._plans:
+            if len(self._plans) >= self.MAX_PLANS:
+                self._plans, self._graphs = {}, {}
             m, is_prior = self.model, net == "prior"
             how: dict[str, Any] = {"size": (height, width), "dtype": self.dtype, "channels": m.channels}
             how |= {"latent_shapes": m.latent_shapes(height, width), "num_classes": m.num_classes}
