@@ -2,11 +2,11 @@
 
 What the encoder gives is the same for all hypotheses of an image, and so is its share of the decoder: the first
 convolutions of a scale take [features from below, features of the encoder, latents], and a convolution is a sum over
-its inputs. The share of the encoder's features is computed once per image, in float32, and is the residual that
-the convolutions of the other inputs start from, hypothesis by hypothesis.
+its inputs. The encoder's share is computed once per image, the share of the others for each hypothesis from the small
+maps, before they are upsampled; both are kept in float32, and one kernel adds them.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple
@@ -16,67 +16,21 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from hpunet.kernels.layers import (
-    ConvIndices,
-    IndexMaps,
     ResidualLayer,
     channel_order,
     padded,
-    select_channels,
 )
 from hpunet.kernels.plan import BasePlan, Stage, run_block
+from hpunet.kernels.sampling_layers import BelowLayer, JoinLayer, run_first_block
 from hpunet.kernels.sampling_tiles import SamplingWeights
 from hpunet.kernels.side_stream import SideStream
-from hpunet.kernels.triton_maps import downsample, upsample_concat
-from hpunet.kernels.triton_sampling import Labels, draw_latents, label
+from hpunet.kernels.triton_maps import downsample
+from hpunet.kernels.triton_sampling import Labels, append_latents, draw_latents, label
 from hpunet.models.base import PerScale
-from hpunet.models.blocks import ResidualBlock
 from hpunet.models.hpunet import LatentUNet
 
 PIXELS_AT_ONCE = 2**20
 """Pixels of hypotheses that a decoder scale computes at once: of more hypotheses where maps are small."""
-
-
-class JoinLayer(ResidualLayer):
-    """The first block of a decoder scale, in two parts.
-
-    `first` and `skip` take [features from below, latents]. `first_shared` and `skip_shared` take the encoder's
-    features and have the biases; `shared` gives what they add.
-    """
-
-    def __init__(self, block: ResidualBlock, height: int, width: int, *, z: int, below: int, features: int) -> None:
-        own = channel_order((z, below), *([(0, z)] if z else []))
-        super().__init__([block], height, width, [own])
-        self.shared_inputs = channel_order((z + below, features))
-
-    def convolutions(self, maps: IndexMaps) -> Iterator[ConvIndices]:
-        """As in `ResidualLayer`, and the shared ones."""
-        block = self.blocks[0]
-        modules: dict[str, Any] = {"first": block.convs[0], "skip": block.skip}
-        for indices in super().convolutions(maps):
-            if (module := modules.get(indices.name)) is None:
-                yield indices
-                continue
-            out = len(indices.kernels[0])
-            kernel = select_channels(maps[module.weight], out, self.shared_inputs)
-            kernels = self.effective_taps([kernel]) if indices.name == "first" else [kernel]
-            yield ConvIndices(indices.name, indices.kernels, [bias[:0] for bias in indices.biases])
-            yield ConvIndices(f"{indices.name}_shared", kernels, indices.biases)
-
-    def shared(self, features: Tensor) -> list[Tensor]:
-        """What the encoder's features add to `first` and to `skip`."""
-        how: dict[str, Any] = {"out_dtype": torch.float32}
-        return [
-            self.convolve("first_shared", features, relu_input=True, **how),
-            self.convolve("skip_shared", features, **how),
-        ]
-
-    def run(self, x: Tensor, shared: Sequence[Tensor], entries: Int[Tensor, " n"]) -> Tensor:
-        """The block's output; hypothesis i belongs to entry `entries[i]` of `shared`."""
-        first, skip = shared
-        how: dict[str, Any] = {"residual_of": entries}
-        h1 = self.convolve("first", x, relu_input=True, relu_output=True, residual=first, **how)
-        h2 = self.convolve("second", h1, relu_output=True)
-        return self.convolve("third", h2, residual=self.convolve("skip", x, residual=skip, **how))
 
 
 class Decoded(NamedTuple):
@@ -102,16 +56,17 @@ class SamplingPlan(BasePlan):
         for depth, modules in enumerate(net.encoder):
             inputs = self.encoder_inputs(depth, [in_channels], channels)
             self.encoder.append(self.stage(ResidualLayer, [modules], depth, inputs))  # type: ignore[list-item]
-        self.decoder: list[tuple[JoinLayer, Stage]] = []
+        self.decoder: list[tuple[BelowLayer, JoinLayer, Stage]] = []
         for i in range(len(net.decoder)):
             stage: Any = net.decoder[i]
-            blocks, depth, below = list(stage), scales - 2 - i, channels[-1 - i]
-            sides, here = (size[0] >> depth, size[1] >> depth), channels[depth]
-            join = JoinLayer(blocks[0], *sides, z=dims[i], below=below, features=here)
+            blocks, depth, width = list(stage), scales - 2 - i, channels[-1 - i]
+            (h, w), here = (size[0] >> depth, size[1] >> depth), channels[depth]
+            below = BelowLayer(blocks[0], h // 2, w // 2, z=dims[i], below=width)
+            join = JoinLayer(blocks[0], h, w, below=dims[i] + width, features=here)
             rest = self.stage(ResidualLayer, [blocks[1:]], depth, [channel_order((0, here))])
-            self.decoder.append((join, rest))
-        layers = [layer for stage in self.encoder for layer in stage]
-        layers += [layer for join, rest in self.decoder for layer in (join, *rest)]
+            self.decoder.append((below, join, rest))
+        layers: list[Any] = [layer for stage in self.encoder for layer in stage]
+        layers += [layer for below, join, rest in self.decoder for layer in (below, join, *rest)]
         largest = max(layer.height * layer.width * max(layer.widths) for layer in layers)
         self.max_images = (2**31 - 1) // max(largest, size[0] * size[1] * num_classes)
         self.head_scales = [i for i in range(len(latent_shapes)) if dims[i]]
@@ -141,7 +96,7 @@ class SamplingPlan(BasePlan):
             features.append(x)
             if 0 <= (i := len(self.encoder) - 2 - depth) < len(self.decoder):
                 with side.fork():  # nothing in the encoder waits for it
-                    shared.append(self.decoder[i][0].shared(x))
+                    shared.append(self.decoder[i][1].shared(x))
         if shared:  # a stream without work must not be joined while a graph is captured
             side.join()
         return [x[0], *(part[0] for parts in reversed(shared) for part in parts)]
@@ -176,17 +131,15 @@ class SamplingPlan(BasePlan):
                 ids = None if run.orientation_ids is None else run.orientation_ids[rows]
                 label(x[0], weight=weight, bias=bias, orientation_ids=ids, out=out.labels.of(rows))
             return
-        join, stage = self.decoder[i]
-        shared = [part.unsqueeze(0) for part in run.features[1 + 2 * i : 3 + 2 * i]]
-        count, size = rows.stop - rows.start, max(1, PIXELS_AT_ONCE // (join.height * join.width))
+        below, join, stage = self.decoder[i]
+        x = x if z is None else append_latents(x, z, width=below.widths[0])
+        shared, count = run.features[1 + 2 * i : 3 + 2 * i], rows.stop - rows.start
+        size = max(1, PIXELS_AT_ONCE // (join.height * join.width))
         size -= size % 16 if size > 16 else 0  # kernels are compiled for multiples of 16
         for start in range(0, count, size):
-            part, own = (
-                slice(start, start + size),
-                slice(rows.start + start, min(rows.start + start + size, rows.stop)),
-            )
-            joined = upsample_concat(x[:, part], None, latents=None if z is None else z[part], width=join.widths[0])
-            y = join.run(joined, shared, run.entries[own])
+            own = slice(rows.start + start, min(rows.start + start + size, rows.stop))
+            part = x[:, start : start + size]
+            y = run_first_block(below, join, part, shared=shared, entries=run.entries[own])
             for layer in stage:
                 y = run_block(layer, y)[0]
             self._decode_from(i + 1, y, own, run)

@@ -11,6 +11,7 @@ from torch import nn
 
 from hpunet.kernels.flat_parameters import Weights
 from hpunet.kernels.layers import FusedLayer
+from hpunet.kernels.sampling_layers import BelowLayer
 from hpunet.kernels.triton_convolution import ConvTiling
 
 CHUNKS = ((64, 128), (256, 64))
@@ -29,6 +30,14 @@ class SamplingWeights(Weights):
     ) -> None:  # fmt: skip
         self.once_per_image = once_per_image
         super().__init__(layers, others=others, dtype=dtype, training=False)
+
+    @torch.no_grad()
+    def prepare(self) -> None:
+        """Fold, cast and pack the parameters' current values."""
+        for layer in self.layers:
+            if isinstance(layer, BelowLayer):
+                layer.update()
+        super().prepare()
 
     def choose_tiling(self, layer: FusedLayer, inputs: int, outputs: int, *, taps: int) -> ConvTiling:
         """Tile sizes of one of the layer's convolutions."""

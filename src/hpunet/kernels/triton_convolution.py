@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 import triton
 import triton.language as tl
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from hpunet.kernels.launch import launch
@@ -90,12 +90,12 @@ def _add_product(total, a, b, PRECISION: tl.constexpr):
 
 @triton.jit
 def _convolve(
-    x, weight, bias, out, gate, residual, residual_of, sums, B, WEIGHT_GROUP,
+    x, weight, bias, out, gate, residual, sums, B, WEIGHT_GROUP,
     H: tl.constexpr, W: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr, TAPS: tl.constexpr,
     PY: tl.constexpr, PX: tl.constexpr,
     W_ROW: tl.constexpr, W_TAP: tl.constexpr, W_IN: tl.constexpr, W_OUT: tl.constexpr,
     RELU_IN: tl.constexpr, RELU_OUT: tl.constexpr, BIAS: tl.constexpr, GATE: tl.constexpr, RESIDUAL: tl.constexpr,
-    SHARED: tl.constexpr, SUMS: tl.constexpr, PRECISION: tl.constexpr,
+    SUMS: tl.constexpr, PRECISION: tl.constexpr,
     TILE_Y: tl.constexpr, TILE_X: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     PAD: tl.constexpr = TAPS // 2
@@ -115,16 +115,12 @@ def _convolve(
     kept = inside[:, None] & (n < N)[None, :]
     corner = (((group * B + b) * H + patch_y * PY) * W + patch_x * PX) * OUT
     place = corner[:, None] + (n // (PX * OUT) * (W * OUT) + n % (PX * OUT))[None, :]
-    residual_place = place
-    if SHARED:  # the residual of several images
-        source = tl.load(residual_of + b, mask=inside, other=0).to(tl.int32)
-        residual_place += ((source - b) * (H * W * OUT))[:, None]
     if GATE:  # prefetched
         is_open = tl.load(gate + place, mask=kept, other=0.0) > 0
     EXACT: tl.constexpr = PRECISION == "ieee"
     START: tl.constexpr = RESIDUAL and not GATE and not EXACT
     if START:
-        total = tl.load(residual + residual_place, mask=kept, other=0.0).to(tl.float32)
+        total = tl.load(residual + place, mask=kept, other=0.0).to(tl.float32)
     else:
         total = tl.zeros((TILE_Y * TILE_X, BN), tl.float64 if EXACT else tl.float32)
     for step in tl.range(ROWS * CHUNKS):
@@ -148,7 +144,7 @@ def _convolve(
     if GATE:
         total = tl.where(is_open, total, 0.0)
     if RESIDUAL and not START:
-        total += tl.load(residual + residual_place, mask=kept, other=0.0)
+        total += tl.load(residual + place, mask=kept, other=0.0)
     if RELU_OUT:
         total = tl.maximum(total, 0.0)
     tl.store(out + place, total.to(out.dtype.element_ty), mask=kept)
@@ -160,14 +156,10 @@ def _convolve(
 def convolve(
     x: Float[Tensor, "g b h w i"], *, weight: WeightView, tiling: ConvTiling, taps: int = 3,
     bias: Float[Tensor, "g o"] | None = None, relu_input: bool = False, relu_output: bool = False,
-    gate: Float[Tensor, "g b h w o"] | None = None, residual: Float[Tensor, "g e h w o"] | None = None,
-    residual_of: Int[Tensor, " b"] | None = None, sums: Float[Tensor, "g o"] | None = None,
-    out_dtype: torch.dtype | None = None,
+    gate: Float[Tensor, "g b h w o"] | None = None, residual: Float[Tensor, "g b h w o"] | None = None,
+    sums: Float[Tensor, "g o"] | None = None, out_dtype: torch.dtype | None = None,
 ) -> Float[Tensor, "g b h w o"]:  # fmt: skip
-    """relu?((gate > 0 ? conv(relu?(x)) + bias : 0) + residual); adds the sum of all pixels to `sums`.
-
-    With `residual_of`, for one group, image i takes the residual of number `residual_of[i]`.
-    """
+    """relu?((gate > 0 ? conv(relu?(x)) + bias : 0) + residual); adds the sum of all pixels to `sums`."""
     groups, b, h, w, channels = x.shape
     width = weight.width // (tiling.py * tiling.px)
     out = torch.empty(groups, b, h, w, width, device=x.device, dtype=out_dtype or x.dtype)
@@ -182,12 +174,11 @@ def convolve(
     launch(
         _convolve, (tiles, triton.cdiv(weight.width, tiling.columns), groups),
         x, weight.data, x if bias is None else bias, out, x if gate is None else gate,
-        x if residual is None else residual, x if residual_of is None else residual_of,
-        out if sums is None else sums, b, weight.group,
+        x if residual is None else residual, out if sums is None else sums, b, weight.group,
         H=h, W=w, IN=channels, OUT=width, TAPS=taps, PY=tiling.py, PX=tiling.px,
         W_ROW=weight.row, W_TAP=weight.tap, W_IN=weight.channel, W_OUT=weight.out,
         RELU_IN=relu_input, RELU_OUT=relu_output, BIAS=bias is not None, GATE=gate is not None,
-        RESIDUAL=residual is not None, SHARED=residual_of is not None, SUMS=sums is not None,
+        RESIDUAL=residual is not None, SUMS=sums is not None,
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
         TILE_Y=tile_y, TILE_X=tile_x, BN=tiling.columns, BK=tiling.chunk,
         num_warps=tiling.warps, num_stages=tiling.stages,

@@ -163,22 +163,16 @@ def _upsample_concat(
 
 
 def upsample_concat(
-    below: Float[Tensor, "g b h2 w2 c0"], features: Float[Tensor, "g b h w c1"] | None, *,
+    below: Float[Tensor, "g b h2 w2 c0"], features: Float[Tensor, "g b h w c1"], *,
     latents: Float[Tensor, "b z h2 w2"] | None, width: int,
 ) -> Float[Tensor, "g b h w c"]:  # fmt: skip
-    """Nearest-upsample `below` and the latents; concatenate [below, features?, latents, zeros up to `width`]."""
-    g, b, h, w, c0 = below.shape
-    h, w, c1, z = (
-        2 * h,
-        2 * w,
-        0 if features is None else features.shape[4],
-        0 if latents is None else latents.shape[1],
-    )
+    """Nearest-upsample `below` and the latents; concatenate [below, features, latents, zeros up to `width`]."""
+    g, b, h, w, c1 = features.shape
+    c0, z = below.shape[4], 0 if latents is None else latents.shape[1]
     out = torch.empty(g, b, h, w, width, device=below.device, dtype=below.dtype)
     launch(
         _upsample_concat, (triton.cdiv(out.numel(), BLOCK),),
-        below, below if features is None else features, below if latents is None else latents, out, out.numel(),
-        b * (h // 2) * (w // 2),
+        below, features, below if latents is None else latents, out, out.numel(), b * (h // 2) * (w // 2),
         0 if latents is None else latents.stride(0), W=w, H=h, C0=c0, C1=c1, Z=z, C=width, BLOCK=BLOCK,
     )  # fmt: skip
     return out

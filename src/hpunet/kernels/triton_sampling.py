@@ -1,5 +1,6 @@
 """Kernels of sampling alone: turned inputs, drawn or given latents, and labels of upright maps."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -98,6 +99,76 @@ def draw_latents(
         HW=h * w, C=c, REAL=weight.shape[1], Z=weight.shape[0] // 2, LOW=LOG_SIGMA_RANGE[0], HIGH=LOG_SIGMA_RANGE[1],
         NOISE=noise is not None, GIVEN=given is not None, BC=triton.next_power_of_2(c), BP=16,
     )  # fmt: skip
+
+
+@triton.jit
+def _append_latents(
+    x, latents, out, COUNT, LATENT_STRIDE,
+    HW: tl.constexpr, C0: tl.constexpr, Z: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    pixel, c = i // C, i % C
+    there, z = i < COUNT, c - C0
+    value = tl.load(x + pixel * C0 + c, mask=there & (c < C0), other=0.0)
+    place = latents + pixel // HW * LATENT_STRIDE + z * HW + pixel % HW
+    value += tl.load(place, mask=there & (z >= 0) & (z < Z), other=0.0).to(value.dtype)
+    tl.store(out + i, value, mask=there)
+
+
+def append_latents(
+    x: Float[Tensor, "1 b h w c0"], latents: Float[Tensor, "b z h w"], *, width: int
+) -> Float[Tensor, "1 b h w c"]:
+    """[x, latents, zeros up to `width`]."""
+    _, b, h, w, c0 = x.shape
+    out = torch.empty(1, b, h, w, width, device=x.device, dtype=x.dtype)
+    launch(
+        _append_latents, (triton.cdiv(out.numel(), 1024),), x, latents, out, out.numel(), latents.stride(0),
+        HW=h * w, C0=c0, Z=latents.shape[1], C=width, BLOCK=1024,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _add_shared(
+    first, skip, first_shared, skip_shared, entries, h1, out, COUNT,
+    H: tl.constexpr, W: tl.constexpr, HALF: tl.constexpr, PHASES: tl.constexpr, C1: tl.constexpr, C2: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The first C1 channels are those of `h1`, the others those of the skip."""
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    pixel, c = i // (C1 + C2), i % (C1 + C2)
+    image, position = pixel // (H * W), pixel % (H * W)
+    y, x = position // W, position % W
+    parent = (image * (H // 2) + y // 2) * (W // 2) + x // 2
+    phase = y % 2 * 2 + x % 2
+    there, s = i < COUNT, c - C1
+    source = tl.load(entries + image, mask=there, other=0).to(tl.int32) * (H * W) + position
+    is_first, is_skip = there & (s < 0), there & (s >= 0)
+    value = tl.load(first + parent * PHASES + phase * HALF + c, mask=there & (c < HALF), other=0.0)
+    value += tl.load(first_shared + source * C1 + c, mask=is_first, other=0.0)
+    tl.store(h1 + pixel * C1 + c, tl.maximum(value, 0.0).to(h1.dtype.element_ty), mask=is_first)
+    value = tl.load(skip + parent * C2 + s, mask=is_skip, other=0.0)
+    value += tl.load(skip_shared + source * C2 + s, mask=is_skip, other=0.0)
+    tl.store(out + pixel * C2 + s, value.to(out.dtype.element_ty), mask=is_skip)
+
+
+def add_shared(
+    first: Float[Tensor, "n h2 w2 p"], skip: Float[Tensor, "n h2 w2 o"], *, shared: Sequence[Tensor],
+    entries: Int[Tensor, " n"], half: int, dtype: torch.dtype,
+) -> tuple[Float[Tensor, "1 n h w c"], Float[Tensor, "1 n h w o"]]:  # fmt: skip
+    """relu(first + its shared part) and skip + its shared part, at full size.
+
+    `first` has `half` channels for each pixel of a 2×2 square, `skip` the same value for all of them. Hypothesis i
+    takes the shared maps (e, h, w, c) and (e, h, w, o) of entry `entries[i]`.
+    """
+    n, (_, h, w, c), o = len(entries), shared[0].shape, skip.shape[3]
+    h1, out = (torch.empty(1, n, h, w, width, device=skip.device, dtype=dtype) for width in (c, o))
+    count = n * h * w * (c + o)
+    launch(
+        _add_shared, (triton.cdiv(count, 1024),), first, skip, *shared, entries, h1, out, count,
+        H=h, W=w, HALF=half, PHASES=first.shape[3], C1=c, C2=o, BLOCK=1024,
+    )  # fmt: skip
+    return h1, out
 
 
 @triton.jit
