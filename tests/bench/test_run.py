@@ -73,7 +73,7 @@ def test_bench_can_be_asked_for_parts_in_markdown(preset: str, capsys: pytest.Ca
         ["| training step, batch 2", "default"],
     ]
     assert lines[5].startswith(f"`hpunet bench --preset {preset}`; ")
-    with pytest.raises(ConfigError, match="train, sample, end-to-end, evaluate, augment"):
+    with pytest.raises(ConfigError, match="augment, sample, train, end-to-end, evaluate"):
         next(run_bench(preset, device=CPU, only=["dance"]))
 
 
@@ -152,10 +152,10 @@ def test_gpu_candidates_are_all_measured(fused: bool, monkeypatch: pytest.Monkey
     if fused:
         for place in ("hpunet.bench.run", "hpunet.kernels.dispatch"):
             monkeypatch.setattr(f"{place}.reason_against_fused", lambda *_model, **_how: None)
-        network = SimpleNamespace(
-            FusedNetwork=lambda model, dtype, size: model, FusedSampler=lambda model, dtype: model
-        )  # fused kernels need a GPU
-        monkeypatch.setitem(sys.modules, "hpunet.kernels.network", network)  # type: ignore[arg-type]
+        stubs = {"network": {"FusedNetwork": lambda model, dtype, size: model}}  # fused kernels need a GPU
+        stubs["sampler"] = {"FusedSampler": lambda model, dtype: model}
+        for name, stub in stubs.items():
+            monkeypatch.setitem(sys.modules, f"hpunet.kernels.{name}", SimpleNamespace(**stub))  # type: ignore[arg-type]
         monkeypatch.setattr("hpunet.bench.run.fast_sampler", lambda model, **_how: model)
     monkeypatch.setattr("hpunet.sampling.cpu_sampler.bfloat16_speed", lambda: 0.0)
     work = Workload(tiny_settings(), "lesions", PretendedGPU())

@@ -95,7 +95,7 @@ FAILS = {
     "sample: no fused kernels": ([*SAMPLE, "--kernels", "fused"], "kernels: fused kernels need a CUDA"),
     "evaluate: no fused kernels": (["evaluate", "run", *LESIONS, "--kernels", "fused"], "need a CUDA GPU"),
     "instances: only classes": (["instances", "run", IMAGE, "--out", "x"], "use hpunet sample"),
-    "bench: unknown part": (["bench", "--only", "dance"], "only: expected some of train"),
+    "bench: unknown part": (["bench", "--only", "dance"], "only: expected some of augment"),
     "init: missing data": (["init", "--data", "nowhere", "--out", "x.toml"], "nowhere: no such file"),
     "init: wrong option": (["init", *LESIONS, "--set", "seize=3"], "seize: unknown option"),
     "init: the file is there": (["init", *LESIONS, "--out", "here.toml"], "--replace"),

@@ -17,14 +17,33 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from hpunet.kernels import triton_bilinear, triton_convolution, triton_heads, triton_maps, triton_random
+from hpunet.kernels import (
+    triton_bilinear,
+    triton_convolution,
+    triton_heads,
+    triton_maps,
+    triton_random,
+    triton_sampling,
+)
 from hpunet.kernels.network import FusedNetwork
+from hpunet.kernels.sampler import FusedSampler
 from hpunet.models.hpunet import HPUNet
 from hpunet.models.punet import ProbUNet
+from hpunet.sampling.sample import reconstruct, sample
 
 HOPPER = GPUTarget("cuda", 90, 32)
-MODULES = (triton_bilinear, triton_convolution, triton_heads, triton_maps, triton_random)
-HELPERS = {"_patches", "_positive", "_row", "_add_product", "_corner", "_absorb", "_uniform", "_head_pixels"}
+MODULES = (triton_bilinear, triton_convolution, triton_heads, triton_maps, triton_random, triton_sampling)
+HELPERS = {
+    "_patches",
+    "_positive",
+    "_row",
+    "_add_product",
+    "_corner",
+    "_absorb",
+    "_uniform",
+    "_head_pixels",
+    "_upright",
+}
 SIZES = {"B", "H", "W", "IN", "OUT", "R", "C", "ROUNDS", *(f"W_{s}" for s in ("ROW", "TAP", "IN", "OUT"))}
 SIZES |= {f"OUT_{stride}" for stride in ("TAP", "ROW", "COLUMN")}
 FLOATS = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.float64: "*fp64"}
@@ -89,6 +108,28 @@ def test_kernels_of_a_training_step_compile(compiler: Compiler, name: str) -> No
     output = FusedNetwork(model, dtype=dtype)(image=image, labels=labels, **noise)
     loss = output.logits.sum() + output.kl.sum()
     (loss if output.sample_logits is None else loss + output.sample_logits.sum()).backward()
+    check_compiled(compiler, before)
+
+
+@pytest.mark.parametrize("name", [name for name in NETWORKS if name != "punet"])
+def test_kernels_of_sampling_compile(compiler: Compiler, name: str) -> None:
+    (make, size, dtype), before = NETWORKS[name], set(compiler.compiled)
+    model = make()
+    assert isinstance(model, HPUNet)
+    model.orientations, model.check_values = 8, False
+    image, given = torch.rand(1, 1, size, size), [s.fill_(torch.nan) for s in latents_of(model, size)]
+    sampler = FusedSampler(model, dtype=dtype)
+    for keep in (False, True):
+        sample(sampler, image=image, num_samples=2, return_logits=keep, latents=given if keep else "sample")
+    reconstruct(sampler, image=image, labels=torch.zeros(1, size, size, dtype=torch.long))
+    check_compiled(compiler, before)
+
+
+def latents_of(model: HPUNet, size: int) -> list[Tensor]:
+    return [torch.empty(1, 2, *shape) for shape in model.latent_shapes(size, size)]
+
+
+def check_compiled(compiler: Compiler, before: set[str]) -> None:
     new = {key: compiler.compiled[key] for key in set(compiler.compiled) - before}
     assert new
     for key, compiled in new.items():

@@ -14,9 +14,11 @@ import torch
 from tiny_run import PUNET, tiny_settings, write_tiny_pack
 from torch import nn
 
+from hpunet.config.settings import load_settings, preset_names
 from hpunet.errors import ConfigError
 from hpunet.kernels import dispatch
 from hpunet.kernels.dispatch import fast_sampler, reason_against_fused
+from hpunet.models.build import build_model
 from hpunet.models.hpunet import HPUNet
 from hpunet.models.punet import ProbUNet
 from hpunet.training.loop import train
@@ -39,6 +41,23 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("model", [MODEL, BASELINE])
 def test_bf16_on_a_recent_gpu_runs_fused(model: nn.Module) -> None:
     assert reason_against_fused(model, device=GPU) is None
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("preset", [name for name in preset_names() if not name.startswith("demo")])
+def test_every_preset_for_a_gpu_runs_fused(preset: str) -> None:
+    settings = load_settings(preset)
+    with torch.device("meta"):
+        model = build_model(settings.model, in_channels=1, num_classes=2, extrapolate=settings.data.extrapolate)
+    reason = reason_against_fused(
+        model,
+        device=GPU,
+        precision=settings.optimiser.precision,
+        activation_checkpointing=settings.model.activation_checkpointing,
+        compiled=settings.optimiser.compile,
+        prior_draws=settings.objective.energy > 0,
+    )
+    assert reason is None
 
 
 @pytest.mark.usefixtures("hopper")
@@ -87,10 +106,19 @@ def test_dispatch_works_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     assert again.fast_sampler(MODEL, kernels="auto", device=CPU) is None
 
 
-def test_fast_sampler_is_none_unless_fused_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("hopper")
+def test_fast_sampler_is_on_fused_kernels_where_they_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = SimpleNamespace(FusedSampler=lambda model, dtype: (model, dtype))
+    monkeypatch.setitem(sys.modules, "hpunet.kernels.sampler", network)  # type: ignore[arg-type]
+    for kernels in ("auto", "fused"):
+        assert fast_sampler(MODEL, kernels=kernels, device=GPU) == (MODEL, torch.bfloat16)
+    assert fast_sampler(MODEL, kernels="torch", device=GPU) is None
+
+
+def test_fast_sampler_is_none_or_refused_where_fused_kernels_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hpunet.sampling.cpu_sampler.bfloat16_speed", lambda: 0.0)
-    for kernels in ("auto", "torch"):
-        assert fast_sampler(MODEL, kernels=kernels, device=GPU) is None
+    for model, device in ((MODEL, CPU), (BASELINE, GPU)):
+        assert fast_sampler(model, kernels="auto", device=device) is None
     with pytest.raises(ConfigError, match=r"kernels: .* CPU; use auto or torch"):
         fast_sampler(MODEL, kernels="fused", device=CPU)
     with pytest.raises(ConfigError, match=r"kernels: .*quick"):

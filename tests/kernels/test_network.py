@@ -1,3 +1,4 @@
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -6,8 +7,11 @@ import torch
 pytest.importorskip("triton")
 
 from hpunet.errors import ConfigError
-from hpunet.kernels import triton_convolution, triton_heads, triton_maps
-from hpunet.kernels.network import FusedNetwork, FusedSampler
+from hpunet.kernels import triton_convolution, triton_heads, triton_maps, triton_sampling
+from hpunet.kernels.network import FusedNetwork
+from hpunet.kernels.sampler import FusedSampler
+from hpunet.kernels.sampling_tiles import smaller_tiles
+from hpunet.kernels.triton_convolution import ConvTiling
 from hpunet.models.base import SegmentationModel
 from hpunet.models.hpunet import HPUNet
 
@@ -51,9 +55,23 @@ def test_a_batch_too_large_for_32_bit_indices_is_refused() -> None:
         network(image=torch.zeros(2, 1, 8, 8), labels=torch.zeros(2, 8, 8, dtype=torch.long))
 
 
+@pytest.mark.parametrize(
+    ("pixels", "outputs", "tile"),
+    [
+        (64 * 64, 96, (128, 64)),  # 32 × 2 programs
+        (32 * 32, 96, (32, 32)),  # 32 × 3; with 64 × 32 there are 48
+        (16 * 16, 96, (16, 32)),  # 16 × 3, and no smaller
+        (256 * 256, 24, (128, 128)),  # 512 already
+    ],
+)
+def test_tiles_for_few_images_are_halved(pixels: int, outputs: int, tile: tuple[int, int]) -> None:
+    usual = ConvTiling(py=1, px=1, patches=128, columns=128, chunk=64)
+    assert smaller_tiles(usual, pixels, outputs) == replace(usual, patches=tile[0], columns=tile[1])
+
+
 def without_kernels(monkeypatch: pytest.MonkeyPatch) -> FusedNetwork:
     """A network whose kernels do not run: what they compute does not matter."""
-    for module in (triton_convolution, triton_heads, triton_maps):
+    for module in (triton_convolution, triton_heads, triton_maps, triton_sampling):
         monkeypatch.setattr(module, "launch", lambda *_args, **_options: None)
     return FusedNetwork(tiny_model(), dtype=torch.float32)
 
@@ -132,6 +150,15 @@ def test_replaced_parameters_are_refused_in_training(monkeypatch: pytest.MonkeyP
         loss_of(network)
 
 
+def test_a_sampler_keeps_the_weights_of_few_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_kernels(monkeypatch)
+    sampler = FusedSampler(tiny_model(), dtype=torch.float32)
+    for side in range(2, 2 * (FusedSampler.MAX_PLANS + 2), 2):
+        sampler.encode(image=torch.zeros(1, 1, side, side))
+        assert ("prior", side, side) in sampler._plans
+    assert len(sampler._plans) == 1
+
+
 @pytest.mark.parametrize("assign", [False, True])
 def test_a_sampler_follows_changes_of_the_weights(monkeypatch: pytest.MonkeyPatch, assign: bool) -> None:
     without_kernels(monkeypatch)
@@ -140,7 +167,7 @@ def test_a_sampler_follows_changes_of_the_weights(monkeypatch: pytest.MonkeyPatc
 
     def encoded_with() -> torch.Tensor:
         sampler.encode(image=torch.zeros(1, 1, 8, 8))
-        weights = sampler._plan(8, 8).weights
+        weights = sampler._plan("prior", 8, 8).weights
         return weights.flat[: weights.num_elements].sort().values
 
     before = encoded_with()

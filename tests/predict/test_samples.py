@@ -31,6 +31,7 @@ from hpunet.predict.contact_sheet import marked_part, sample_sheet
 from hpunet.predict.draw import ImageSamples, SamplingOptions, parse_scales, sample_image
 from hpunet.predict.instances import instances_picture
 from hpunet.predict.output_folder import result_folder
+from hpunet.predict.predictor import Predictor
 from hpunet.sampling.hypotheses import distinct_hypotheses
 from hpunet.sampling.tiling import Tiled, choose_sampler
 from hpunet.utils.label_painter import PALETTE
@@ -161,8 +162,10 @@ def test_a_sampler_draws_instead_of_the_model_but_not_in_tiles(hpunet_command: C
     assert not sample_image(
         replace(trained, sampler=other.model), image=image, options=SamplingOptions()
     ).labels.any()
-    with pytest.raises(HPUNetError, match="tile: fused kernels compute images whole; use --tile whole or"):
-        choose_sampler(trained.model, size=(16, 16), tile="16", sampler=other.model)
+    assert isinstance(choose_sampler(trained.model, size=(16, 16), tile="16", sampler=other.model), Tiled)
+    both = Predictor(replace(trained, sampler=other.model))
+    pixels = (255 * image).astype(np.uint8)
+    assert [both(pixels, num_samples=1, tile=t).origin.kernels for t in ("whole", 16)] == ["fused", "torch"]
     result = hpunet_command("sample", "lesions", save_image("a.png"), "--out", "out", "--kernels", "torch")
     assert result.exit_code == 0, result.output
     assert json.loads(Path("out/a/hypotheses.json").read_text())["kernels"] == "torch"

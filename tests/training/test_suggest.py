@@ -205,7 +205,7 @@ def test_reasons_fit_the_values() -> None:
         return {setting.key: setting.why for settings in sections.values() for setting in settings}
 
     roomy, filled = (reasons(look(describe(in_channels=c), (side, side))) for c, side in ((1, 300), (3, 512)))
-    for key, word in (("translate", "margin"), ("activation_checkpointing", "for this large crop")):
+    for key, word in (("translate", "margin"), ("activation_checkpointing", "this large crop")):
         assert word in filled[key]
         assert word not in roomy[key]
     for key in ("gamma", "saturation", "contrast", "gain"):

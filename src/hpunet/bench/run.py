@@ -112,21 +112,27 @@ def run_bench(
     repeats: int = 7,
     say: Callable[[str], None] = lambda _words: None,
 ) -> Iterator[list[Row]]:
-    """Yield the rows of each question, as soon as they are measured."""
+    """Yield the rows of each question as soon as they are measured, those that take least to prepare first."""
     if unknown := set(only) - GROUPS.keys():
         raise ConfigError(f"only: expected some of {', '.join(GROUPS)}, got {unknown.pop()!r}")
     on_gpu = device.type == "cuda"
-    batch = batch or (None if on_gpu else BATCH_ON_CPU)
+    usual = load_settings(preset).optimiser
+    batch = batch or (usual.batch_size // usual.accumulation_steps if on_gpu else BATCH_ON_CPU)
     changes = ["optimiser.iterations=1_000_000_000", "optimiser.boundaries=[]", "optimiser.learning_rates=[1e-4]"]
     changes += ["optimiser.accumulation_steps=1", "optimiser.compile=false", "data.extrapolate=false"]
-    changes += [f"optimiser.batch_size={batch}"] if batch else []
+    changes += [f"optimiser.batch_size={batch}"]
     changes += ["optimiser.precision=bf16", "optimiser.cuda_graph=true"] if on_gpu else []
     kind = _DATA.get(preset.split("-")[0], "lesions")
     work = Workload(load_settings(preset, changes), kind, Timer(device, repeats=repeats, say=say))
     for name, measure in GROUPS.items():
         if not only or name in only:
-            with work.timer.stream():
-                yield from measure(work)
+            questions = iter(measure(work))
+            while True:
+                with work.timer.stream():
+                    rows = next(questions, None)
+                if rows is None:
+                    break
+                yield rows
 
 
 def about(device: torch.device) -> dict[str, Any]:
@@ -149,8 +155,8 @@ def _rows(
             speed = None if first is None else first / seconds
             spread = (max(candidate.seconds) - min(candidate.seconds)) / seconds
         peak = candidate.peak_mib if memory else None
-        found = value, speed, spread, peak, candidate.failure, candidate.seconds
-        rows.append(Row(group, question, candidate.name, unit, *found))
+        measured = candidate.name, unit, value, speed, spread, peak, candidate.failure, candidate.seconds
+        rows.append(Row(group, question, *measured))
     return rows
 
 
@@ -344,5 +350,6 @@ def plain_warp(batch: Batch, crop: tuple[int, int]) -> tuple[Tensor, Tensor]:
     return image, labels.int()
 
 
-GROUPS: dict[str, Callable[[Workload], Iterable[list[Row]]]] = {"train": _train, "sample": _sample}
-GROUPS |= {"end-to-end": _end_to_end, "evaluate": _evaluate, "augment": _augment}
+GROUPS: dict[str, Callable[[Workload], Iterable[list[Row]]]] = {"augment": _augment, "sample": _sample}
+GROUPS |= {"train": _train, "end-to-end": _end_to_end, "evaluate": _evaluate}
+"""By the time until their first row: torch.compile takes minutes for a training step."""

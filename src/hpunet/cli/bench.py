@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from hpunet.bench.run import Row
 
 _COLUMNS = ("", "", "median", "speed", "spread", "peak memory")
-_BATCH = "Images per step. Default: the preset's, 4 on a CPU."
-_ONLY = "train, sample, end-to-end, evaluate or augment; repeatable."
+_BATCH = "Images per step. Default: a piece of the preset's batch, 4 on a CPU."
+_ONLY = "augment, sample, train, end-to-end or evaluate; repeatable."
 
 
 def bench_command(

@@ -332,8 +332,8 @@ class Scorer:
         padding = Padding.of(*image.shape[2:], multiple=self.model.size_multiple)
         image, labels = padding.add(image), padding.add(batch.labels).long()
         network = self.sampler or self.model
-        if isinstance(network, (HPUNet, ProbUNet)) and cond is None:
-            network = choose_sampler(network, size=(image.shape[2], image.shape[3]))
+        if isinstance(self.model, (HPUNet, ProbUNet)) and cond is None:
+            network = choose_sampler(self.model, size=(image.shape[2], image.shape[3]), sampler=self.sampler)
         return Inputs(network, image, None if cond is None else padding.add(cond), labels, padding)
 
     def generators(self, keys: Sequence[str], *, seed: int) -> list[torch.Generator]:

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from hpunet.errors import ConfigError
+from hpunet.kernels.side_stream import SideStream
 from hpunet.models.hpunet import HPUNet
 from hpunet.models.punet import ProbUNet
 from hpunet.sampling.cpu_sampler import bfloat16_sampler
@@ -56,20 +57,28 @@ def fused_draw() -> Draw:
     return draw
 
 
-def fast_sampler(model: nn.Module, *, kernels: str, device: torch.device) -> Any:
-    """With `kernels="fused"`, a bf16 sampler that replaces the model in `sample`, also on a CPU; else None.
+def capture_stream(device: torch.device) -> SideStream:
+    """While a CUDA graph is captured, a second stream beside the current one; else the current one."""
+    capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    return SideStream(device if capturing else torch.device("cpu"))
 
-    "auto" samples with plain torch in float32, so that tiled and whole images give the same.
+
+def fast_sampler(model: nn.Module, *, kernels: str, device: torch.device) -> Any:
+    """A bf16 sampler that replaces the model in `sample`, or None for plain torch in float32.
+
+    "auto" gives one if fused kernels can run, "fused" gives one or raises an error, "torch" gives none. Images that
+    need tiles use plain torch in any case (`sampling.tiling.choose_sampler`).
     """
     if kernels not in CHOICES:
         raise ConfigError(f"kernels: expected {', '.join(CHOICES)}, got {kernels!r}")
     if kernels == "fused" and device.type == "cpu":
         return bfloat16_sampler(model)
-    if kernels != "fused":
-        return None
-    if reason := reason_against_fused(model, device=device, sampling=True):
+    reason = None if kernels == "torch" else reason_against_fused(model, device=device, sampling=True)
+    if kernels == "fused" and reason:
         raise ConfigError(f"kernels: {reason}; use auto or torch")
-    from hpunet.kernels.network import FusedSampler
+    if kernels == "torch" or reason:
+        return None
+    from hpunet.kernels.sampler import FusedSampler
 
     assert isinstance(model, HPUNet)
     return FusedSampler(model, dtype=torch.bfloat16)

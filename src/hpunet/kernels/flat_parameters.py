@@ -169,16 +169,24 @@ class Weights:
             else:
                 gradients.add(by_tap, partial(_gradient_view, layer, name, by_tap[0].shape))
 
+    def images(self, layer: FusedLayer) -> int:
+        """How many images per group tile sizes of the CUDA convolution are chosen for; 0 where Triton's is used."""
+        return 32
+
+    def choose_tiling(self, layer: FusedLayer, inputs: int, outputs: int, *, taps: int) -> ConvTiling:
+        """Tile sizes of one of the layer's convolutions in Triton."""
+        return convolution_tiling(layer.height, layer.width, inputs, outputs, taps=taps, dtype=self.dtype)
+
     def _pack_weight(self, layer: FusedLayer, name: str, kernels: list[Tensor], weights: _PackedBuffer) -> None:
         """View kernels (out, in, taps, taps) in the flat buffer if their layout allows it, else pack them."""
         outputs, inputs, taps, _ = kernels[0].shape
-        if self.halo and (fitting := layer.halo_tilings(name, inputs, outputs, taps=taps)):
+        images = self.images(layer) if self.halo else 0
+        if images and (fitting := layer.halo_tilings(name, inputs, outputs, taps=taps, images=images)):
             packed = [halo_weights(kernel, fitting[0], padding=PADDING) for kernel in kernels]
             weights.add(packed, partial(_halo_view, layer, name, packed[0].numel(), outputs, taps))
             layer.tilings[name] = fitting[0]
             return
-        tiling = convolution_tiling(layer.height, layer.width, inputs, outputs, taps=taps, dtype=self.dtype)
-        layer.tilings[name] = tiling
+        tiling = layer.tilings[name] = self.choose_tiling(layer, inputs, outputs, taps=taps)
         strides = _strides([kernel.permute(2, 3, 1, 0) for kernel in kernels])
         if strides is None or tiling.py * tiling.px > 1 or taps * inputs % tiling.chunk:
             patches = [_patch_weights(kernel, tiling) for kernel in kernels]

@@ -20,13 +20,15 @@ from hpunet.models.blocks import ResidualBlock
 
 PADDING = -1  # in index maps: an element that is zero, not a parameter
 
-FUSED_WITH = {  # by the name of the convolution, what its tile sizes must have registers for
+FUSED_WITH = {  # by the name of a 3×3 convolution, what the CUDA convolution has registers for
     "first": ("BIAS", "RELU_IN", "RELU_OUT"),
     "second": ("BIAS", "RELU_OUT"),
     "third": ("BIAS", "RESIDUAL"),
     "first_back": ("GATE", "RESIDUAL", "SUMS"),
     "second_back": ("GATE", "SUMS"),
     "third_back": ("GATE", "SUMS"),
+    "conv": ("BIAS", "RELU_OUT"),
+    "conv_back": ("GATE", "SUMS"),
 }
 
 IndexMaps = dict[object, Tensor]  # for each parameter and each folded product
@@ -78,7 +80,8 @@ class FusedLayer:
 
     def convolve(self, name: str, x: Tensor, **fused: Any) -> Tensor:
         """A convolution with its bias; `fused` as in `triton_convolution.convolve`."""
-        return self._convolve(name, x, taps=1 if name == "skip" else self.taps, bias=self.biases[name], **fused)
+        taps = 1 if name.startswith("skip") else self.taps
+        return self._convolve(name, x, taps=taps, bias=self.biases[name], **fused)
 
     def input_gradient(self, name: str, g: Tensor, **fused: Any) -> Tensor:
         """The gradient of a convolution's input from that of its output."""
@@ -92,12 +95,12 @@ class FusedLayer:
         assert isinstance(tiling, ConvTiling)
         return convolve(x, weight=weight, tiling=tiling, taps=taps, **fused)
 
-    def halo_tilings(self, name: str, channels: int, out: int, *, taps: int) -> list[HaloTiling]:
-        """Tile sizes for the CUDA convolution, the fastest first; none if it does not fit."""
-        if taps == 1:  # Triton's is faster
+    def halo_tilings(self, name: str, channels: int, out: int, *, taps: int, images: int) -> list[HaloTiling]:
+        """Tile sizes for the CUDA convolution, the fastest first; none where Triton's is to be used."""
+        if taps == 1 or name not in FUSED_WITH:
             return []
-        fused = FUSED_WITH.get(name, ("BIAS",))
-        return candidates(self.height, self.width, channels, out, groups=self.num_groups, images=32, fused=fused)
+        how: dict[str, Any] = {"groups": self.num_groups, "images": images, "fused": FUSED_WITH[name]}
+        return candidates(self.height, self.width, channels, out, **how)
 
     def add_weight_gradient(self, name: str, x: Tensor, g: Tensor, *, relu: bool = False) -> None:
         """Accumulate the weight gradient of a convolution of x, or of relu(x)."""

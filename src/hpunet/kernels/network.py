@@ -1,6 +1,6 @@
-"""Models on fused kernels with the plain models' interface: both for training, the HPU-Net also for sampling."""
+"""The training pass of both models on fused kernels, with the plain models' interface."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -9,13 +9,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from hpunet.errors import ConfigError
 from hpunet.kernels.adam import Adam
 from hpunet.kernels.launch import compiling_ahead
 from hpunet.kernels.plan import Plan
 from hpunet.kernels.punet_plan import ProbUNetPlan
 from hpunet.kernels.triton_maps import pack_inputs
-from hpunet.models.base import PerScale, SamplingProxy, TrainingOutput, check_inputs
+from hpunet.models.base import PerScale, TrainingOutput, check_inputs
 from hpunet.models.gaussian import LOG_SIGMA_RANGE, Gaussian, elementwise_kl
 from hpunet.models.gradients import straight_through
 from hpunet.models.hpunet import HPUNet
@@ -69,7 +68,7 @@ class FusedNetwork(nn.Module):
         super().__init__()
         self.model, self.dtype = model, dtype
         self._size, self._plans = size, dict[tuple[int, int], Plan | ProbUNetPlan]()
-        self._parameters_at = _places(model)
+        self._parameters_at = places(model)
         self._compiled: set[object] = set()
         if size is not None:
             self._plan(*size).weights.load_parameters()
@@ -83,7 +82,7 @@ class FusedNetwork(nn.Module):
         if (height, width) not in self._plans:
             model, shared = self.model, {"height": height, "width": width, "dtype": self.dtype}
             self._plans[height, width] = (
-                Plan(model, **shared, training=True) if isinstance(model, HPUNet) else ProbUNetPlan(model, **shared)  # type: ignore[arg-type]
+                Plan(model, **shared) if isinstance(model, HPUNet) else ProbUNetPlan(model, **shared)  # type: ignore[arg-type]
             )
         return self._plans[height, width]
 
@@ -99,7 +98,7 @@ class FusedNetwork(nn.Module):
         """As `HPUNet.forward`."""
         model, (b, _, h, w) = self.model, image.shape
         check_inputs(model, image=image, labels=labels)
-        if not _are_there(self._parameters_at):
+        if not are_there(self._parameters_at):
             raise RuntimeError(
                 "fused kernels: the model has other parameters than before; change their values in place, "
                 "for instance by load_state_dict without assign=True"
@@ -138,119 +137,23 @@ class FusedNetwork(nn.Module):
             plan.weights.parameter_gradients()
 
 
-class FusedSampler(SamplingProxy[HPUNet]):
-    """An HPU-Net's sampling on fused kernels, computed in `dtype`; pass it to `sample` instead of the model.
-
-    It copies the weights, again if they have changed when an image is encoded. On a GPU the passes are CUDA graphs,
-    one per input shape.
-    """
-
-    MAX_GRAPHS = 8
-
-    def __init__(self, model: HPUNet, *, dtype: torch.dtype) -> None:
-        super().__init__(model)
-        self.dtype = dtype
-        self._plans: dict[tuple[int, int], Plan] = {}
-        self._graphs: dict[object, _CudaGraph] = {}
-        self._parameters_at = _places(*model.sampling_modules())
-
-    def _plan(self, height: int, width: int) -> Plan:
-        if (height, width) not in self._plans:
-            plan = Plan(self.model, height=height, width=width, dtype=self.dtype, training=False)
-            self._plans[height, width] = plan
-            plan.weights.prepare_if_changed()
-        return self._plans[height, width]
-
-    @torch.no_grad()
-    def encode(self, *, image: Tensor, cond: Tensor | None = None) -> list[Tensor]:
-        """As `HPUNet.encode`."""
-        x = self.model.prior_input(image=image, cond=cond)
-        if not _are_there(self._parameters_at):
-            self._plans, self._graphs, self._parameters_at = {}, {}, _places(*self.model.sampling_modules())
-        plan = self._plan(*image.shape[-2:])
-        plan.weights.prepare_if_changed()
-        plan.check_batch(len(image))
-
-        def run(x: Tensor) -> list[Tensor]:
-            return plan.encode(pack_inputs(x, width=plan.in_width, dtype=self.dtype))
-
-        features = self._run(("encode", x.shape, x.dtype), run, [x])
-        return [f[0].permute(0, 3, 1, 2) for f in features]
-
-    @torch.no_grad()
-    def decode(
-        self, features: Sequence[Tensor], *, noise: PerScale | None = None, given: PerScale | None = None
-    ) -> tuple[Tensor, list[Tensor], list[Gaussian]]:
-        """As `HPUNet.decode`."""
-        b, _, h, w = features[-1].shape
-        plan = self._plan(h, w)
-        plan.check_batch(b)
-        none: PerScale = [None] * len(self.latent_dims)
-        noise, given = noise or none, given or none
-        if any(n is not None and g is not None for n, g in zip(noise, given, strict=True)):
-            raise ConfigError("latents: fused kernels draw all of a scale or nothing; use kernels='torch' for edits")
-        maps = [f.permute(0, 2, 3, 1).contiguous().unsqueeze(0) for f in features]
-        values = [v for v in (*noise, *given) if v is not None]
-
-        def run(*inputs: Tensor) -> list[Tensor]:
-            rest = iter(inputs[len(maps) :])
-            drawn = [None if n is None else next(rest) for n in noise]
-            fixed = [None if g is None else next(rest) for g in given]
-            return list(plan.decode(inputs[: len(maps)], noise=drawn, given=fixed))
-
-        pattern = tuple((n is not None, g is not None) for n, g in zip(noise, given, strict=True))
-        out, latents, raw = self._run(("decode", b, h, w, pattern), run, [*maps, *values])
-        gaussians = _gaussians(raw[0, 0], raw[0, 1].clamp(*LOG_SIGMA_RANGE), plan.latent_shapes)
-        return out, _split_scales(latents, plan.latent_shapes), gaussians
-
-    def _run(self, key: object, run: Callable[..., Sequence[Tensor]], inputs: list[Tensor]) -> list[Tensor]:
-        if inputs[0].device.type != "cuda" or torch.cuda.is_current_stream_capturing():
-            return list(run(*inputs))
-        if key not in self._graphs:
-            if len(self._graphs) >= self.MAX_GRAPHS:
-                del self._graphs[next(iter(self._graphs))]
-            self._graphs[key] = _CudaGraph(run, inputs)
-        return self._graphs[key](inputs)
+Place = tuple[dict[str, nn.Parameter | None], str, nn.Parameter]
 
 
-_Place = tuple[dict[str, nn.Parameter | None], str, nn.Parameter]
-
-
-def _places(*modules: nn.Module) -> list[_Place]:
+def places(*modules: nn.Module) -> list[Place]:
     """Where modules keep each of their parameters."""
     parts = (part for module in modules for part in module.modules())
     every = ((part._parameters, name) for part in parts for name in part._parameters)
     return [(there, name, p) for there, name in every if (p := there[name]) is not None]
 
 
-def _are_there(places: list[_Place]) -> bool:
+def are_there(places: list[Place]) -> bool:
     """Whether these are still the model's parameters: they can be replaced, by `load_state_dict` with `assign`."""
     return all(there.get(name) is p for there, name, p in places)
 
 
-class _CudaGraph:
-    """A function of tensors captured as a CUDA graph."""
-
-    def __init__(self, run: Callable[..., Sequence[Tensor]], inputs: list[Tensor]) -> None:
-        self.inputs = [torch.empty_like(t).copy_(t) for t in inputs]
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side), compiling_ahead():
-            run(*self.inputs)
-        with torch.cuda.stream(side):
-            run(*self.inputs)  # loads the compiled kernels, which a capture cannot
-        torch.cuda.current_stream().wait_stream(side)
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            self.outputs = list(run(*self.inputs))
-
-    def __call__(self, inputs: list[Tensor]) -> list[Tensor]:
-        torch._foreach_copy_(self.inputs, inputs)
-        self.graph.replay()
-        return [t.clone() for t in self.outputs]
-
-
-def _split_scales(flat: Float[Tensor, "b n"], shapes: Sequence[tuple[int, int, int]]) -> list[Tensor]:
+def split_scales(flat: Float[Tensor, "b n"], shapes: Sequence[tuple[int, int, int]]) -> list[Tensor]:
+    """The parts of each scale, (b, z, h_i, w_i)."""
     parts = flat.split([prod(shape) for shape in shapes], dim=1)
     return [part.unflatten(1, shape) for part, shape in zip(parts, shapes, strict=True)]
 
@@ -265,15 +168,16 @@ def _training_output(
     kl = elementwise_kl(mean=mean, log_sigma=log_sigma, prior_mean=prior_mean, prior_log_sigma=prior_log_sigma)
     return TrainingOutput(
         logits=out,
-        latents=_split_scales(latents, shapes),
-        prior=_gaussians(prior_mean, prior_log_sigma, shapes),
-        posterior=_gaussians(mean, log_sigma, shapes),
+        latents=split_scales(latents, shapes),
+        prior=gaussians(prior_mean, prior_log_sigma, shapes),
+        posterior=gaussians(mean, log_sigma, shapes),
         kl=torch.stack([part.sum() for part in kl.mean(dim=0).split([prod(shape) for shape in shapes])]),
     )
 
 
-def _gaussians(
+def gaussians(
     mean: Float[Tensor, "b n"], log_sigma: Float[Tensor, "b n"], shapes: Sequence[tuple[int, int, int]]
 ) -> list[Gaussian]:
-    pairs = zip(_split_scales(mean, shapes), _split_scales(log_sigma, shapes), strict=True)
+    """The Gaussians of each scale."""
+    pairs = zip(split_scales(mean, shapes), split_scales(log_sigma, shapes), strict=True)
     return [Gaussian(mean=m, log_sigma=s) for m, s in pairs]

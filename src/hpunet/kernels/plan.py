@@ -1,4 +1,4 @@
-"""The HPU-Net's training pass, its gradients and its sampling, written out on fused kernels for one image size.
+"""The HPU-Net's training pass and its gradients, written out on fused kernels for one image size.
 
 The same function of the same parameters as `models/hpunet.py`. Prior and posterior run side by side as two groups of
 one launch, until the posterior ends at its last latent. A residual block is three convolutions
@@ -27,7 +27,6 @@ from hpunet.kernels.triton_maps import (
     upsample_concat,
     upsample_gradient,
 )
-from hpunet.models.base import PerScale
 from hpunet.models.hpunet import HPUNet
 
 LayerT = TypeVar("LayerT", ResidualLayer, ConvLayer)
@@ -141,12 +140,12 @@ class BasePlan:
 class Plan(BasePlan):
     """Layers and weights of an HPU-Net for images of one size."""
 
-    def __init__(self, model: HPUNet, *, height: int, width: int, dtype: torch.dtype, training: bool) -> None:
+    def __init__(self, model: HPUNet, *, height: int, width: int, dtype: torch.dtype) -> None:
         self.size = height, width
         self.latent_shapes = model.latent_shapes(height, width)
-        nets = [model.prior, model.posterior] if training else [model.prior]
+        nets = [model.prior, model.posterior]
         scales, n = len(model.channels), len(model.latent_dims)
-        in_channels = [model.in_channels + model.cond_channels, model.num_classes + model.in_channels][: len(nets)]
+        in_channels = [model.in_channels + model.cond_channels, model.num_classes + model.in_channels]
         self.in_width = padded(max(in_channels))
         self.encoder: list[Stage] = []
         for depth in range(scales):
@@ -172,7 +171,7 @@ class Plan(BasePlan):
         others: Any = [[model.logits.weight], [model.logits.bias]]
         for pair in convs:
             others += [[conv.weight for conv in pair], [conv.bias for conv in pair]]
-        self.weights = Weights(layers, others=others, dtype=dtype, training=training)
+        self.weights = Weights(layers, others=others, dtype=dtype, training=True)
 
     def projection(self, which: int, *, gradient: bool = False) -> tuple[Tensor, Tensor]:
         """Weight (groups, out, in) and bias of the logits (0) or of the heads of a scale (1 + scale)."""
@@ -227,37 +226,6 @@ class Plan(BasePlan):
         weight, bias = self.projection(0)
         out = logits(x[0], weight=weight[0], bias=bias[0])
         return out, latents, _DecoderTrace(blocks=blocks, features=head_inputs, last=x, noise=noise, raw=raw)
-
-    def encode(self, x: Float[Tensor, "1 b h w c"]) -> list[Tensor]:
-        """The prior's encoder features, coarsest first."""
-        features = []
-        for depth, stage in enumerate(self.encoder):
-            x = _run_stage(stage, downsample(x) if depth else x)
-            features.append(x)
-        return features[::-1]
-
-    def decode(
-        self, features: Sequence[Tensor], *, noise: PerScale, given: PerScale
-    ) -> tuple[Float[Tensor, "b k h w"], Float[Tensor, "b n"], Float[Tensor, "1 2 b n"]]:
-        """Logits, latents and the prior's raw Gaussians of all scales; `noise` and `given` as in `HPUNet.decode`."""
-        b, device = features[0].shape[1], features[0].device
-        n = sum(prod(shape) for shape in self.latent_shapes)
-        raw, latents = torch.empty(1, 2, b, n, device=device), torch.empty(b, n, device=device)
-        x = features[0]
-        for i, stage in enumerate(self.decoder):
-            z = None
-            if i in self.head_scales:
-                weight, bias = self.projection(1 + i)
-                flat = self.scale(latents, i)
-                z = flat.unflatten(1, self.latent_shapes[i])
-                if (values := given[i]) is not None:
-                    z.copy_(values)
-                drawn = noise[i].flatten(1).float() if noise[i] is not None else torch.zeros_like(flat)  # type: ignore[union-attr]
-                used = None if given[i] is not None else drawn
-                heads(x, weight=weight, bias=bias, noise=used, raw=self.scale(raw, i), latents=flat)
-            x = _run_stage(stage, upsample_concat(x, features[i + 1], latents=z, width=stage[0].widths[0]))
-        weight, bias = self.projection(0)
-        return logits(x[0], weight=weight[0], bias=bias[0]), latents, raw
 
     def backward(self, trace: _Trace, logits_grad: Tensor, raw_grad: Tensor, samples_grad: Tensor | None) -> None:
         """Accumulate all gradients in those of the weights."""

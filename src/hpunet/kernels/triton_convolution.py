@@ -157,12 +157,12 @@ def convolve(
     x: Float[Tensor, "g b h w i"], *, weight: WeightView, tiling: ConvTiling, taps: int = 3,
     bias: Float[Tensor, "g o"] | None = None, relu_input: bool = False, relu_output: bool = False,
     gate: Float[Tensor, "g b h w o"] | None = None, residual: Float[Tensor, "g b h w o"] | None = None,
-    sums: Float[Tensor, "g o"] | None = None,
+    sums: Float[Tensor, "g o"] | None = None, out_dtype: torch.dtype | None = None,
 ) -> Float[Tensor, "g b h w o"]:  # fmt: skip
     """relu?((gate > 0 ? conv(relu?(x)) + bias : 0) + residual); adds the sum of all pixels to `sums`."""
     groups, b, h, w, channels = x.shape
     width = weight.width // (tiling.py * tiling.px)
-    out = torch.empty(groups, b, h, w, width, device=x.device, dtype=x.dtype)
+    out = torch.empty(groups, b, h, w, width, device=x.device, dtype=out_dtype or x.dtype)
     patches_y, patches_x = h // tiling.py, w // tiling.px
     if patches_y * patches_x < tiling.patches:
         tile_y, tile_x = 1, tiling.patches

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar, runtime_checkable
+from typing import Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -64,6 +64,33 @@ class SegmentationModel(Protocol):
         self, *, image: Tensor, labels: Tensor, noise: PerScale | None = None
     ) -> tuple[list[Tensor], list[Gaussian]]:
         """The posterior's latents for a segmentation (its means without `noise`) and its Gaussians."""
+
+
+class Hypotheses(NamedTuple):
+    """Upright labels and logits (if kept) of hypotheses, and the latents of each scale, in their own orientation."""
+
+    labels: Int[Tensor, "n h w"]
+    logits: Float[Tensor, "n k h w"] | None
+    latents: list[Tensor]
+    sums: Float[Tensor, "n parts"]
+    """Of the logits: finite only if all of them are."""
+
+
+@runtime_checkable
+class HypothesisDecoder(Protocol):
+    """A model that decodes to labels at once, and reads the features of an image for all of its hypotheses."""
+
+    def decode_hypotheses(
+        self, features: Sequence[Tensor], *, entries: Int[Tensor, " n"], noise: PerScale, given: PerScale,
+        orientation_ids: Int[Tensor, " n"] | None, keep_logits: bool,
+    ) -> Hypotheses:  # fmt: skip
+        """Hypothesis i is of entry `entries[i]` of the features; it is turned back from its orientation, if any."""
+
+    def draw(
+        self, *, image: Tensor, cond: Tensor | None, count: int, entries: Int[Tensor, " n"], noise: PerScale,
+        given: PerScale, orientation_ids: Int[Tensor, " n"] | None, keep_logits: bool,
+    ) -> Hypotheses:  # fmt: skip
+        """Encode the first `count` orientations of each image and `decode_hypotheses`, in one go."""
 
 
 ModelT = TypeVar("ModelT", bound=SegmentationModel)

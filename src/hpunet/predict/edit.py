@@ -175,11 +175,9 @@ def _each_slice(prediction: "Prediction", change: Callable[["Prediction", int], 
 
 def _drawn(part: "Prediction", latents: Sequence[LatentSource], orientation_ids: Tensor | None) -> "Prediction":
     """The slice as its latents decode."""
-    trained, features = part.trained, part.features
-    if trained.sampler is not None and any(isinstance(each, Tensor) and bool(each.isnan().any()) for each in latents):
-        trained, features = replace(trained, sampler=None), None  # fused kernels draw all of a scale or nothing
-    how: dict[str, Any] = {"image": part.image, "options": part.options, "name": part.name, "features": features}
-    return replace(part, **sample_image(trained, latents=latents, orientation_ids=orientation_ids, **how).maps())
+    how: dict[str, Any] = {"image": part.image, "options": part.options, "name": part.name, "features": part.features}
+    found = sample_image(part.trained, latents=latents, orientation_ids=orientation_ids, **how)
+    return replace(part, **found.maps())
 
 
 def _ids(part: "Prediction") -> Tensor:

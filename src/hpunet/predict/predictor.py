@@ -44,7 +44,8 @@ def load(
         checkpoint: "latest", or a name in the run's `checkpoints` folder: "best", "step-00001000".
         weights: "ema", averaged ones if the run has them; or "raw", those of the last step.
         device: by default a GPU if there is one.
-        kernels: "auto" or "torch" for float32, "fused" for faster bf16 GPU kernels.
+        kernels: "auto" for fast bf16 kernels on GPUs that can run them, else float32; "fused" for these or an error;
+            "torch" for float32.
         orientations: number of image orientations to sample from; by default as in the model's settings.
     """
     trained = set_orientations(load_trained(run, checkpoint=checkpoint, weights=weights, device=device), orientations)
@@ -176,9 +177,9 @@ class Predictor:
         depth, _, h, w = source.images.shape
         _, top, left = source.place.offset
         trained = self.trained
-        kernels = "torch" if trained.sampler is None else "fused"
+        kernels, size_notes = self._how_computed((h, w), tile=options.tile)
         origin = Origin(trained.name, trained.step, kernels, trained.model.orientations)
-        notes = (*source.notes, *self._size_notes((h, w), tile=options.tile))
+        notes = (*source.notes, *size_notes)
         for z in range(depth) if numbers is None else numbers:
             name = slice_name(source.name, z=z, depth=depth)
             how: dict[str, Any] = {"name": name, "features": (features or {}).get(z), "advance": advance}
@@ -199,7 +200,8 @@ class Predictor:
                 features=(features or {}).get(z),
             )
 
-    def _size_notes(self, size: tuple[int, int], *, tile: str) -> list[str]:
+    def _how_computed(self, size: tuple[int, int], *, tile: str) -> tuple[str, list[str]]:
+        """The kernels for images of this size, and notes on padding and tiles."""
         notes, sides = [], [side + -side % self.model.size_multiple for side in size]
         before, after = (f"{h}×{w}" for h, w in (size, sides))
         if before != after:
@@ -207,4 +209,4 @@ class Predictor:
         sampler = choose_sampler(self.model, size=(sides[0], sides[1]), tile=tile, sampler=self.trained.sampler)
         if isinstance(sampler, Tiled):
             notes.append(f"Computed in tiles of {sampler.tile} pixels, which does not change the result.")
-        return notes
+        return "torch" if sampler is self.model or isinstance(sampler, Tiled) else "fused", notes

@@ -47,6 +47,13 @@ PIXELS_ENCODED_AT_ONCE = 2**23
 PIXELS_ENCODED_AT_ONCE_CPU = 2**21
 
 
+def encoded_together(model: SegmentationModel, image: Float[Tensor, "b c h w"]) -> bool:
+    """Whether all orientations are, or the images are so large that each is encoded when it is needed."""
+    b, _, h, w = image.shape
+    limit = PIXELS_ENCODED_AT_ONCE_CPU if image.device.type == "cpu" else PIXELS_ENCODED_AT_ONCE
+    return model.orientations == 1 or b * num_orientations(model, height=h, width=w) * h * w <= limit
+
+
 @dataclass
 class Features:
     """What all hypotheses of a batch of images share, for each of `count` orientations."""
@@ -90,10 +97,8 @@ def encode_orientations(
     if model.orientations == 1:
         return Features(model, image, cond, 1, model.encode(image=image, cond=cond), names)
     check_model_image(model, image)  # before it is flipped: an error has the caller's shape, and counts pixels once
-    b, _, h, w = image.shape
-    count = num_orientations(model, height=h, width=w)
-    limit = PIXELS_ENCODED_AT_ONCE_CPU if image.device.type == "cpu" else PIXELS_ENCODED_AT_ONCE
-    if b * count * h * w > limit:
+    count = num_orientations(model, height=image.shape[2], width=image.shape[3])
+    if not encoded_together(model, image):
         return Features(model, image, cond, count, names=names)
 
     def oriented(maps: Tensor) -> Tensor:

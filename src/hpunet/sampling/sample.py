@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Any, Literal, TypeVar
 
@@ -9,11 +10,22 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from hpunet.errors import ConfigError, DataError, DivergenceError
-from hpunet.models.base import PerScale, SegmentationModel
+from hpunet.errors import ConfigError, DataError
+from hpunet.kernels.dispatch import capture_stream
+from hpunet.models.base import HypothesisDecoder, PerScale, SegmentationModel
 from hpunet.sampling.cpu_sampler import on_cpu
-from hpunet.sampling.orientations import Features, encode_orientations, num_orientations, select, undo_orientations
-from hpunet.utils.tensors import check_is_tensor, check_labels, values_can_be_read
+from hpunet.sampling.decoding import (
+    Chunk,
+    DecoderInputs,
+    check_logits,
+    decode_in_chunks,
+    default_chunk_size,
+    draw_in_one_go,
+    fits_in_one_go,
+    slices,
+)
+from hpunet.sampling.orientations import Features, encode_orientations, num_orientations, select
+from hpunet.utils.tensors import check_is_tensor, check_labels
 
 T = TypeVar("T")
 
@@ -25,11 +37,6 @@ Generators = torch.Generator | Sequence[torch.Generator] | None
 
 MAX_TEMPERATURE = 100.0
 """Factor on the prior's σ; 0.5 to 2 are useful."""
-
-PIXELS_PER_CHUNK = 2**20
-"""Pixels decoded at once, by default: 64 hypotheses of 128×128."""
-PIXELS_PER_CHUNK_CPU = 2**16
-"""The same on a CPU, where chunks that fit in its caches are faster."""
 
 
 @dataclass(frozen=True)
@@ -105,16 +112,10 @@ def sample(
         return_logits: False keeps only the labels, which saves most of the memory.
         features: result of `encode_orientations` for these images, to skip the encoder.
     """
-    if features is None:
-        features = encode_orientations(model, image=image, cond=cond)
-    how: dict[str, Any] = {
-        "num_samples": num_samples,
-        "latents": latents,
-        "temperature": temperature,
-        "generator": generator,
-    }
-    inputs = _decoder_inputs(model, image=image, **how, orientation_ids=orientation_ids)
-    chunks = _decode_in_chunks(model, features, inputs, chunk_size=chunk_size, return_logits=return_logits)
+    how: dict[str, Any] = {"num_samples": num_samples, "latents": latents, "temperature": temperature}
+    how |= {"generator": generator, "orientation_ids": orientation_ids}
+    how |= {"chunk_size": chunk_size, "return_logits": return_logits}
+    features, chunks = _draw_chunks(model, image=image, cond=cond, features=features, **how)
     return _concat(list(chunks), features=features, shape=(image.shape[0], num_samples))
 
 
@@ -137,16 +138,10 @@ def stream(
     """
     if image.shape[0] != 1:
         raise DataError(f"image: expected a batch of one image, got shape {tuple(image.shape)}")
-    if features is None:
-        features = encode_orientations(model, image=image, names=[name])
-    how: dict[str, Any] = {
-        "num_samples": num_samples,
-        "latents": latents,
-        "temperature": temperature,
-        "generator": generator,
-    }
-    inputs = _decoder_inputs(model, image=image, **how, orientation_ids=orientation_ids)
-    for chunk in _decode_in_chunks(model, features, inputs):
+    how: dict[str, Any] = {"num_samples": num_samples, "latents": latents, "temperature": temperature}
+    how |= {"generator": generator, "orientation_ids": orientation_ids}
+    features, chunks = _draw_chunks(model, image=image, features=features, names=[name], **how)
+    for chunk in chunks:
         yield chunk.numbers, _concat([chunk], features=features, shape=(1, len(chunk.labels)))
         del chunk  # before the next one is computed
 
@@ -187,7 +182,7 @@ def reconstruct(
         drawn = draw_noise(shapes, batch=b, num_samples=r, generator=generator, device=image.device)
         noise = [n.flatten(0, 1) for n in drawn]
     inferred = []
-    for pairs in _chunks(b * r, size=_default_chunk_size(h * w, device=image.device)):
+    for pairs in slices(b * r, size=default_chunk_size(h * w, device=image.device)):
         latents, _ = model.infer(
             image=image[torch.arange(pairs.start, pairs.stop, device=image.device) // r],
             labels=labels.flatten(0, 1)[pairs],
@@ -195,26 +190,15 @@ def reconstruct(
         )
         inferred.append(latents)
     given = [torch.cat(scale).unflatten(0, (b, r)) for scale in zip(*inferred, strict=True)]
-    inputs = _DecoderInputs(shape=(b, r), num_pixels=h * w, noise=none, given=given)
-    chunks = _decode_in_chunks(model, features, inputs, return_logits=return_logits)
+    inputs = DecoderInputs(shape=(b, r), num_pixels=h * w, noise=none, given=given)
+    chunks = decode_in_chunks(model, features, inputs, return_logits=return_logits)
     return _concat(list(chunks), features=features, shape=(b, r))
-
-
-@dataclass(frozen=True)
-class _DecoderInputs:
-    """What determines b × s hypotheses besides the features."""
-
-    shape: tuple[int, int]  # b images, s samples
-    num_pixels: int
-    noise: PerScale
-    given: PerScale
-    orientation_ids: Int[Tensor, "b s"] | None = None
 
 
 def _decoder_inputs(
     model: SegmentationModel, *, image: Tensor, num_samples: int, latents: Any, temperature: float | Sequence[float],
     generator: Generators, orientation_ids: Tensor | None = None,
-) -> _DecoderInputs:  # fmt: skip
+) -> DecoderInputs:  # fmt: skip
     """Check the arguments of `sample` and draw its noise and orientations."""
     if num_samples < 1:
         raise ConfigError(f"num_samples: expected at least 1, got {num_samples}")
@@ -239,78 +223,39 @@ def _decoder_inputs(
         if isinstance(source, str) and source not in ("sample", "mean"):
             raise ConfigError(f"latents[{i}]: expected 'sample', 'mean' or a tensor, got {source!r}")
         is_drawn = source == "sample" if isinstance(source, str) else bool(source.isnan().any())
-        noise.append(drawn[i] * temperatures[i] if is_drawn else None)
+        scaled = drawn[i] if temperatures[i] == 1 else drawn[i] * temperatures[i]
+        noise.append(scaled if is_drawn else None)
         given.append(
             _checked_latents(source, scale=i, shape=(b, num_samples, *shapes[i])).to(image.device)
             if isinstance(source, Tensor)
             else None
         )
-    return _DecoderInputs((b, num_samples), h * w, noise, given, orientation_ids)
+    return DecoderInputs((b, num_samples), h * w, noise, given, orientation_ids)
 
 
-@dataclass(frozen=True)
-class _Chunk:
-    """Some of the b × s hypotheses, by number, decoded."""
-
-    numbers: list[int]
-    labels: Int[Tensor, "n h w"]
-    logits: Float[Tensor, "n k h w"] | None
-    latents: list[Tensor]
-    orientation_ids: Int[Tensor, " n"] | None
-    sums: Float[Tensor, " n"]
-    """Of the logits: finite only if all of them are."""
-
-
-def _decode_in_chunks(
-    model: SegmentationModel, features: Features, inputs: _DecoderInputs, *,
-    chunk_size: int | None = None, return_logits: bool = True,
-) -> Iterator[_Chunk]:  # fmt: skip
-    """Decode `chunk_size` hypotheses at a time: in order, or orientation by orientation (see `Features`)."""
-    if chunk_size is not None and chunk_size < 1:
-        raise ConfigError(f"chunk_size: expected at least 1, got {chunk_size}")
-    (b, s), count, ids = inputs.shape, features.count, inputs.orientation_ids
-    ids = None if ids is None else ids.flatten()
-
-    def flat(per_scale: PerScale) -> list[Tensor | None]:
-        return [None if t is None else t.expand(b, s, *t.shape[2:]).flatten(0, 1) for t in per_scale]
-
-    noise, given = flat(inputs.noise), flat(inputs.given)
-
-    @torch.no_grad()
-    def decoded(maps: Sequence[Tensor], pairs: slice | Tensor, entries: Tensor, numbers: list[int]) -> _Chunk:
-        # One image and one hypothesis: no copy of large features.
-        copy = len(maps[0]) > 1 or len(entries) > 1
-        logits, latents, _ = features.model.decode(
-            [select(f, entries) for f in maps] if copy else maps,
-            noise=[None if t is None else t[pairs] for t in noise],
-            given=[None if t is None else t[pairs] for t in given],
-        )
-        own = None if ids is None else ids[pairs]
-        if own is not None:
-            logits = undo_orientations(logits, own, count=count)
-        sums = logits.sum(dim=(1, 2, 3), dtype=torch.promote_types(logits.dtype, torch.float32))
-        return _Chunk(numbers, logits.argmax(dim=1), logits if return_logits else None, latents, own, sums)
-
-    size = chunk_size or _default_chunk_size(inputs.num_pixels, device=features.image.device)
-    if features.together is None or (ids is None and count > 1):
-        of_pairs = [0] * (b * s) if ids is None else ids.tolist()
-        for orientation in sorted(set(of_pairs)):
-            mine = [n for n, each in enumerate(of_pairs) if each == orientation]
-            maps = features.of(orientation)
-            for part in _chunks(len(mine), size=size):
-                chosen = torch.tensor(mine[part], device=features.image.device)
-                yield decoded(maps, chosen, chosen // s, mine[part])
-            del maps  # before the next ones are computed
-        return
-    for pairs in _chunks(b * s, size=size):
-        numbers = range(pairs.start, pairs.stop)
-        entries = torch.arange(pairs.start, pairs.stop, device=features.image.device) // s
-        entries = entries if ids is None else entries * count + ids[pairs]
-        yield decoded(features.together, pairs, entries, list(numbers))
+def _draw_chunks(
+    model: SegmentationModel, *, image: Tensor, features: Features | None, num_samples: int,
+    cond: Tensor | None = None, names: Sequence[str] = (), chunk_size: int | None = None, return_logits: bool = True,
+    **how: Any,
+) -> tuple[Features, Iterator[Chunk]]:  # fmt: skip
+    """Hypotheses in chunks, and the features they share. Arguments as of `sample`, and of `encode_orientations`."""
+    check_is_tensor(image, name="image")
+    inputs = partial(_decoder_inputs, model, image=image, num_samples=num_samples, **how)
+    fits = partial(fits_in_one_go, model, image, num_samples=num_samples, chunk_size=chunk_size)
+    if features is None and isinstance(model, HypothesisDecoder) and fits():
+        h, w = image.shape[-2:]
+        features = Features(model, image, cond, num_orientations(model, height=h, width=w), names=names)
+        return features, iter([draw_in_one_go(model, features, inputs(), return_logits=return_logits)])
+    stream = capture_stream(image.device)
+    with stream.fork():
+        features = features or encode_orientations(model, image=image, cond=cond, names=names)
+    drawn = inputs()
+    stream.join()
+    return features, decode_in_chunks(model, features, drawn, chunk_size=chunk_size, return_logits=return_logits)
 
 
-def _concat(chunks: Sequence[_Chunk], *, features: Features, shape: tuple[int, int]) -> Samples:
-    _check_logits(chunks, features=features, num_samples=shape[1])
+def _concat(chunks: Sequence[Chunk], *, features: Features, shape: tuple[int, int]) -> Samples:
+    check_logits(chunks, features=features, num_samples=shape[1])
     logits = [chunk.logits for chunk in chunks if chunk.logits is not None]
     ids = [chunk.orientation_ids for chunk in chunks if chunk.orientation_ids is not None]
     numbers = [number for chunk in chunks for number in chunk.numbers]
@@ -326,28 +271,6 @@ def _concat(chunks: Sequence[_Chunk], *, features: Features, shape: tuple[int, i
         latents=[whole(z) for z in zip(*(chunk.latents for chunk in chunks), strict=True)],
         orientation_ids=whole(ids) if ids else None,
     )
-
-
-def _check_logits(chunks: Sequence[_Chunk], *, features: Features, num_samples: int) -> None:
-    """Raise a `DivergenceError` if logits are not finite, since the label of NaN would be 0: nothing marked."""
-    sums = torch.cat([chunk.sums for chunk in chunks])
-    if not features.model.check_values or not values_can_be_read(sums) or sums.isfinite().all():
-        return
-    numbers = torch.tensor([number for chunk in chunks for number in chunk.numbers])
-    image = int(numbers[~sums.isfinite().cpu()].min()) // num_samples if len(features.image) > 1 else 0
-    name = features.names[image] if features.names else f"image {image}"
-    raise DivergenceError(
-        f"{name}: the network gives logits that are NaN or infinite, which are no segmentation; its weights, the "
-        f"temperature or given latents are too large for {str(features.image.dtype).removeprefix('torch.')}"
-    )
-
-
-def _default_chunk_size(num_pixels: int, *, device: torch.device) -> int:
-    return max(1, (PIXELS_PER_CHUNK_CPU if device.type == "cpu" else PIXELS_PER_CHUNK) // num_pixels)
-
-
-def _chunks(count: int, *, size: int) -> Iterator[slice]:
-    return (slice(start, min(start + size, count)) for start in range(0, count, size))
 
 
 def temperature_per_scale(temperature: float | Sequence[float], *, num_scales: int) -> list[float]:

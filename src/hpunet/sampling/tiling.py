@@ -269,11 +269,12 @@ def upsample_bilinear_window(x: Float[Tensor, "b f h w"], window: Window) -> Flo
 def choose_sampler(
     model: HPUNet | ProbUNet, *, size: tuple[int, int], tile: str = "auto", sampler: SegmentationModel | None = None
 ) -> SegmentationModel:
-    """The model, its `sampler` if given, or, for large images, the model tile by tile."""
+    """The model, its `sampler` on fused kernels if there is one, or, for large images, the model tile by tile.
+
+    Tiles are always computed by the model itself: in float32 they give the result of the whole image.
+    """
     if tile == "whole" or (tile == "auto" and size[0] * size[1] <= MAX_UNTILED_PIXELS):
         return sampler or model
     if tile != "auto" and not tile.isdecimal():
         raise ConfigError(f"tile: expected auto, whole or a number of pixels, got {tile!r}")
-    if sampler is not None:
-        raise ConfigError("tile: fused kernels compute images whole; use --tile whole or --kernels torch")
     return Tiled(model, tile=DEFAULT_TILE if tile == "auto" else int(tile))

@@ -195,13 +195,13 @@ def _model(info: SetInfo, model: ModelKind, *, crop: tuple[int, int], scales: in
     )
     fewer = "" if num_latents == 4 else ", but fewer for a small crop"
     why_latents = f"One channel at each of {sizes}, coarsest first: as in the paper{fewer}."
-    why_recompute = "for this large crop" if is_large else "not needed for this crop"
+    why_recompute = "only if this large crop does not fit" if is_large else "not needed for this crop"
     return [
         Setting("kind", "hpu", "The Hierarchical Probabilistic U-Net."),
         Setting("channels", channels, why_channels),
         Setting("latent_dims", [1] * num_latents, why_latents),
         Setting("blocks_per_scale", 2 if is_large else 3, "Residual blocks: 3, and 2 for crops beyond 256×256."),
-        Setting("activation_checkpointing", is_large, f"Recompute activations to save memory: {why_recompute}."),
+        Setting("activation_checkpointing", False, f"Save memory, without fused kernels: {why_recompute}."),
     ]
 
 
