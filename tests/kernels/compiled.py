@@ -17,18 +17,19 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from hpunet.kernels import triton_bilinear, triton_convolution, triton_heads, triton_maps, triton_random
+from hpunet.kernels import triton_bilinear, triton_convolution, triton_heads, triton_loss, triton_maps, triton_random
 from hpunet.kernels.network import FusedNetwork
 from hpunet.models.hpunet import HPUNet
 from hpunet.models.punet import ProbUNet
 
 HOPPER = GPUTarget("cuda", 90, 32)
-MODULES = (triton_bilinear, triton_convolution, triton_heads, triton_maps, triton_random)
+MODULES = (triton_bilinear, triton_convolution, triton_heads, triton_loss, triton_maps, triton_random)
 HELPERS = {"_patches", "_positive", "_row", "_add_product", "_corner", "_absorb", "_uniform", "_head_pixels"}
+HELPERS |= {"_exp", "_class_scores", "_add_counts", "_leading_digits"}
 SIZES = {"B", "H", "W", "IN", "OUT", "R", "C", "ROUNDS", *(f"W_{s}" for s in ("ROW", "TAP", "IN", "OUT"))}
 SIZES |= {f"OUT_{stride}" for stride in ("TAP", "ROW", "COLUMN")}
 FLOATS = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.float64: "*fp64"}
-TYPES = {**FLOATS, torch.int32: "*i32", torch.int64: "*i64"}
+TYPES = {**FLOATS, torch.int32: "*i32", torch.int64: "*i64", torch.bool: "*i1"}
 FEW: dict[str, Any] = {"in_channels": 1, "num_classes": 2}
 ONE: dict[str, Any] = {**FEW, "latent_dims": (1,), "blocks_per_scale": 1}
 NETWORKS = {  # model, size of the images, precision
@@ -102,6 +103,17 @@ def test_kernels_of_a_training_step_compile(compiler: Compiler, name: str) -> No
 def test_kernels_of_keyed_draws_compile(compiler: Compiler, normal: bool) -> None:
     triton_random.draw(start=-(2**40), step=torch.tensor(1), index=torch.arange(2), count=3, normal=normal)
     assert f"'NORMAL': {normal}" in list(compiler.compiled)[-1]
+
+
+@pytest.mark.parametrize(("num_classes", "drawn", "k"), [(2, True, 327), (16, False, 327), (3, False, None)])
+def test_kernels_of_the_loss_compile(compiler: Compiler, num_classes: int, drawn: bool, k: int | None) -> None:
+    logits = torch.zeros(1, num_classes, 128, 128, requires_grad=True)
+    labels, uniform = torch.zeros(1, 128, 128, dtype=torch.long), torch.zeros(1, 128, 128) if drawn else None
+    term, _ = triton_loss.reconstruction(logits, labels=labels, valid=None, uniform=uniform, k=k)
+    term.backward()
+    last = [key for key in compiler.compiled if key.startswith("_cross_entropy")][-1]
+    assert f"'STOCHASTIC': {drawn}" in last
+    assert f"'BK': {4 if num_classes == 3 else num_classes}" in last
 
 
 def test_no_kernel_is_left_out(compiler: Compiler) -> None:

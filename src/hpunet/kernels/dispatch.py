@@ -1,10 +1,11 @@
 """Chooses between fused kernels and plain torch; the only module of this package that others import."""
 
+from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hpunet.errors import ConfigError
 from hpunet.models.hpunet import HPUNet
@@ -53,6 +54,13 @@ def fused_draw() -> Draw:
     from hpunet.kernels.triton_random import draw
 
     return draw
+
+
+def fused_reconstruction() -> Callable[..., tuple[Tensor, Tensor]]:
+    """A kernel that computes the reconstruction term, for `objectives.cross_entropy.Reconstruction`."""
+    from hpunet.kernels.triton_loss import reconstruction
+
+    return reconstruction
 
 
 def fast_sampler(model: nn.Module, *, kernels: str, device: torch.device) -> Any:
