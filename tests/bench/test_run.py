@@ -152,8 +152,7 @@ def test_gpu_candidates_are_all_measured(fused: bool, monkeypatch: pytest.Monkey
             FusedNetwork=lambda model, dtype, size: model, FusedSampler=lambda model, dtype: model
         )  # fused kernels need a GPU
         monkeypatch.setitem(sys.modules, "hpunet.kernels.network", network)  # type: ignore[arg-type]
-        term = SimpleNamespace(reconstruction=lambda logits, **_how: (logits.square().mean(), torch.tensor(1)))
-        monkeypatch.setitem(sys.modules, "hpunet.kernels.triton_loss", term)  # type: ignore[arg-type]
+        monkeypatch.setattr("hpunet.bench.run.use_fused_loss", lambda _objective: None)
     work = Workload(tiny_settings(), "lesions", PretendedGPU())
     rows = [row for measure in GROUPS.values() for row in measure(work)]
     assert len(rows) == 4 + 2 * 4 + 2 + 2 + 2

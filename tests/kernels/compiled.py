@@ -17,15 +17,26 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from hpunet.kernels import triton_bilinear, triton_convolution, triton_heads, triton_loss, triton_maps, triton_random
+from hpunet.kernels import (
+    triton_bilinear,
+    triton_convolution,
+    triton_geco,
+    triton_heads,
+    triton_loss,
+    triton_maps,
+    triton_random,
+)
 from hpunet.kernels.network import FusedNetwork
 from hpunet.models.hpunet import HPUNet
 from hpunet.models.punet import ProbUNet
+from hpunet.objectives.geco import GECO
 
 HOPPER = GPUTarget("cuda", 90, 32)
-MODULES = (triton_bilinear, triton_convolution, triton_heads, triton_loss, triton_maps, triton_random)
+MODULES = (
+    triton_bilinear, triton_convolution, triton_geco, triton_heads, triton_loss, triton_maps, triton_random,
+)  # fmt: skip
 HELPERS = {"_patches", "_positive", "_row", "_add_product", "_corner", "_absorb", "_uniform", "_head_pixels"}
-HELPERS |= {"_exp", "_class_scores", "_add_counts", "_leading_digits"}
+HELPERS |= {"_exp", "_class_scores", "_add_counts", "_leading_digits", "_softplus"}
 SIZES = {"B", "H", "W", "IN", "OUT", "R", "C", "ROUNDS", *(f"W_{s}" for s in ("ROW", "TAP", "IN", "OUT"))}
 SIZES |= {f"OUT_{stride}" for stride in ("TAP", "ROW", "COLUMN")}
 FLOATS = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.float64: "*fp64"}
@@ -114,6 +125,15 @@ def test_kernels_of_the_loss_compile(compiler: Compiler, num_classes: int, drawn
     last = [key for key in compiler.compiled if key.startswith("_cross_entropy")][-1]
     assert f"'STOCHASTIC': {drawn}" in last
     assert f"'BK': {4 if num_classes == 3 else num_classes}" in last
+
+
+def test_kernels_of_geco_compile(compiler: Compiler) -> None:
+    geco = GECO(kappa=0.05, lambda_max=2.0)
+    geco.kernel = triton_geco.penalty
+    rec = torch.ones((), requires_grad=True)
+    terms = geco.combine(rec=rec, kl=torch.ones(2), num_kept=torch.tensor(3), batch_size=2)
+    terms["loss"].backward()
+    assert any(key.startswith("_penalty_gradient") for key in compiler.compiled)
 
 
 def test_no_kernel_is_left_out(compiler: Compiler) -> None:

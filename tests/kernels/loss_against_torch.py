@@ -5,6 +5,7 @@ that variable.
 """
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ import torch
 from loss_inputs import output_of
 from torch import Tensor
 
+from hpunet.kernels.dispatch import use_fused_loss
+from hpunet.kernels.triton_geco import penalty
 from hpunet.kernels.triton_loss import BLOCK, reconstruction
 from hpunet.objectives.cross_entropy import Reconstruction
 from hpunet.objectives.elbo import ELBO
@@ -130,14 +133,22 @@ def test_what_cannot_be_scored_makes_the_term_nan(wrong: str) -> None:
     assert logits.grad.isfinite().all()
 
 
-@pytest.mark.parametrize("make", [lambda: GECO(kappa=0.05, top_k=0.1), lambda: ELBO(beta=0.5, top_k=0.1)])
+MAKE = {
+    "geco": lambda: GECO(kappa=0.05, top_k=0.1),
+    "geco, KL warms up": lambda: GECO(kappa=0.05, top_k=0.1, kl_warm_up=[4, 0]),
+    "elbo": lambda: ELBO(beta=0.5, top_k=0.1),
+}
+
+
+@pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
 def test_objectives_equal_those_of_torch(make: Callable[[], GECO | ELBO]) -> None:
-    """Two steps: GECO's moving average and λ's gradient follow."""
+    """Two steps, so that GECO's moving average has a past."""
     tensors = inputs(3, 2, 8, 8)
     runs = []
     for kernel in (reconstruction, None):
         objective = make().to(DEVICE)
-        objective.reconstruction.kernel = kernel
+        if kernel:
+            use_fused_loss(objective)
         found = {}
         for step in range(2):
             logits = (tensors["logits"] / (step + 1)).requires_grad_()
@@ -152,6 +163,34 @@ def test_objectives_equal_those_of_torch(make: Callable[[], GECO | ELBO]) -> Non
     assert runs[0].keys() == runs[1].keys()
     for name, value in runs[1].items():
         torch.testing.assert_close(runs[0][name], value, rtol=2e-6, atol=1e-7, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # the interpreter's, of 0 · ∞
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("rec", [3.0, 0.001, torch.inf, torch.nan])
+@pytest.mark.parametrize(("speed", "lambda_max"), [(1.0, torch.inf), (3.0, 2.0)])
+def test_penalty_equals_torch(rec: float, speed: float, lambda_max: float, training: bool) -> None:
+    """Of constraints violated or met, and λ small, large or at its bound; infinite values change no state."""
+    for w, num_updates in product((-20.0, -2.0, 0.5, 1.0, 30.0), (0, 5)):
+        runs = []
+        for kernel in (penalty, None):
+            geco = GECO(kappa=0.05, constraint_ema_decay=0.9, lambda_speed=speed, lambda_max=lambda_max).to(DEVICE)
+            geco.train(training)
+            with torch.no_grad():
+                geco.w.fill_(w)
+                geco.ema.fill_(2.0)
+                geco.num_updates.fill_(num_updates)
+            geco.kernel = kernel
+            value = torch.tensor(rec, device=DEVICE, requires_grad=True)
+            kl, num_kept = torch.ones(2, device=DEVICE), torch.tensor(37, device=DEVICE)
+            found = geco.combine(rec=value, kl=kl, num_kept=num_kept, batch_size=3)
+            (0.37 * found["loss"]).backward()
+            runs.append({**found, "rec": value.grad, "w": geco.w.grad, **dict(geco.named_buffers())})
+        assert runs[0].keys() == runs[1].keys()
+        for name, expected in runs[1].items():
+            what = f"{name}, w = {w}, {num_updates} updates"
+            how: dict[str, Any] = {"rtol": 1e-6, "atol": 0, "equal_nan": True}
+            torch.testing.assert_close(runs[0][name], expected, **how, msg=lambda m, n=what: f"{n}: {m}")
 
 
 @pytest.mark.skipif(DEVICE.type == "cpu", reason="only a GPU has graphs")

@@ -131,8 +131,8 @@ def test_training_runs_on_fused_kernels_and_a_resume_may_change_them(
     asked: dict[str, Any] = {}
     monkeypatch.setattr("hpunet.training.state.reason_against_fused", lambda _model, **how: asked.update(how))
     monkeypatch.setitem(sys.modules, "hpunet.kernels.network", SimpleNamespace(FusedNetwork=Fused))  # type: ignore[arg-type]
-    term = SimpleNamespace(reconstruction=lambda logits, **how: (logits.square().mean(), torch.tensor(how["k"])))
-    monkeypatch.setitem(sys.modules, "hpunet.kernels.triton_loss", term)  # type: ignore[arg-type]
+    objectives: list[nn.Module] = []
+    monkeypatch.setattr("hpunet.training.state.use_fused_loss", objectives.append)
     changes = ("optimiser.precision=bf16", "optimiser.iterations=2", "objective.energy=1.0")
     training = Training(tiny_settings(*changes), pack_path=pack, run=tmp_path, device=CPU)
     network = training.train_step.network
@@ -141,9 +141,9 @@ def test_training_runs_on_fused_kernels_and_a_resume_may_change_them(
     assert (network.dtype, network.size) == (torch.bfloat16, training.settings.data.crop)
     expected = {"device": CPU, "precision": "bf16", "activation_checkpointing": False, "compiled": False}
     assert asked == {**expected, "prior_draws": True}
-    for terms, _ in training.run_steps():
+    assert objectives == [training.loss.objective]
+    for _ in training.run_steps():
         training.step += 1
-        assert int(terms.num_kept) == 102  # a tenth of four images of 16 × 16
     assert network.calls == 2
     save(training)
     later = Training(tiny_settings(*changes, "optimiser.kernels=torch"), pack_path=pack, run=tmp_path, device=CPU)

@@ -28,7 +28,7 @@ from hpunet.errors import ConfigError
 from hpunet.evaluation.images import fast_batch_size, read_item
 from hpunet.evaluation.run import scored
 from hpunet.evaluation.scorer import Scorer
-from hpunet.kernels.dispatch import fast_sampler, fused_network, fused_reconstruction, reason_against_fused
+from hpunet.kernels.dispatch import fast_sampler, fused_network, reason_against_fused, use_fused_loss
 from hpunet.models.build import build_model
 from hpunet.models.hpunet import HPUNet
 from hpunet.models.punet import ProbUNet
@@ -163,7 +163,7 @@ def bare_step(
     loss = build_objective(work.settings.objective, num_pieces=1).to(device)
     network, shapes = _fused(work, model) if fused else wrap(model), model.latent_shapes(h, w)
     if fused:
-        loss.reconstruction.kernel = fused_reconstruction()
+        use_fused_loss(loss)
     optimiser = build_optimiser(work.settings.optimiser, device=device, model=model, loss=loss, network=network)
 
     def step() -> None:

@@ -1,11 +1,10 @@
 """Chooses between fused kernels and plain torch; the only module of this package that others import."""
 
-from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from hpunet.errors import ConfigError
 from hpunet.models.hpunet import HPUNet
@@ -56,11 +55,13 @@ def fused_draw() -> Draw:
     return draw
 
 
-def fused_reconstruction() -> Callable[..., tuple[Tensor, Tensor]]:
-    """A kernel that computes the reconstruction term, for `objectives.cross_entropy.Reconstruction`."""
-    from hpunet.kernels.triton_loss import reconstruction
+def use_fused_loss(objective: Any) -> None:
+    """Let an objective (`objectives`) compute its reconstruction term, and GECO also its constraint, by kernels."""
+    from hpunet.kernels import triton_geco, triton_loss
 
-    return reconstruction
+    objective.reconstruction.kernel = triton_loss.reconstruction
+    if hasattr(objective, "kernel"):
+        objective.kernel = triton_geco.penalty
 
 
 def fast_sampler(model: nn.Module, *, kernels: str, device: torch.device) -> Any:
