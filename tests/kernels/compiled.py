@@ -22,6 +22,7 @@ from hpunet.kernels import (
     triton_convolution,
     triton_geco,
     triton_heads,
+    triton_kl,
     triton_loss,
     triton_maps,
     triton_random,
@@ -33,14 +34,15 @@ from hpunet.objectives.geco import GECO
 
 HOPPER = GPUTarget("cuda", 90, 32)
 MODULES = (
-    triton_bilinear, triton_convolution, triton_geco, triton_heads, triton_loss, triton_maps, triton_random,
+    triton_bilinear, triton_convolution, triton_geco, triton_heads, triton_kl, triton_loss, triton_maps,
+    triton_random,
 )  # fmt: skip
 HELPERS = {"_patches", "_positive", "_row", "_add_product", "_corner", "_absorb", "_uniform", "_head_pixels"}
-HELPERS |= {"_exp", "_class_scores", "_add_counts", "_leading_digits", "_softplus"}
+HELPERS |= {"_exp", "_class_scores", "_add_counts", "_leading_digits", "_softplus", "_log_sigma", "_gaussian_pairs"}
 SIZES = {"B", "H", "W", "IN", "OUT", "R", "C", "ROUNDS", *(f"W_{s}" for s in ("ROW", "TAP", "IN", "OUT"))}
 SIZES |= {f"OUT_{stride}" for stride in ("TAP", "ROW", "COLUMN")}
 FLOATS = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.float64: "*fp64"}
-TYPES = {**FLOATS, torch.int32: "*i32", torch.int64: "*i64", torch.bool: "*i1"}
+TYPES = {**FLOATS, torch.int32: "*i32", torch.int64: "*i64", torch.bool: "*u1"}
 FEW: dict[str, Any] = {"in_channels": 1, "num_classes": 2}
 ONE: dict[str, Any] = {**FEW, "latent_dims": (1,), "blocks_per_scale": 1}
 NETWORKS = {  # model, size of the images, precision

@@ -1,4 +1,4 @@
-"""The loss's kernels against plain torch: the kept pixels, the term, and the gradient of the logits.
+"""The loss's kernels against plain torch: reconstruction term, GECO's constraint and KL, with their gradients.
 
 Run by `test_kernels.py`. By hand: TRITON_INTERPRET=1 pytest tests/kernels/loss_against_torch.py, or on a GPU without
 that variable.
@@ -6,6 +6,7 @@ that variable.
 
 from collections.abc import Callable
 from itertools import product
+from math import prod
 from typing import Any
 
 import pytest
@@ -15,7 +16,10 @@ from torch import Tensor
 
 from hpunet.kernels.dispatch import use_fused_loss
 from hpunet.kernels.triton_geco import penalty
+from hpunet.kernels.triton_kl import kl_per_scale
 from hpunet.kernels.triton_loss import BLOCK, reconstruction
+from hpunet.models.gaussian import LOG_SIGMA_RANGE, elementwise_kl
+from hpunet.models.gradients import straight_through
 from hpunet.objectives.cross_entropy import Reconstruction
 from hpunet.objectives.elbo import ELBO
 from hpunet.objectives.geco import GECO
@@ -191,6 +195,28 @@ def test_penalty_equals_torch(rec: float, speed: float, lambda_max: float, train
             what = f"{name}, w = {w}, {num_updates} updates"
             how: dict[str, Any] = {"rtol": 1e-6, "atol": 0, "equal_nan": True}
             torch.testing.assert_close(runs[0][name], expected, **how, msg=lambda m, n=what: f"{n}: {m}")
+
+
+def test_kl_equals_torch_in_float64() -> None:
+    """Of several programs, and scales with one, many and no latents; some log σ are out of range."""
+    shapes = [(1, 1, 1), (2, 4, 8), (0, 8, 16), (3, 16, 32)]
+    n, b = sum(prod(shape) for shape in shapes), 3
+    raw = torch.randn(2, 2, b, n, generator=torch.Generator().manual_seed(0))
+    raw[:, 1, 0, :7] = 11.0
+    raw[0, 1, 1, :7] = -10.5
+    weights = torch.tensor([1.0, -2.0, 5.0, 3.0])
+    exact, mine = raw.double().requires_grad_(), raw.to(DEVICE).requires_grad_()
+    found = kl_per_scale(mine, shapes)
+    (found @ weights.to(DEVICE)).backward()
+    prior_log_sigma, log_sigma = straight_through(exact[:, 1], exact[:, 1].detach().clamp(*LOG_SIGMA_RANGE))
+    prior_mean, mean = exact[:, 0]
+    kl = elementwise_kl(mean=mean, log_sigma=log_sigma, prior_mean=prior_mean, prior_log_sigma=prior_log_sigma)
+    expected = torch.stack([part.sum() for part in kl.mean(dim=0).split([prod(shape) for shape in shapes])])
+    (expected @ weights.double()).backward()
+    torch.testing.assert_close(found.double().cpu(), expected, rtol=1e-5, atol=0)
+    assert mine.grad is not None
+    assert exact.grad is not None
+    torch.testing.assert_close(mine.grad.double().cpu(), exact.grad, rtol=2e-5, atol=1e-7)
 
 
 @pytest.mark.skipif(DEVICE.type == "cpu", reason="only a GPU has graphs")

@@ -161,8 +161,8 @@ class _Reconstruction(torch.autograd.Function):
         (b, n), device, top_k = (len(labels), labels.numel()), logits.device, k is not None
         grid, sizes = _pixel_blocks(logits)
         blocks = triton.cdiv(n, BLOCK)
-        zeros = torch.zeros(1 + 2 * 256, dtype=torch.int64, device=device)  # one launch
-        num_kept, counts = zeros[0], zeros[1:].view(torch.int32)
+        zeros = torch.zeros(2 * 256 + 1, dtype=torch.int64, device=device)  # one launch
+        counts, num_kept = zeros[:-1].view(torch.int32), zeros[-1]
         counts_of_block = torch.empty(blocks, 256, dtype=torch.int32, device=device)
         keys = torch.empty(n, dtype=torch.int32, device=device)
         ce, sums = torch.empty(n, device=device), torch.empty(blocks, device=device)

@@ -177,6 +177,8 @@ def share_in_average(step: int | Int[Tensor, ""], ema_decay: float) -> float | F
 
 def combine_pieces(pieces: Sequence[Terms]) -> Terms:
     """The terms of a batch from those of its equal pieces; GECO's constraint and λ are those of the last one."""
+    if len(pieces) == 1:
+        return replace(pieces[0], loss=pieces[0].loss.detach())
     energies = [terms.energy for terms in pieces if terms.energy is not None]
     return replace(
         pieces[-1],
