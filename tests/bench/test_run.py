@@ -157,6 +157,7 @@ def test_gpu_candidates_are_all_measured(fused: bool, monkeypatch: pytest.Monkey
         for name, stub in stubs.items():
             monkeypatch.setitem(sys.modules, f"hpunet.kernels.{name}", SimpleNamespace(**stub))  # type: ignore[arg-type]
         monkeypatch.setattr("hpunet.bench.run.fast_sampler", lambda model, **_how: model)
+        monkeypatch.setattr("hpunet.bench.run.use_fused_loss", lambda _objective: None)
     monkeypatch.setattr("hpunet.sampling.cpu_sampler.bfloat16_speed", lambda: 0.0)
     work = Workload(tiny_settings(), "lesions", PretendedGPU())
     rows = [row for measure in GROUPS.values() for question in measure(work) for row in question]

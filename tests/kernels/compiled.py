@@ -20,7 +20,10 @@ from triton.compiler import ASTSource
 from hpunet.kernels import (
     triton_bilinear,
     triton_convolution,
+    triton_geco,
     triton_heads,
+    triton_kl,
+    triton_loss,
     triton_maps,
     triton_random,
     triton_sampling,
@@ -29,25 +32,21 @@ from hpunet.kernels.network import FusedNetwork
 from hpunet.kernels.sampler import FusedSampler
 from hpunet.models.hpunet import HPUNet
 from hpunet.models.punet import ProbUNet
+from hpunet.objectives.geco import GECO
 from hpunet.sampling.sample import reconstruct, sample
 
 HOPPER = GPUTarget("cuda", 90, 32)
-MODULES = (triton_bilinear, triton_convolution, triton_heads, triton_maps, triton_random, triton_sampling)
-HELPERS = {
-    "_patches",
-    "_positive",
-    "_row",
-    "_add_product",
-    "_corner",
-    "_absorb",
-    "_uniform",
-    "_head_pixels",
-    "_upright",
-}
+MODULES = (
+    triton_bilinear, triton_convolution, triton_geco, triton_heads, triton_kl, triton_loss, triton_maps,
+    triton_random, triton_sampling,
+)  # fmt: skip
+HELPERS = {"_patches", "_positive", "_row", "_add_product", "_corner", "_absorb", "_uniform", "_head_pixels"}
+HELPERS |= {"_exp", "_class_scores", "_add_counts", "_leading_digits", "_softplus", "_log_sigma", "_gaussian_pairs"}
+HELPERS |= {"_upright"}
 SIZES = {"B", "H", "W", "IN", "OUT", "R", "C", "ROUNDS", *(f"W_{s}" for s in ("ROW", "TAP", "IN", "OUT"))}
 SIZES |= {f"OUT_{stride}" for stride in ("TAP", "ROW", "COLUMN")}
 FLOATS = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.float64: "*fp64"}
-TYPES = {**FLOATS, torch.int32: "*i32", torch.int64: "*i64"}
+TYPES = {**FLOATS, torch.int32: "*i32", torch.int64: "*i64", torch.bool: "*u1"}
 FEW: dict[str, Any] = {"in_channels": 1, "num_classes": 2}
 ONE: dict[str, Any] = {**FEW, "latent_dims": (1,), "blocks_per_scale": 1}
 NETWORKS = {  # model, size of the images, precision
@@ -143,6 +142,26 @@ def check_compiled(compiler: Compiler, before: set[str]) -> None:
 def test_kernels_of_keyed_draws_compile(compiler: Compiler, normal: bool) -> None:
     triton_random.draw(start=-(2**40), step=torch.tensor(1), index=torch.arange(2), count=3, normal=normal)
     assert f"'NORMAL': {normal}" in list(compiler.compiled)[-1]
+
+
+@pytest.mark.parametrize(("num_classes", "drawn", "k"), [(2, True, 327), (16, False, 327), (3, False, None)])
+def test_kernels_of_the_loss_compile(compiler: Compiler, num_classes: int, drawn: bool, k: int | None) -> None:
+    logits = torch.zeros(1, num_classes, 128, 128, requires_grad=True)
+    labels, uniform = torch.zeros(1, 128, 128, dtype=torch.long), torch.zeros(1, 128, 128) if drawn else None
+    term, _ = triton_loss.reconstruction(logits, labels=labels, valid=None, uniform=uniform, k=k)
+    term.backward()
+    last = [key for key in compiler.compiled if key.startswith("_cross_entropy")][-1]
+    assert f"'STOCHASTIC': {drawn}" in last
+    assert f"'BK': {4 if num_classes == 3 else num_classes}" in last
+
+
+def test_kernels_of_geco_compile(compiler: Compiler) -> None:
+    geco = GECO(kappa=0.05, lambda_max=2.0)
+    geco.kernel = triton_geco.penalty
+    rec = torch.ones((), requires_grad=True)
+    terms = geco.combine(rec=rec, kl=torch.ones(2), num_kept=torch.tensor(3), batch_size=2)
+    terms["loss"].backward()
+    assert any(key.startswith("_penalty_gradient") for key in compiler.compiled)
 
 
 def test_no_kernel_is_left_out(compiler: Compiler) -> None:

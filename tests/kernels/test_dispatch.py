@@ -160,6 +160,8 @@ def test_training_runs_on_fused_kernels_and_a_resume_may_change_them(
     asked: dict[str, Any] = {}
     monkeypatch.setattr("hpunet.training.state.reason_against_fused", lambda _model, **how: asked.update(how))
     monkeypatch.setitem(sys.modules, "hpunet.kernels.network", SimpleNamespace(FusedNetwork=Fused))  # type: ignore[arg-type]
+    objectives: list[nn.Module] = []
+    monkeypatch.setattr("hpunet.training.state.use_fused_loss", objectives.append)
     changes = ("optimiser.precision=bf16", "optimiser.iterations=2", "objective.energy=1.0")
     training = Training(tiny_settings(*changes), pack_path=pack, run=tmp_path, device=CPU)
     network = training.train_step.network
@@ -168,6 +170,7 @@ def test_training_runs_on_fused_kernels_and_a_resume_may_change_them(
     assert (network.dtype, network.size) == (torch.bfloat16, training.settings.data.crop)
     expected = {"device": CPU, "precision": "bf16", "activation_checkpointing": False, "compiled": False}
     assert asked == {**expected, "prior_draws": True}
+    assert objectives == [training.loss.objective]
     for _ in training.run_steps():
         training.step += 1
     assert network.calls == 2

@@ -25,13 +25,18 @@ def test_kernels_equal_plain_torch_in_the_interpreter() -> None:
     run_tests("against_torch.py", **INTERPRETED)
 
 
+def test_kernels_of_the_loss_equal_plain_torch_in_the_interpreter() -> None:
+    run_tests("loss_against_torch.py", **INTERPRETED)
+
+
 def test_kernels_compile_without_a_gpu(tmp_path: Path) -> None:
     run_tests("compiled.py", TRITON_CACHE_DIR=str(tmp_path))
 
 
 @pytest.mark.gpu
-def test_kernels_equal_plain_torch_on_a_gpu() -> None:
-    run_tests("against_torch.py")
+@pytest.mark.parametrize("file", ["against_torch.py", "loss_against_torch.py"])
+def test_kernels_equal_plain_torch_on_a_gpu(file: str) -> None:
+    run_tests(file)
 
 
 @pytest.mark.gpu

@@ -1,5 +1,6 @@
 import math
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from loss_inputs import cross_entropy_by_loops, random_batch
+from torch import Tensor
 
 from hpunet.objectives.cross_entropy import (
     Reconstruction,
@@ -126,3 +128,27 @@ def test_gumbel_from_uniform_is_finite_at_both_ends_and_standard() -> None:
     gumbel = gumbel_from_uniform(uniform)
     assert gumbel.mean().item() == pytest.approx(0.5772, abs=2e-3)
     assert gumbel.var().item() == pytest.approx(math.pi**2 / 6, rel=1e-2)
+
+
+def test_a_kernel_replaces_the_torch_operations_for_float32_logits() -> None:
+    calls: list[dict[str, Any]] = []
+
+    def kernel(logits: Tensor, **how: Any) -> tuple[Tensor, Tensor]:
+        calls.append(how)
+        return logits.sum(), torch.tensor(7)
+
+    logits, labels, valid = random_batch()
+    given = {"labels": labels, "valid": valid, "uniform": torch.rand(labels.shape)}
+    for settings in ({"top_k": 0.1}, {"top_k": 0.1, "stochastic": False}, {"top_k": None}):
+        of = Reconstruction(**settings)  # type: ignore[arg-type]
+        of.kernel = kernel
+        term, num_kept = of(logits=logits.float(), **given)
+        assert (float(term), int(num_kept)) == (float(logits.float().sum()), 7)
+        assert of(logits=logits, **given)[0].dtype == torch.float64  # without the kernel
+    assert [call["k"] for call in calls] == [8, 8, None]  # of 2 images of 6 × 7 pixels
+    assert [call["uniform"] is given["uniform"] for call in calls] == [True, False, False]
+    assert [call["uniform"] is None for call in calls] == [False, True, True]
+    of = Reconstruction(top_k=0.1)
+    of.kernel = kernel
+    of(logits=logits.float(), labels=labels)
+    assert calls[-1]["uniform"].shape == labels.shape

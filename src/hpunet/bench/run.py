@@ -28,7 +28,7 @@ from hpunet.errors import ConfigError
 from hpunet.evaluation.images import fast_batch_size, read_item
 from hpunet.evaluation.run import scored
 from hpunet.evaluation.scorer import Scorer
-from hpunet.kernels.dispatch import fast_sampler, fused_network, reason_against_fused
+from hpunet.kernels.dispatch import fast_sampler, fused_network, reason_against_fused, use_fused_loss
 from hpunet.models.build import build_model
 from hpunet.models.hpunet import HPUNet
 from hpunet.models.punet import ProbUNet
@@ -166,12 +166,15 @@ def bare_step(
     precision: str = "fp32",
     channels_last: bool = True,
     wrap: Callable[[nn.Module], Any] = lambda model: model,
+    fused: bool = False,
 ) -> Callable[[], None]:
     """Forward, loss, backward and Adam on random images and labels drawn in the step."""
     device, (h, w) = work.timer.device, work.settings.data.crop
     model = work.model(channels_last=channels_last)
     loss = build_objective(work.settings.objective, num_pieces=1).to(device)
-    network, shapes = wrap(model), model.latent_shapes(h, w)
+    network, shapes = _fused(work, model) if fused else wrap(model), model.latent_shapes(h, w)
+    if fused:
+        use_fused_loss(loss)
     optimiser = build_optimiser(work.settings.optimiser, device=device, model=model, loss=loss, network=network)
 
     def step() -> None:
@@ -201,7 +204,7 @@ def _train(work: Workload) -> Iterator[list[Row]]:
             prepare("fp32 eager, no TF32", step),
             prepare("bf16 + CUDA graph", in_bf16, graph=True),
             prepare("torch.compile (bf16) + CUDA graph", partial(in_bf16, wrap=torch.compile), graph=True),
-            prepare("fused (bf16) + CUDA graph", partial(in_bf16, wrap=partial(_fused, work)), graph=True),
+            prepare("fused (bf16) + CUDA graph", partial(in_bf16, fused=True), graph=True),
         ]
     else:
         candidates = [prepare("plain NCHW", partial(step, channels_last=False)), prepare("default", step)]
@@ -271,7 +274,7 @@ def _end_to_end(work: Workload) -> Iterator[list[Row]]:
             return step
 
         candidates = [
-            prepare("bare step", partial(bare, wrap=partial(_fused, work)) if can_fuse else bare, graph=True),
+            prepare("bare step", partial(bare, fused=can_fuse), graph=True),
             prepare("training loop", loop),
         ]
         work.timer.measure(candidates, calls=work.settings.logging.log_every)

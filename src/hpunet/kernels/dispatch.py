@@ -63,6 +63,15 @@ def capture_stream(device: torch.device) -> SideStream:
     return SideStream(device if capturing else torch.device("cpu"))
 
 
+def use_fused_loss(objective: Any) -> None:
+    """Let an objective (`objectives`) compute its reconstruction term, and GECO also its constraint, by kernels."""
+    from hpunet.kernels import triton_geco, triton_loss
+
+    objective.reconstruction.kernel = triton_loss.reconstruction
+    if hasattr(objective, "kernel"):
+        objective.kernel = triton_geco.penalty
+
+
 def fast_sampler(model: nn.Module, *, kernels: str, device: torch.device) -> Any:
     """A bf16 sampler that replaces the model in `sample`, or None for plain torch in float32.
 

@@ -13,9 +13,10 @@ from hpunet.kernels.adam import Adam
 from hpunet.kernels.launch import compiling_ahead
 from hpunet.kernels.plan import Plan
 from hpunet.kernels.punet_plan import ProbUNetPlan
+from hpunet.kernels.triton_kl import kl_per_scale
 from hpunet.kernels.triton_maps import pack_inputs
 from hpunet.models.base import PerScale, TrainingOutput, check_inputs
-from hpunet.models.gaussian import LOG_SIGMA_RANGE, Gaussian, elementwise_kl
+from hpunet.models.gaussian import LOG_SIGMA_RANGE, Gaussian
 from hpunet.models.gradients import straight_through
 from hpunet.models.hpunet import HPUNet
 from hpunet.models.punet import ProbUNet
@@ -162,16 +163,14 @@ def _training_output(
     out: Tensor, raw: Float[Tensor, "2 2 b n"], latents: Float[Tensor, "b n"], shapes: Sequence[tuple[int, int, int]]
 ) -> TrainingOutput:
     # The pass itself gates gradients of log σ out of its range: only there all of them are summed up.
-    (prior_mean, prior_log_sigma), (mean, log_sigma) = (
-        (net[0], straight_through(net[1], net[1].clamp(*LOG_SIGMA_RANGE))) for net in raw
-    )
-    kl = elementwise_kl(mean=mean, log_sigma=log_sigma, prior_mean=prior_mean, prior_log_sigma=prior_log_sigma)
+    log_sigmas = straight_through(raw[:, 1], raw[:, 1].clamp(*LOG_SIGMA_RANGE))
+    prior, posterior = (gaussians(*net, shapes) for net in zip(raw[:, 0], log_sigmas, strict=True))
     return TrainingOutput(
         logits=out,
         latents=split_scales(latents, shapes),
-        prior=gaussians(prior_mean, prior_log_sigma, shapes),
-        posterior=gaussians(mean, log_sigma, shapes),
-        kl=torch.stack([part.sum() for part in kl.mean(dim=0).split([prod(shape) for shape in shapes])]),
+        prior=prior,
+        posterior=posterior,
+        kl=kl_per_scale(raw, shapes),
     )
 
 

@@ -64,10 +64,10 @@ class Objective(nn.Module, ABC):
         *,
         labels: Int[Tensor, "b h w"],
         valid: Bool[Tensor, "b h w"] | None = None,
-        gumbel: Float[Tensor, "b h w"] | None = None,
+        uniform: Float[Tensor, "b h w"] | None = None,
     ) -> Terms:
         """The loss of a batch and its parts."""
-        rec, num_kept = self.reconstruction(logits=output.logits, labels=labels, valid=valid, gumbel=gumbel)
+        rec, num_kept = self.reconstruction(logits=output.logits, labels=labels, valid=valid, uniform=uniform)
         kl = global_mean(divergence(output, prior_gradient_scale=self.prior_gradient_scale))
         batch_size = labels.shape[0] * world_size()
         combined = self.combine(rec=rec, kl=kl, num_kept=num_kept, batch_size=batch_size)

@@ -1,6 +1,6 @@
 """GECO: the KL is minimised under a constraint on the reconstruction."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import inf
 
 import torch
@@ -12,13 +12,17 @@ from hpunet.errors import ConfigError
 from hpunet.models.gradients import clamp_with_inward_gradient, scale_gradient, straight_through
 from hpunet.objectives.base import Objective
 
+Kernel = Callable[..., tuple[Float[Tensor, ""], Float[Tensor, ""], Float[Tensor, ""]]]
+"""Signature as `penalty` of `kernels/triton_geco.py`."""
+
 
 class GECO(Objective):
     """λ · (EMA(rec) − κ · kept pixels per image) + Σ KL (Eq. 6).
 
     λ = softplus(w)²; the network's optimiser also trains w, by gradient ascent: λ rises while the reconstruction is
     worse than κ and falls when it is better. The constraint's value is a moving average; its gradient is that of the
-    current batch. Train `w` without weight decay (see `parameter_groups`).
+    current batch. Train `w` without weight decay (see `parameter_groups`). `kernel` computes the first term in
+    float32, if it is set.
 
     Args:
         kappa: target cross-entropy of a kept pixel.
@@ -61,6 +65,7 @@ class GECO(Objective):
         self.w = nn.Parameter(torch.tensor(1.0).expm1().log() / lambda_speed)  # softplus⁻¹(1): λ starts at 1
         self.register_buffer("ema", torch.tensor(0.0))
         self.register_buffer("num_updates", torch.tensor(0))
+        self.kernel: Kernel | None = None
 
     @property
     def lambda_(self) -> Float[Tensor, ""]:
@@ -92,7 +97,24 @@ class GECO(Objective):
         self, *, rec: Float[Tensor, ""], kl: Float[Tensor, " scales"], num_kept: Int[Tensor, ""], batch_size: int
     ) -> dict[str, Tensor]:
         """`loss`, `constraint` and `lambda_`; in training mode the moving average is updated."""
-        constraint = self.moving_average(rec) - self.kappa * num_kept.to(rec.dtype) / batch_size
-        lambda_ = self.lambda_
-        loss = lambda_ * constraint + self.weighted(kl)
+        if self.kernel is None or rec.dtype != torch.float32:
+            constraint = self.moving_average(rec) - self.kappa * num_kept.to(rec.dtype) / batch_size
+            lambda_ = self.lambda_
+            penalty = lambda_ * constraint
+        else:
+            penalty, constraint, lambda_ = self.kernel(
+                rec,
+                w=self.w,
+                num_kept=num_kept,
+                ema=self.ema,
+                num_updates=self.num_updates,
+                batch_size=batch_size,
+                kappa=self.kappa,
+                decay=self.constraint_ema_decay,
+                speed=self.lambda_speed,
+                lambda_max=self.lambda_max,
+                gradient_scale=self.lambda_gradient_scale,
+                training=self.training,
+            )
+        loss = penalty + self.weighted(kl)  # after the update that they count
         return {"loss": loss, "constraint": constraint.detach(), "lambda_": lambda_.detach()}

@@ -39,12 +39,12 @@ class Loss(nn.Module):
         *,
         labels: Int[Tensor, "b h w"],
         valid: Bool[Tensor, "b h w"],
-        gumbel: Float[Tensor, "b h w"] | None = None,
+        uniform: Float[Tensor, "b h w"] | None = None,
         gradings: Int[Tensor, "b r h w"] | None = None,
         graders: Bool[Tensor, "b r"] | None = None,
     ) -> Terms:
         """The loss of a batch and its parts; `gradings` are the maps of all graders, `graders` which exist."""
-        terms: Terms = self.objective(output, labels=labels, valid=valid, gumbel=gumbel)
+        terms: Terms = self.objective(output, labels=labels, valid=valid, uniform=uniform)
         if self.energy is None or not self.use_energy:
             return terms
         energy = self.energy(sample_logits=output.sample_logits, gradings=gradings, graders=graders, valid=valid)

@@ -95,7 +95,8 @@ def decode_in_chunks(
         raise ConfigError(f"chunk_size: expected at least 1, got {chunk_size}")
     (b, s), count, (ids, noise, given) = inputs.shape, features.count, inputs.flat()
     is_fast = isinstance(model, HypothesisDecoder)
-    decode = model.decode_hypotheses if isinstance(model, HypothesisDecoder) else partial(_decode, features.model, count=count)
+    plain = partial(_decode, features.model, count=count)
+    decode = model.decode_hypotheses if isinstance(model, HypothesisDecoder) else plain
 
     @torch.no_grad()
     def decoded(maps: Sequence[Tensor], pairs: slice | Tensor, entries: Tensor, numbers: list[int]) -> Chunk:

@@ -14,7 +14,7 @@ from hpunet.data.field_of_view import measured
 from hpunet.data.loader import TrainingSteps
 from hpunet.data.packs import Pack, open_pack
 from hpunet.errors import ConfigError, DivergenceError
-from hpunet.kernels.dispatch import fused_draw, fused_network, reason_against_fused
+from hpunet.kernels.dispatch import fused_draw, fused_network, reason_against_fused, use_fused_loss
 from hpunet.models.build import build_model
 from hpunet.objectives.base import Terms
 from hpunet.training.build import autocast_for, build_example_builder, build_loss, build_optimiser, learning_rate_at
@@ -41,6 +41,7 @@ class Training:
         self.why_not_fused = _why_not_fused(settings, model=self.model, device=device)
         if self.why_not_fused is None:
             network = fused_network(network, size=settings.data.crop)
+            use_fused_loss(self.loss.objective)
         self.optimiser = build_optimiser(adam, model=self.model, loss=self.loss, device=device, network=network)
         if adam.compile:
             network = torch.compile(network)  # type: ignore[assignment]

@@ -18,7 +18,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hpunet.data.batch import Batch
 from hpunet.objectives.base import Terms
-from hpunet.objectives.cross_entropy import gumbel_from_uniform
 from hpunet.objectives.loss import Loss
 from hpunet.training.examples import Example, ExampleBuilder
 from hpunet.utils.keyed_random import Draw, Stream, drawing_by, keyed_normal, keyed_uniform
@@ -143,7 +142,7 @@ class TrainingStep:
         labels, num_samples = example.labels.long(), self.loss.num_prior_samples
         key: dict[str, Any] = {"seed": self.example_builder.seed, "step": step, "index": positions}
         h, w = labels.shape[1:]
-        uniform = keyed_uniform(**key, stream=Stream.GUMBEL, count=h * w)
+        uniform = keyed_uniform(**key, stream=Stream.GUMBEL, count=h * w).view(-1, h, w)
         with self.autocast():
             output = self.network(
                 image=example.image,
@@ -152,9 +151,8 @@ class TrainingStep:
                 noise=[scale.squeeze(1) for scale in self._noise(key, h, w, stream=Stream.POSTERIOR)],
                 prior_noise=self._noise(key, h, w, stream=Stream.PRIOR, draws=num_samples) if num_samples else None,
             )
-        gumbel = gumbel_from_uniform(uniform).view(-1, h, w)
         graded = {"gradings": example.gradings, "graders": example.graders}
-        terms: Terms = self.loss(output, labels=labels, valid=example.valid, gumbel=gumbel, **graded)
+        terms: Terms = self.loss(output, labels=labels, valid=example.valid, uniform=uniform, **graded)
         (terms.loss / self.num_pieces).backward()
         return terms
 
@@ -179,6 +177,8 @@ def share_in_average(step: int | Int[Tensor, ""], ema_decay: float) -> float | F
 
 def combine_pieces(pieces: Sequence[Terms]) -> Terms:
     """The terms of a batch from those of its equal pieces; GECO's constraint and λ are those of the last one."""
+    if len(pieces) == 1:
+        return replace(pieces[0], loss=pieces[0].loss.detach())
     energies = [terms.energy for terms in pieces if terms.energy is not None]
     return replace(
         pieces[-1],
