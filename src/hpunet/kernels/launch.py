@@ -4,16 +4,17 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import triton
 
-_only_compile = False
+_only_compile = ContextVar("only_compile", default=False)  # of this thread: others go on launching
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
     """Run a kernel on a grid of programs; within `compiling_ahead`, only compile it."""
-    if _only_compile:
+    if _only_compile.get():
         kernel.warmup(*args, grid=grid, **options)
     else:
         kernel[grid](*args, **options)
@@ -21,11 +22,14 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> No
 
 @contextmanager
 def compiling_ahead() -> Iterator[None]:
-    """Within this context kernels are compiled, one thread per core, and not run: outputs stay undefined."""
-    global _only_compile
-    with ThreadPoolExecutor(os.cpu_count()) as executor, triton.AsyncCompileMode(executor):
-        _only_compile = True
+    """Within this context kernels are compiled, one thread per core, and not run: outputs stay undefined.
+
+    A kernel that does not compile raises its error when it is launched: an error here would leave Triton (3.6) in
+    its asynchronous mode.
+    """
+    with ThreadPoolExecutor(os.cpu_count()) as executor, triton.AsyncCompileMode(executor, ignore_errors=True):
+        token = _only_compile.set(True)
         try:
             yield
         finally:
-            _only_compile = False
+            _only_compile.reset(token)

@@ -114,7 +114,8 @@ def _train(
         constant = constant_map_loss(training.pack, training.train_step.example_builder, settings.objective)
         if warning := kappa_warning(settings.objective.kappa, constant):
             say(warning)
-    say("kernels: fused" if training.why_not_fused is None else f"kernels: torch ({training.why_not_fused})")
+    kernels = "kernels: fused" if training.why_not_fused is None else f"kernels: torch ({training.why_not_fused})"
+    say(f"warning: {kernels}" if training.fell_back else kernels)
     if training.step >= settings.optimiser.iterations:
         say(f"{run}: all {settings.optimiser.iterations} iterations are done")
     if device.type == "cuda" and settings.optimiser.cuda_graph and not training.can_be_captured():

@@ -19,7 +19,7 @@ from hpunet.models.build import build_model
 from hpunet.objectives.base import Terms
 from hpunet.training.build import autocast_for, build_example_builder, build_loss, build_optimiser, learning_rate_at
 from hpunet.training.step import TrainingStep
-from hpunet.utils.distributed import rank, world_size
+from hpunet.utils.distributed import all_reduce, rank, world_size
 from hpunet.weights.run_state import optimiser_tensors, seed_generators
 
 
@@ -37,10 +37,12 @@ class Training:
         self.model.check_values = False  # packing has checked the data
         adam, num_pieces = settings.optimiser, settings.optimiser.accumulation_steps
         self.loss = build_loss(settings.objective, info=info, num_pieces=num_pieces).to(device)
-        network: nn.Module = self.model
-        self.why_not_fused = _why_not_fused(settings, model=self.model, device=device)
-        if self.why_not_fused is None:
-            network = fused_network(network, size=settings.data.crop)
+        share = adam.batch_size // world_size()
+        if share % num_pieces:
+            what = f"the {share} images of each of {world_size()} processes"
+            raise ConfigError(f"optimiser.accumulation_steps: {num_pieces} does not divide {what}")
+        fused = self._try_fused(images=share // num_pieces)
+        network: nn.Module = self.model if fused is None else fused
         self.optimiser = build_optimiser(adam, model=self.model, loss=self.loss, device=device, network=network)
         if adam.compile:
             network = torch.compile(network)  # type: ignore[assignment]
@@ -58,10 +60,6 @@ class Training:
             network=network,
             draw=fused_draw() if self.why_not_fused is None else None,
         )
-        share = adam.batch_size // world_size()
-        if share % num_pieces:
-            what = f"the {share} images of each of {world_size()} processes"
-            raise ConfigError(f"optimiser.accumulation_steps: {num_pieces} does not divide {what}")
         process = {"rank": rank(), "world_size": world_size()}
         self.steps = TrainingSteps(self.pack, batch_size=adam.batch_size, seed=settings.seed, **process)
         self.positions = torch.arange(rank() * share, (rank() + 1) * share, device=device)
@@ -69,6 +67,25 @@ class Training:
         self.step = 0
         self.best: float | None = None
         self.started_from: dict[str, Any] | None = None  # name and iteration of the trained model
+
+    def _try_fused(self, *, images: int) -> nn.Module | None:
+        """The network on fused kernels, or None; sets `why_not_fused`, and `fell_back` if kernels failed.
+
+        Processes agree: if one cannot use fused kernels, none does.
+        """
+        settings, network = self.settings, None
+        self.why_not_fused, self.fell_back = _why_not_fused(settings, model=self.model, device=self.device), False
+        if self.why_not_fused is None:
+            samples = settings.objective.energy_samples if settings.objective.energy > 0 else 0
+            try:
+                network = fused_network(self.model, size=settings.data.crop, images=images, prior_samples=samples)
+            except ConfigError as error:
+                if settings.optimiser.kernels == "fused":
+                    raise ConfigError(f"optimiser.kernels: {error}; use auto or torch") from error
+                self.why_not_fused, self.fell_back = str(error), True
+        if all_reduce(torch.tensor(float(network is None))) and network is not None:
+            self.why_not_fused, self.fell_back = "another process cannot use fused kernels", True
+        return None if self.fell_back else network
 
     def state_tensors(self) -> dict[str, dict[str, Tensor]]:
         """The tensors of a checkpoint; the step and its counters complete the state."""
