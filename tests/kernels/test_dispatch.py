@@ -25,6 +25,7 @@ from hpunet.training.state import Training
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 MODEL = HPUNet(in_channels=1, num_classes=2, channels=(4, 6), latent_dims=(1,), blocks_per_scale=1)
+WIDE = HPUNet(in_channels=1, num_classes=3, channels=(4, 6), latent_dims=(1,), blocks_per_scale=1)
 BASELINE = ProbUNet(in_channels=1, num_classes=2, channels=(4, 6))
 
 
@@ -44,6 +45,11 @@ def test_bf16_on_a_recent_gpu_runs_fused(model: nn.Module) -> None:
 
 
 @pytest.mark.usefixtures("hopper")
+def test_what_hinders_training_alone_does_not_hinder_sampling() -> None:
+    assert reason_against_fused(WIDE, device=GPU, sampling=True) is None
+
+
+@pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize(
     ("expected", "changes"),
     [
@@ -54,6 +60,7 @@ def test_bf16_on_a_recent_gpu_runs_fused(model: nn.Module) -> None:
         ("compute in bf16, optimiser.precision is tf32", {"precision": "tf32"}),
         ("model.activation_checkpointing is on", {"activation_checkpointing": True}),
         ("optimiser.compile is on", {"compiled": True}),
+        (r"model\.channels\[0\] other than 4, .* posterior", {"model": WIDE}),  # 3 classes and an image
     ],
 )
 def test_each_reason_is_named(expected: str, changes: dict[str, Any]) -> None:

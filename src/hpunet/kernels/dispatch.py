@@ -37,6 +37,13 @@ def reason_against_fused(
     if capability < MIN_CAPABILITY:
         needed, found = (".".join(map(str, version)) for version in (MIN_CAPABILITY, capability))
         return f"fused kernels need compute capability {needed}, this GPU has {found}"
+    if isinstance(model, HPUNet) and not sampling:
+        skips = [net.encoder[0][0].skip for net in (model.prior, model.posterior)]  # type: ignore[index]
+        if (skips[0] is None) != (skips[1] is None):  # they share launches
+            which, width = ("prior" if skips[0] is None else "posterior"), model.channels[0]
+            return (
+                f"fused kernels need model.channels[0] other than {width}, the number of the {which}'s input channels"
+            )
     if precision != "bf16":
         return f"fused kernels compute in bf16, optimiser.precision is {precision}"
     if activation_checkpointing:
@@ -70,9 +77,9 @@ def fused_network(
     from hpunet.kernels.network import FusedNetwork
 
     assert isinstance(model, (HPUNet, ProbUNet))
-    network = FusedNetwork(model, dtype=torch.bfloat16, size=size)
-    if images is not None:
-        with _failures_named():
+    with _failures_named():
+        network = FusedNetwork(model, dtype=torch.bfloat16, size=size)
+        if images is not None:
             network.try_pass(images, prior_samples=prior_samples)
     return network
 
