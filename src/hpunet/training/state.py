@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from hpunet.config.settings import Settings
 from hpunet.data.field_of_view import measured
@@ -18,8 +17,9 @@ from hpunet.kernels.dispatch import fused_draw, fused_network, reason_against_fu
 from hpunet.models.build import build_model
 from hpunet.objectives.base import Terms
 from hpunet.training.build import autocast_for, build_example_builder, build_loss, build_optimiser, learning_rate_at
+from hpunet.training.capture import Captured
 from hpunet.training.step import TrainingStep
-from hpunet.utils.distributed import all_reduce, rank, world_size
+from hpunet.utils.distributed import all_reduce, copy_from_first, rank, world_size
 from hpunet.weights.run_state import optimiser_tensors, seed_generators
 
 
@@ -34,6 +34,7 @@ class Training:
         self.trained_on = measured(self.pack)
         data: dict[str, Any] = {"in_channels": info.in_channels, "num_classes": info.num_classes}
         self.model = build_model(settings.model, **data, extrapolate=settings.data.extrapolate).to(device)
+        copy_from_first(list(self.model.parameters()))  # other processors may draw other bits
         self.model.check_values = False  # packing has checked the data
         adam, num_pieces = settings.optimiser, settings.optimiser.accumulation_steps
         self.loss = build_loss(settings.objective, info=info, num_pieces=num_pieces).to(device)
@@ -46,8 +47,6 @@ class Training:
         self.optimiser = build_optimiser(adam, model=self.model, loss=self.loss, device=device, network=network)
         if adam.compile:
             network = torch.compile(network)  # type: ignore[assignment]
-        if world_size() > 1:
-            network = DistributedDataParallel(network)
         self.train_step = TrainingStep(
             model=self.model,
             loss=self.loss,
@@ -114,11 +113,12 @@ class Training:
             yield self.train_step(batch.to(self.device), step=self.step, positions=self.positions)
 
     def can_be_captured(self) -> bool:
-        """Whether a step needs nothing from the host: data on the GPU, images of one size, one process."""
-        return self.pack.device.type == "cuda" and len(set(self.pack.sizes)) == 1 and world_size() == 1
+        """Whether a step needs nothing from the host, in all processes: data on the GPU, images of one size."""
+        can = self.pack.device.type == "cuda" and len(set(self.pack.sizes)) == 1
+        return not all_reduce(torch.tensor(float(not can)))
 
     def _graph_steps(self, end: int) -> Iterator[tuple[Terms, Tensor]]:
-        """The same with one CUDA graph: only image indices, step and learning rate change."""
+        """The same with the step captured: only image indices, step and learning rate change."""
         step = torch.tensor(self.step, device=self.device)
         indices = self.steps.images(self.step).to(self.device)
 
@@ -127,28 +127,15 @@ class Training:
 
         if hasattr(self.optimiser, "flatten_moments"):
             self.optimiser.flatten_moments()
-        # Warm-up steps must not count: the state is restored in place after the capture.
-        live = [t for group in self.state_tensors().values() for t in group.values()]
-        live += [self.train_step.skipped, self.train_step.skipped_in_a_row]
-        kept = [t.clone() for t in live]
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(3):
-                run()
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            terms, norm = run()
-        for t, saved in zip(live, kept, strict=True):
-            t.copy_(saved)
+        state = [t for group in self.state_tensors().values() for t in group.values()]
+        captured = Captured(run, state=[*state, self.train_step.skipped, self.train_step.skipped_in_a_row])
         while self.step < end:
             step.fill_(self.step)
             # Pinned memory: the host does not wait for the previous step, so the GPU never idles.
             indices.copy_(self.steps.images(self.step).pin_memory(), non_blocking=True)
             self._set_learning_rate()
-            graph.replay()
-            yield terms, norm
+            captured.replay()
+            yield captured.result
 
     def _set_learning_rate(self) -> None:
         rate = learning_rate_at(self.settings.optimiser, self.step)
