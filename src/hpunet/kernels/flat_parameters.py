@@ -170,7 +170,8 @@ class Weights:
     def _pack_weight(self, layer: FusedLayer, name: str, kernels: list[Tensor], weights: _PackedBuffer) -> None:
         """View kernels (out, in, taps, taps) in the flat buffer if their layout allows it, else pack them."""
         outputs, inputs, taps, _ = kernels[0].shape
-        tiling = convolution_tiling(layer.height, layer.width, inputs, outputs, taps=taps, dtype=self.dtype)
+        how: Any = {"taps": taps, "dtype": self.dtype, "device": self.device}
+        tiling = convolution_tiling(layer.height, layer.width, inputs, outputs, **how)
         layer.tilings[name] = tiling
         strides = _strides([kernel.permute(2, 3, 1, 0) for kernel in kernels])
         if strides is None or tiling.py * tiling.px > 1 or taps * inputs % tiling.chunk:
