@@ -10,6 +10,7 @@ from triton.runtime._async_compile import active_mode
 
 from hpunet.errors import ConfigError
 from hpunet.kernels import launch, triton_convolution, triton_heads, triton_maps, triton_random
+from hpunet.kernels.failures import failures_named
 from hpunet.kernels.network import FusedNetwork, FusedSampler
 from hpunet.models.base import SegmentationModel
 from hpunet.models.hpunet import HPUNet
@@ -141,6 +142,15 @@ def test_a_kernel_that_does_not_compile_raises_when_it_is_launched_not_ahead() -
         with launch.compiling_ahead():
             active_mode.get().submit("kernel", fail, lambda _kernel: None)
         assert active_mode.get() is None
+
+
+def test_what_a_compiler_raises_is_named_and_lack_of_memory_is_not_hidden() -> None:
+    with pytest.raises(ConfigError, match=r"OSError: no C compiler$"), failures_named():
+        raise OSError("no C compiler\nmore")
+    with pytest.raises(torch.cuda.OutOfMemoryError), failures_named():
+        raise torch.cuda.OutOfMemoryError
+    with pytest.raises(ConfigError, match=r"^as it is$"), failures_named():
+        raise ConfigError("as it is")
 
 
 def one_step(model: HPUNet) -> None:

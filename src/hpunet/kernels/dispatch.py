@@ -1,14 +1,13 @@
 """Chooses between fused kernels and plain torch; the only module of this package that others import."""
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
 from hpunet.errors import ConfigError
+from hpunet.kernels.failures import failures_named
 from hpunet.models.hpunet import HPUNet
 from hpunet.models.punet import ProbUNet
 from hpunet.utils.keyed_random import Draw
@@ -77,23 +76,11 @@ def fused_network(
     from hpunet.kernels.network import FusedNetwork
 
     assert isinstance(model, (HPUNet, ProbUNet))
-    with _failures_named():
+    with failures_named():
         network = FusedNetwork(model, dtype=torch.bfloat16, size=size)
         if images is not None:
             network.try_pass(images, prior_samples=prior_samples)
     return network
-
-
-@contextmanager
-def _failures_named() -> Iterator[None]:
-    """Turn whatever a compiler or a launch raises into a `ConfigError`, but for a lack of memory."""
-    try:
-        yield
-    except (ConfigError, torch.cuda.OutOfMemoryError):
-        raise
-    except Exception as error:
-        first = next(iter(str(error).strip().splitlines()), "")
-        raise ConfigError(f"fused kernels failed here: {type(error).__name__}: {first}") from error
 
 
 def fused_draw() -> Draw:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from hpunet.errors import ConfigError
 from hpunet.kernels.adam import Adam
+from hpunet.kernels.failures import failures_named
 from hpunet.kernels.launch import compiling_ahead
 from hpunet.kernels.plan import Plan
 from hpunet.kernels.punet_plan import ProbUNetPlan
@@ -231,7 +232,8 @@ class FusedSampler(SamplingProxy[HPUNet]):
         if key not in self._graphs:
             if len(self._graphs) >= self.MAX_GRAPHS:
                 del self._graphs[next(iter(self._graphs))]
-            self._graphs[key] = _CudaGraph(run, inputs)
+            with failures_named():
+                self._graphs[key] = _CudaGraph(run, inputs)
         return self._graphs[key](inputs)
 
 
