@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from jaxtyping import Int
 from torch import Tensor, nn
 
+from hpunet.kernels.cuda_convolution import HaloWeights, can_convolve_halo, halo_weights
 from hpunet.kernels.layers import PADDING, FusedLayer, IndexMaps, ResidualLayer
 from hpunet.kernels.tile_sizes import convolution_tiling
 from hpunet.kernels.triton_convolution import ConvTiling, GradientView, WeightView
@@ -78,6 +79,7 @@ class Weights:
         self.layers, self.dtype, self.training = layers, dtype, training
         self.gradient_dtype = torch.float64 if dtype == torch.float32 else torch.float32
         self.device = others[0][0].device
+        self.halo = can_convolve_halo(self.device, dtype)
         self.num_prepared = 0  # tells a backward pass whether the buffers are still those of its forward pass
         self.parameters: list[nn.Parameter] = []
         self.offsets: list[int] = []
@@ -170,6 +172,11 @@ class Weights:
     def _pack_weight(self, layer: FusedLayer, name: str, kernels: list[Tensor], weights: _PackedBuffer) -> None:
         """View kernels (out, in, taps, taps) in the flat buffer if their layout allows it, else pack them."""
         outputs, inputs, taps, _ = kernels[0].shape
+        if self.halo and (fitting := layer.halo_tilings(name, inputs, outputs, taps=taps)):
+            packed = [halo_weights(kernel, fitting[0], padding=PADDING) for kernel in kernels]
+            weights.add(packed, partial(_halo_view, layer, name, packed[0].numel(), outputs, taps))
+            layer.tilings[name] = fitting[0]
+            return
         how: Any = {"taps": taps, "dtype": self.dtype, "device": self.device}
         tiling = convolution_tiling(layer.height, layer.width, inputs, outputs, **how)
         layer.tilings[name] = tiling
@@ -281,6 +288,10 @@ def _weight_view(layer: FusedLayer, name: str, shape: torch.Size, inputs: int, d
     rows, run, columns = shape
     size = rows * run * columns
     layer.weights[name] = WeightView(data, size, run * columns, inputs * columns, columns, 1, width=columns)
+
+
+def _halo_view(layer: FusedLayer, name: str, size: int, outputs: int, taps: int, data: Tensor) -> None:
+    layer.weights[name] = HaloWeights(data[: size * layer.num_groups], outputs, taps)
 
 
 def _gradient_view(layer: FusedLayer, name: str, shape: torch.Size, data: Tensor) -> None:

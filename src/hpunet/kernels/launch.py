@@ -2,19 +2,25 @@
 
 import os
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
 import triton
 
-_only_compile = ContextVar("only_compile", default=False)  # of this thread: others go on launching
+# What compiles within `compiling_ahead`. It is of one thread: others go on launching.
+_executor: ContextVar[Executor | None] = ContextVar("executor", default=None)
+
+
+def compiling_executor() -> Executor | None:
+    """What compiles in parallel within `compiling_ahead`, where kernels are not run."""
+    return _executor.get()
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
     """Run a kernel on a grid of programs; within `compiling_ahead`, only compile it."""
-    if _only_compile.get():
+    if compiling_executor() is not None:
         kernel.warmup(*args, grid=grid, **options)
     else:
         kernel[grid](*args, **options)
@@ -28,8 +34,8 @@ def compiling_ahead() -> Iterator[None]:
     its asynchronous mode.
     """
     with ThreadPoolExecutor(os.cpu_count()) as executor, triton.AsyncCompileMode(executor, ignore_errors=True):
-        token = _only_compile.set(True)
+        token = _executor.set(executor)
         try:
             yield
         finally:
-            _only_compile.reset(token)
+            _executor.reset(token)

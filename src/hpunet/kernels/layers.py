@@ -12,11 +12,22 @@ import torch.nn.functional as F
 from jaxtyping import Int
 from torch import Tensor, nn
 
+from hpunet.kernels.cuda_convolution import HaloWeights, convolve_halo
+from hpunet.kernels.cuda_tiling import HaloTiling, candidates
 from hpunet.kernels.tile_sizes import correlation_tiling
 from hpunet.kernels.triton_convolution import ConvTiling, GradientView, WeightView, convolve, correlate
 from hpunet.models.blocks import ResidualBlock
 
 PADDING = -1  # in index maps: an element that is zero, not a parameter
+
+FUSED_WITH = {  # by the name of the convolution, what its tile sizes must have registers for
+    "first": ("BIAS", "RELU_IN", "RELU_OUT"),
+    "second": ("BIAS", "RELU_OUT"),
+    "third": ("BIAS", "RESIDUAL"),
+    "first_back": ("GATE", "RESIDUAL", "SUMS"),
+    "second_back": ("GATE", "SUMS"),
+    "third_back": ("GATE", "SUMS"),
+}
 
 IndexMaps = dict[object, Tensor]  # for each parameter and each folded product
 
@@ -43,11 +54,11 @@ class FusedLayer:
 
     has_skip = False
 
-    def __init__(self, height: int, width: int) -> None:
-        self.height, self.width = height, width
-        self.weights: dict[str, WeightView] = {}
+    def __init__(self, height: int, width: int, num_groups: int) -> None:
+        self.height, self.width, self.num_groups = height, width, num_groups
+        self.weights: dict[str, WeightView | HaloWeights] = {}
         self.biases: dict[str, Tensor] = {}
-        self.tilings: dict[str, ConvTiling] = {}
+        self.tilings: dict[str, ConvTiling | HaloTiling] = {}
         self.weight_gradients: dict[str, GradientView] = {}
         self.bias_gradients: dict[str, Tensor] = {}
         self.mirrored: dict[str, bool] = {}  # whether the weight gradient exchanges input and output, for narrow rows
@@ -67,14 +78,26 @@ class FusedLayer:
 
     def convolve(self, name: str, x: Tensor, **fused: Any) -> Tensor:
         """A convolution with its bias; `fused` as in `triton_convolution.convolve`."""
-        taps = 1 if name == "skip" else self.taps
-        weight, tiling = self.weights[name], self.tilings[name]
-        return convolve(x, weight=weight, tiling=tiling, taps=taps, bias=self.biases[name], **fused)
+        return self._convolve(name, x, taps=1 if name == "skip" else self.taps, bias=self.biases[name], **fused)
 
     def input_gradient(self, name: str, g: Tensor, **fused: Any) -> Tensor:
         """The gradient of a convolution's input from that of its output."""
-        taps, name = 1 if name == "skip" else self.taps, f"{name}_back"
-        return convolve(g, weight=self.weights[name], tiling=self.tilings[name], taps=taps, **fused)
+        return self._convolve(f"{name}_back", g, taps=1 if name == "skip" else self.taps, **fused)
+
+    def _convolve(self, name: str, x: Tensor, *, taps: int, **fused: Any) -> Tensor:
+        weight, tiling = self.weights[name], self.tilings[name]
+        if isinstance(weight, HaloWeights):
+            assert isinstance(tiling, HaloTiling)
+            return convolve_halo(x, weight=weight, tiling=tiling, **fused)
+        assert isinstance(tiling, ConvTiling)
+        return convolve(x, weight=weight, tiling=tiling, taps=taps, **fused)
+
+    def halo_tilings(self, name: str, channels: int, out: int, *, taps: int) -> list[HaloTiling]:
+        """Tile sizes for the CUDA convolution, the fastest first; none if it does not fit."""
+        if taps == 1:  # Triton's is faster
+            return []
+        fused = FUSED_WITH.get(name, ("BIAS",))
+        return candidates(self.height, self.width, channels, out, groups=self.num_groups, images=32, fused=fused)
 
     def add_weight_gradient(self, name: str, x: Tensor, g: Tensor, *, relu: bool = False) -> None:
         """Accumulate the weight gradient of a convolution of x, or of relu(x)."""
@@ -93,7 +116,7 @@ class ResidualLayer(FusedLayer):
     """
 
     def __init__(self, blocks: Sequence[ResidualBlock], height: int, width: int, inputs: list[Tensor]) -> None:
-        super().__init__(height, width)
+        super().__init__(height, width, len(blocks))
         self.blocks, self.inputs = blocks, inputs
         project = blocks[0].project
         self.half: int = project.in_channels
@@ -133,7 +156,7 @@ class ConvLayer(FusedLayer):
     """One convolution per group, named `conv`; `inputs` as in `ResidualLayer`."""
 
     def __init__(self, convs: Sequence[nn.Conv2d], height: int, width: int, inputs: list[Tensor]) -> None:
-        super().__init__(height, width)
+        super().__init__(height, width, len(convs))
         self.convs, self.inputs = convs, inputs
         self.out_channels: int = convs[0].out_channels
         self.widths = len(inputs[0]), padded(self.out_channels)

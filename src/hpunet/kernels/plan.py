@@ -133,7 +133,7 @@ class BasePlan:
     def limit_images(self, layers: Iterable[LayerT], *, groups: int, num_classes: int) -> int:
         """The most images whose maps all have 32-bit indices: of the layers, of the groups' heads, and logits."""
         pixels, latents = self.size[0] * self.size[1], sum(prod(shape) for shape in self.latent_shapes)
-        maps = [len(layer.inputs) * layer.height * layer.width * max(layer.widths) for layer in layers]
+        maps = [layer.num_groups * layer.height * layer.width * max(layer.widths) for layer in layers]
         return MAX_INDEX // max(*maps, groups * 2 * latents, num_classes * pixels)
 
     def check_batch(self, images: int) -> None:

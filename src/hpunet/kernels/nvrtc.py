@@ -1,0 +1,124 @@
+"""Compiles CUDA C++ at run time with the compiler that comes with PyTorch (NVRTC), and launches it.
+
+Compiled kernels are kept in memory only: one takes about a second, and those of a pass are compiled side by side.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8  # the driver's name of the attribute
+_PROGRAMMATIC_STREAM_SERIALIZATION = 6
+
+
+class _Attribute(ctypes.Structure):
+    """CUlaunchAttribute."""
+
+    _fields_ = (
+        ("id", ctypes.c_int), ("pad", ctypes.c_char * 4), ("value", ctypes.c_int), ("rest", ctypes.c_char * 60),
+    )  # fmt: skip
+
+
+class _Config(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = (
+        ("grid_and_block", ctypes.c_uint * 6), ("shared_bytes", ctypes.c_uint), ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_Attribute)), ("num_attributes", ctypes.c_uint),
+    )  # fmt: skip
+
+
+@cache
+def _compiler() -> ctypes.CDLL:
+    major = str(torch.version.cuda).split(".")[0]
+    for name in (f"libnvrtc.so.{major}", "libnvrtc.so", f"nvrtc64_{major}0_0.dll"):
+        try:
+            return ctypes.CDLL(name)
+        except OSError:
+            continue
+    raise RuntimeError("NVRTC, the compiler of PyTorch's CUDA, was not found")
+
+
+@cache
+def _driver() -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return ctypes.CDLL("nvcuda.dll")
+
+
+def is_available() -> bool:
+    """Whether there are a compiler and a driver that can do what is asked of them here."""
+    try:
+        return bool(_compiler()) and hasattr(_driver(), "cuLaunchKernelEx")
+    except (OSError, RuntimeError):
+        return False
+
+
+def compile_source(source: str, *, architecture: str) -> bytes:
+    """The machine code (a cubin) of CUDA C++ without includes; a `RuntimeError` has the compiler's messages."""
+    nvrtc, program = _compiler(), ctypes.c_void_p()
+    nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"kernel.cu", 0, None, None)
+    options = [f"--gpu-architecture={architecture}".encode(), b"--std=c++17"]
+    failed = nvrtc.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))
+    text = _read(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program)
+    if failed:
+        raise RuntimeError(
+            f"CUDA C++ does not compile for {architecture}: {text.decode(errors='replace').rstrip(chr(0))}"
+        )
+    code = _read(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program)
+    nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+    return code
+
+
+def _read(size_of: Any, copy: Any, program: ctypes.c_void_p) -> bytes:
+    size = ctypes.c_size_t()
+    size_of(program, ctypes.byref(size))
+    buffer = ctypes.create_string_buffer(size.value)
+    copy(program, buffer)
+    return buffer.raw
+
+
+class Kernel:
+    """A compiled kernel of the current device."""
+
+    def __init__(self, code: bytes, *, name: str, shared_bytes: int) -> None:
+        self.shared_bytes = shared_bytes
+        module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
+        _check(_driver().cuModuleLoadData(ctypes.byref(module), code))
+        _check(_driver().cuModuleGetFunction(ctypes.byref(self._function), module, name.encode()))
+        _check(_driver().cuFuncSetAttribute(self._function, _MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes))
+
+    def max_programs(self, threads: int) -> int:
+        """How many programs run at once on the GPU."""
+        count, shared = ctypes.c_int(), ctypes.c_size_t(self.shared_bytes)
+        occupancy = _driver().cuOccupancyMaxActiveBlocksPerMultiprocessor
+        _check(occupancy(ctypes.byref(count), self._function, threads, shared))
+        return count.value * torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
+
+    def __call__(self, grid: Sequence[int], threads: int, *arguments: Tensor | int | None) -> None:
+        """Run on a grid of programs in the current stream.
+
+        Programs may start before earlier kernels are done, which the source must wait for.
+        """
+        values = [
+            ctypes.c_int(a) if isinstance(a, int) else ctypes.c_void_p(None if a is None else a.data_ptr())
+            for a in arguments
+        ]
+        pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
+        early = _Attribute(id=_PROGRAMMATIC_STREAM_SERIALIZATION, value=1)
+        sizes = (ctypes.c_uint * 6)(*grid, threads, 1, 1)
+        stream = torch.cuda.current_stream().cuda_stream
+        config = _Config(sizes, self.shared_bytes, stream, ctypes.pointer(early), 1)
+        _check(_driver().cuLaunchKernelEx(ctypes.byref(config), self._function, pointers, None))
+
+
+def _check(status: int) -> None:
+    if status:
+        text = ctypes.c_char_p()
+        _driver().cuGetErrorString(status, ctypes.byref(text))
+        raise RuntimeError(f"CUDA driver: {(text.value or b'unknown error').decode()}")
