@@ -9,7 +9,7 @@ PINS := pyproject.toml constraints.txt
 help:
 	@echo "make demo    train two small models on lesions of known truth, compare them, write a page"
 	@echo "make test    run the test suite on CPU"
-	@echo "make test-kernels  the kernels in Triton's interpreter and its compiler, in every size"
+	@echo "make test-kernels  the kernels in Triton's interpreter, and compiled for six kinds of GPU, in every size"
 	@echo "make test-gpu run the tests that need a CUDA GPU"
 	@echo "make fuzz    every file reader on 2,500 damaged files and all bombs (make test runs a tenth of them);"
 	@echo "             SEEDS=1-20 CASES=50000 for other ones"

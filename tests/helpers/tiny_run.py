@@ -61,8 +61,8 @@ class DoubleExampleBuilder(ExampleBuilder):
         return replace(example, image=example.image.double())
 
 
-def tiny_step(settings: Settings, pack: Pack, *, double: bool, wrap: Any = None) -> TrainingStep:
-    """The step that training would take; `wrap` is what to do with the network, such as DistributedDataParallel."""
+def tiny_step(settings: Settings, pack: Pack, *, double: bool) -> TrainingStep:
+    """The step that training would take."""
     torch.manual_seed(settings.seed)
     model: Any = build_model(settings.model, in_channels=pack.info.in_channels, num_classes=pack.info.num_classes)
     num_pieces = settings.optimiser.accumulation_steps
@@ -79,7 +79,6 @@ def tiny_step(settings: Settings, pack: Pack, *, double: bool, wrap: Any = None)
         num_pieces=num_pieces,
         grad_clip=settings.optimiser.grad_clip,
         ema_decay=settings.optimiser.ema_decay,
-        network=wrap(model) if wrap else None,
     )
     step.create_moments()
     return step

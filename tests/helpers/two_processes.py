@@ -12,13 +12,18 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
+from recorded_graphs import recorded_graphs
 from tiny_run import PUNET, WITHOUT_GECO, open_tiny, tiny_batch, tiny_settings, tiny_step, write_tiny_pack
-from torch.nn.parallel import DistributedDataParallel
 
+from hpunet.data.batch import Batch
 from hpunet.data.loader import TrainingSteps
+from hpunet.objectives.base import Terms
+from hpunet.training.capture import Captured
+from hpunet.training.step import TrainingStep
 from hpunet.utils.distributed import destroy_process_group, init_process_group, rank, world_size
 
 CASES = {
@@ -28,7 +33,9 @@ CASES = {
     "elbo in pieces": (*WITHOUT_GECO, "optimiser.accumulation_steps=2"),
     "energy in pieces": (*WITHOUT_GECO, "objective.energy=5.0", "optimiser.accumulation_steps=2"),
     "poisoned": (),
+    "captured": ("optimiser.ema_decay=0.9", "optimiser.grad_clip=5.0"),
 }
+EXCHANGES = 5  # of the captured case: scores, rec, kept pixels, KL, gradients
 NUM_STEPS = 20
 POISONED_STEPS = (5, 6)
 Curve = list[list[float]]
@@ -37,12 +44,13 @@ Curve = list[list[float]]
 def follow(pack_path: Path, case: str, *, double: bool) -> Curve:
     """Loss, rec, KL, gradient norm, number skipped, and the sum of the weights after every step.
 
-    In the poisoned case the batch's last image, which one of two processes has, is NaN at some steps.
+    In the poisoned case the batch's last image, which one of two processes has, is NaN at some steps. In the captured
+    case two processes replay graphs, one does not.
     """
     pack = open_tiny(pack_path)
     settings = tiny_settings(*CASES[case])
-    wrap = DistributedDataParallel if world_size() > 1 else None
-    train_step = tiny_step(settings, pack, double=double, wrap=wrap)
+    train_step = tiny_step(settings, pack, double=double)
+    take = CapturedStep(train_step) if case == "captured" and world_size() > 1 else train_step
     size = settings.optimiser.batch_size
     steps = TrainingSteps(pack, batch_size=size, seed=settings.seed, rank=rank(), world_size=world_size())
     positions = torch.arange(size)[steps.positions]
@@ -53,11 +61,35 @@ def follow(pack_path: Path, case: str, *, double: bool) -> Curve:
             image = batch.image.clone()
             image[-1] = torch.nan
             batch = replace(batch, image=image)
-        terms, norm = train_step(batch, step=number, positions=positions)
+        terms, norm = take(batch, step=number, positions=positions)
         weights = torch.stack([p.detach().double().sum() for p in train_step.parameters]).sum()
         skipped = train_step.skipped
         curve.append([float(v) for v in (terms.loss, terms.rec_per_pixel, *terms.kl, norm, skipped, weights)])
     return curve
+
+
+class CapturedStep:
+    """A training step that is captured when it is first called, as `Training` does on a GPU."""
+
+    def __init__(self, train_step: TrainingStep) -> None:
+        self.train_step = train_step
+        self.captured: Captured[tuple[Terms, torch.Tensor]] | None = None
+
+    def __call__(self, batch: Batch, *, step: int, positions: torch.Tensor) -> tuple[Terms, torch.Tensor]:
+        if self.captured is None:
+            self.batch, self.step = batch, torch.tensor(step)
+            state = [*self.train_step.parameters, *self.train_step.loss.buffers(), *self.train_step.averaged]
+            state += [t for of in self.train_step.optimiser.state.values() for t in of.values()]
+            state += [self.train_step.skipped, self.train_step.skipped_in_a_row]
+            with recorded_graphs():
+                run = partial(self.train_step, self.batch, step=self.step, positions=positions)
+                self.captured = Captured(run, state=[t.detach() for t in state])
+            assert self.captured.num_graphs == EXCHANGES + 1
+        self.step.fill_(step)
+        for name, tensor in vars(self.batch).items():
+            tensor.copy_(getattr(batch, name))
+        self.captured.replay()
+        return self.captured.result
 
 
 def everything(pack_path: Path) -> dict[str, Curve]:

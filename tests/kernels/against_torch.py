@@ -38,18 +38,18 @@ from hpunet.sampling.sample import Samples, reconstruct, sample
 from hpunet.utils import keyed_random
 
 
-def large_tiles(height: int, width: int, _channels: int, out: int, *, taps: int, dtype: torch.dtype) -> ConvTiling:
+def large_tiles(height: int, width: int, _channels: int, out: int, *, taps: int, **how: Any) -> ConvTiling:
     """Few programs and loops: the interpreter takes milliseconds for each line."""
-    assert dtype == torch.float32
+    assert how == {"dtype": torch.float32, "device": DEVICE}
     if taps == 3 and height % 2 == width % 2 == 0:
         return ConvTiling(2, 2, patches=32, columns=64 if 4 * out <= 64 else 128, chunk=128)
     return ConvTiling(1, 1, patches=32, columns=16 if out <= 16 else 64, chunk=32)
 
 
 def large_correlation_tiles(
-    _height: int, width: int, *_channels: int, taps: int, relu: bool, dtype: torch.dtype
+    _height: int, width: int, *_channels: int, taps: int, relu: bool, **how: Any
 ) -> CorrelationTiling:
-    assert dtype == torch.float32
+    assert how == {"dtype": torch.float32, "device": DEVICE}
     px = 2 if taps == 3 and width % 2 == 0 else 1
     return CorrelationTiling(1, px, rows=256, columns=64, patches=32, programs=1)
 

@@ -27,14 +27,17 @@ from hpunet.training.state import Training
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 MODEL = HPUNet(in_channels=1, num_classes=2, channels=(4, 6), latent_dims=(1,), blocks_per_scale=1)
+WIDE = HPUNet(in_channels=1, num_classes=3, channels=(4, 6), latent_dims=(1,), blocks_per_scale=1)
 BASELINE = ProbUNet(in_channels=1, num_classes=2, channels=(4, 6))
 
 
 @pytest.fixture
 def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine with a recent GPU and Triton."""
+    """A machine with a recent GPU, PyTorch built for it, and Triton."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (9, 0))
-    monkeypatch.setattr("hpunet.kernels.dispatch.find_spec", lambda _name: "there")
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(__version__="3.5.1"))  # type: ignore[arg-type]
 
 
 @pytest.mark.usefixtures("hopper")
@@ -60,6 +63,10 @@ def test_every_preset_for_a_gpu_runs_fused(preset: str) -> None:
     assert reason is None
 
 
+def test_what_hinders_training_alone_does_not_hinder_sampling() -> None:
+    assert reason_against_fused(WIDE, device=GPU, sampling=True) is None
+
+
 @pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize(
     ("expected", "changes"),
@@ -71,6 +78,7 @@ def test_every_preset_for_a_gpu_runs_fused(preset: str) -> None:
         ("compute in bf16, optimiser.precision is tf32", {"precision": "tf32"}),
         ("model.activation_checkpointing is on", {"activation_checkpointing": True}),
         ("optimiser.compile is on", {"compiled": True}),
+        (r"model\.channels\[0\] other than 4, .* posterior", {"model": WIDE}),  # 3 classes and an image
     ],
 )
 def test_each_reason_is_named(expected: str, changes: dict[str, Any]) -> None:
@@ -79,11 +87,36 @@ def test_each_reason_is_named(expected: str, changes: dict[str, Any]) -> None:
 
 
 @pytest.mark.usefixtures("hopper")
-def test_old_gpus_and_missing_triton_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_gpus_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (7, 5))
     assert "7.5" in str(reason_against_fused(MODEL, device=GPU))
-    monkeypatch.setattr("hpunet.kernels.dispatch.find_spec", lambda _name: None)
-    assert "Triton" in str(reason_against_fused(MODEL, device=GPU))
+
+
+@pytest.mark.usefixtures("hopper")
+def test_pytorch_for_other_hardware_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert "without CUDA" in str(reason_against_fused(MODEL, device=GPU))
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    assert "ROCm" in str(reason_against_fused(MODEL, device=GPU))
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize(
+    ("version", "fits"), [("3.5.0", True), ("3.10.0+git1", True), ("4.0.0", True), ("3.4.9", False), ("2.6.0", False)]
+)
+def test_triton_without_what_kernels_need_is_named(version: str, fits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(__version__=version))  # type: ignore[arg-type]
+    assert (reason_against_fused(MODEL, device=GPU) is None) == fits
+    assert fits or f"found {version}" in str(reason_against_fused(MODEL, device=GPU))
+
+
+@pytest.mark.usefixtures("hopper")
+def test_missing_and_broken_triton_are_told_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "triton")
+    assert "not installed" in str(reason_against_fused(MODEL, device=GPU))
+    (tmp_path / "triton.py").write_text("raise ImportError('libcuda.so: not found')")
+    assert "libcuda.so" in str(reason_against_fused(MODEL, device=GPU))
 
 
 def test_other_packages_import_only_dispatch() -> None:
@@ -137,9 +170,19 @@ class Fused(nn.Module):
         super().__init__()
         self.model, self.dtype, self.size, self.calls = model, dtype, size, 0
 
+    def try_pass(self, images: int, *, prior_samples: int) -> None:
+        self.tried = images, prior_samples
+
     def forward(self, **tensors: Any) -> Any:
         self.calls += 1
         return self.model(**tensors)
+
+
+@pytest.fixture
+def fused_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`Fused` as the fused network, and no reason against it."""
+    monkeypatch.setattr("hpunet.training.state.reason_against_fused", lambda _model, **_how: None)
+    monkeypatch.setitem(sys.modules, "hpunet.kernels.network", SimpleNamespace(FusedNetwork=Fused))  # type: ignore[arg-type]
 
 
 def test_training_says_why_it_uses_plain_torch(pack: Path, tmp_path: Path) -> None:
@@ -168,6 +211,7 @@ def test_training_runs_on_fused_kernels_and_a_resume_may_change_them(
     assert isinstance(network, Fused)
     assert network.model is training.model
     assert (network.dtype, network.size) == (torch.bfloat16, training.settings.data.crop)
+    assert network.tried == (4, training.settings.objective.energy_samples)
     expected = {"device": CPU, "precision": "bf16", "activation_checkpointing": False, "compiled": False}
     assert asked == {**expected, "prior_draws": True}
     assert objectives == [training.loss.objective]
@@ -179,3 +223,50 @@ def test_training_runs_on_fused_kernels_and_a_resume_may_change_them(
     assert not isinstance(later.train_step.network, Fused)
     assert restore(later, lambda _line: None)
     assert later.step == 2
+
+
+@pytest.mark.usefixtures("fused_on_cpu")
+def test_training_falls_back_with_one_warning_if_a_kernel_fails(
+    pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class TritonError(Exception):
+        pass
+
+    def fail(_self: Fused, _images: int, *, prior_samples: int) -> None:
+        assert not prior_samples
+        raise TritonError("out of resource: shared memory, Required: 120000\nmore")
+
+    monkeypatch.setattr(Fused, "try_pass", fail)
+    changes = ("optimiser.precision=bf16", "optimiser.iterations=2")
+    lines: list[str] = []
+    numbers = train(tiny_settings(*changes), data=str(pack), run=tmp_path / "auto", say=lines.append, device=CPU)
+    (line,) = [line for line in lines if "kernels" in line]
+    assert line.startswith("warning: kernels: torch (")
+    assert "TritonError: out of resource: shared memory, Required: 120000)" in line
+    plain = tiny_settings(*changes, "optimiser.kernels=torch")
+    assert train(plain, data=str(pack), run=tmp_path / "torch", device=CPU) == numbers
+    fused = tiny_settings(*changes, "optimiser.kernels=fused")
+    with pytest.raises(ConfigError, match=r"^optimiser\.kernels: .*shared memory.*; use auto or torch"):
+        train(fused, data=str(pack), run=tmp_path / "fused", device=CPU)
+
+
+@pytest.mark.usefixtures("fused_on_cpu")
+def test_too_little_memory_is_no_reason_to_fall_back(
+    pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_self: Fused, _images: int, *, prior_samples: int) -> None:
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(Fused, "try_pass", fail)
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        train(tiny_settings("optimiser.precision=bf16"), data=str(pack), run=tmp_path / "run", device=CPU)
+
+
+@pytest.mark.usefixtures("fused_on_cpu")
+def test_processes_agree_on_plain_torch_if_another_one_fails(
+    pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hpunet.training.state.all_reduce", lambda failed: failed + 1)
+    training = Training(tiny_settings("optimiser.precision=bf16"), pack_path=pack, run=tmp_path, device=CPU)
+    assert not isinstance(training.train_step.network, Fused)
+    assert "another process" in str(training.why_not_fused)

@@ -1,3 +1,4 @@
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -6,8 +7,11 @@ import torch
 
 pytest.importorskip("triton")
 
+from triton.runtime._async_compile import active_mode
+
 from hpunet.errors import ConfigError
-from hpunet.kernels import triton_convolution, triton_heads, triton_maps, triton_sampling
+from hpunet.kernels import launch, triton_convolution, triton_heads, triton_maps, triton_random, triton_sampling
+from hpunet.kernels.failures import failures_named
 from hpunet.kernels.network import FusedNetwork
 from hpunet.kernels.sampler import FusedSampler
 from hpunet.kernels.sampling_tiles import smaller_tiles
@@ -49,9 +53,9 @@ def test_a_batch_too_large_for_32_bit_indices_is_refused() -> None:
     network = FusedNetwork(tiny_model(), dtype=torch.bfloat16, size=(8, 8))
     plan = network._plan(8, 8)
     widest = 8 * 8 * (16 + 16 + 8)  # the decoder's input: features from below, of the encoder, latents
-    assert plan.max_images == (2**31 - 1) // widest
+    assert plan.max_images == (2**31 - 2**16) // widest
     plan.max_images = 1
-    with pytest.raises(ConfigError, match="at most 1 images of 8x8 at once, got 2"):
+    with pytest.raises(ConfigError, match=r"at most 1 images of 8x8 at once, got 2; .*accumulation_steps"):
         network(image=torch.zeros(2, 1, 8, 8), labels=torch.zeros(2, 8, 8, dtype=torch.long))
 
 
@@ -91,6 +95,80 @@ def test_a_backward_pass_after_another_forward_pass_is_refused(monkeypatch: pyte
     second.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="call backward after each forward pass"):
         second.backward()
+
+
+def test_logits_of_many_classes_and_heads_count_for_32_bit_indices(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_kernels(monkeypatch)
+    model = HPUNet(in_channels=1, num_classes=50, channels=(12, 16), latent_dims=(1,), blocks_per_scale=1)
+    sampler = FusedSampler(model, dtype=torch.bfloat16)
+    plan = sampler._plan(8, 8)
+    assert plan.max_images == (2**31 - 2**16) // (50 * 8 * 8)
+    plan.latent_shapes = [(100, 8, 8)]
+    assert plan.limit_images([], groups=2, num_classes=50) == (2**31 - 2**16) // (2 * 2 * 100 * 8 * 8)
+
+
+@pytest.mark.parametrize(("advice", "make"), [("data.crop", FusedNetwork), ("tiles", FusedSampler)])
+def test_an_image_too_large_by_itself_is_refused_with_advice_that_helps(
+    monkeypatch: pytest.MonkeyPatch, advice: str, make: Any
+) -> None:
+    without_kernels(monkeypatch)
+    network = make(tiny_model(), dtype=torch.bfloat16)
+    network._plan(8, 8).max_images = 0
+    with pytest.raises(ConfigError, match=rf"one image of 8x8; use .*{advice}"):
+        network.encode(image=torch.zeros(1, 1, 8, 8)) if make is FusedSampler else loss_of(network)
+
+
+def test_trying_a_pass_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_kernels(monkeypatch)
+    monkeypatch.setattr(triton_random, "launch", lambda *_args, **_options: None)
+    model = tiny_model()
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    random = torch.get_rng_state()
+    network = FusedNetwork(model, dtype=torch.float32, size=(8, 8))
+    network.try_pass(3, prior_samples=2)
+    assert torch.equal(torch.get_rng_state(), random)
+    for name, p in model.named_parameters():
+        assert p.grad is None
+        assert torch.equal(p, before[name])
+    loss_of(network).backward()
+
+
+def test_compiling_ahead_is_of_its_own_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+
+    class Kernel:
+        def warmup(self, *_args: Any, **_options: Any) -> None:
+            done.append("compiled")
+
+        def __getitem__(self, _grid: object) -> Any:
+            return lambda: done.append("launched")
+
+    with launch.compiling_ahead():
+        launch.launch(Kernel(), (1,))
+        thread = threading.Thread(target=launch.launch, args=(Kernel(), (1,)))
+        thread.start()
+        thread.join()
+    launch.launch(Kernel(), (1,))
+    assert done == ["compiled", "launched", "launched"]
+
+
+def test_a_kernel_that_does_not_compile_raises_when_it_is_launched_not_ahead() -> None:
+    def fail() -> None:
+        raise RuntimeError("does not compile")
+
+    for _ in range(2):  # Triton would refuse the second time if it were left in its asynchronous mode
+        with launch.compiling_ahead():
+            active_mode.get().submit("kernel", fail, lambda _kernel: None)
+        assert active_mode.get() is None
+
+
+def test_what_a_compiler_raises_is_named_and_lack_of_memory_is_not_hidden() -> None:
+    with pytest.raises(ConfigError, match=r"OSError: no C compiler$"), failures_named():
+        raise OSError("no C compiler\nmore")
+    with pytest.raises(torch.cuda.OutOfMemoryError), failures_named():
+        raise torch.cuda.OutOfMemoryError
+    with pytest.raises(ConfigError, match=r"^as it is$"), failures_named():
+        raise ConfigError("as it is")
 
 
 def one_step(model: HPUNet) -> None:

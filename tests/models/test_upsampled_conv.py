@@ -61,7 +61,7 @@ def test_hpunet_upsamples_large_channels_last_maps_only_in_the_skip(monkeypatch:
 
 
 def test_gradients_lie_in_memory_as_the_parameters_do() -> None:
-    """Else DistributedDataParallel warns of their strides."""
+    """As PyTorch expects: DistributedDataParallel, for instance, warns of other strides."""
     stage = residual_stage(9, 4, 1).to(memory_format=torch.channels_last)
     x, features = seeded(2, 5, 32, 32).float(), seeded(2, 4, 64, 64).float()
     run_upsampled(stage, x, features).sum().backward()

@@ -175,7 +175,8 @@ class Weights:
 
     def choose_tiling(self, layer: FusedLayer, inputs: int, outputs: int, *, taps: int) -> ConvTiling:
         """Tile sizes of one of the layer's convolutions in Triton."""
-        return convolution_tiling(layer.height, layer.width, inputs, outputs, taps=taps, dtype=self.dtype)
+        how: Any = {"taps": taps, "dtype": self.dtype, "device": self.device}
+        return convolution_tiling(layer.height, layer.width, inputs, outputs, **how)
 
     def _pack_weight(self, layer: FusedLayer, name: str, kernels: list[Tensor], weights: _PackedBuffer) -> None:
         """View kernels (out, in, taps, taps) in the flat buffer if their layout allows it, else pack them."""

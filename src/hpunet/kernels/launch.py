@@ -4,21 +4,23 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import triton
 
-_executor: Executor | None = None  # that compiles, within `compiling_ahead`
+# What compiles within `compiling_ahead`. It is of one thread: others go on launching.
+_executor: ContextVar[Executor | None] = ContextVar("executor", default=None)
 
 
 def compiling_executor() -> Executor | None:
     """What compiles in parallel within `compiling_ahead`, where kernels are not run."""
-    return _executor
+    return _executor.get()
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
     """Run a kernel on a grid of programs; within `compiling_ahead`, only compile it."""
-    if _executor is not None:
+    if compiling_executor() is not None:
         kernel.warmup(*args, grid=grid, **options)
     else:
         kernel[grid](*args, **options)
@@ -26,11 +28,14 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> No
 
 @contextmanager
 def compiling_ahead() -> Iterator[None]:
-    """Within this context kernels are compiled, one thread per core, and not run: outputs stay undefined."""
-    global _executor
-    with ThreadPoolExecutor(os.cpu_count()) as executor, triton.AsyncCompileMode(executor):
-        _executor = executor
+    """Within this context kernels are compiled, one thread per core, and not run: outputs stay undefined.
+
+    A kernel that does not compile raises its error when it is launched: an error here would leave Triton (3.6) in
+    its asynchronous mode.
+    """
+    with ThreadPoolExecutor(os.cpu_count()) as executor, triton.AsyncCompileMode(executor, ignore_errors=True):
+        token = _executor.set(executor)
         try:
             yield
         finally:
-            _executor = None
+            _executor.reset(token)

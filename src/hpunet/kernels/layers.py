@@ -107,9 +107,9 @@ class FusedLayer:
         mirrored, taps = self.mirrored[name], 1 if name == "skip" else self.taps
         rows, columns = (g, x) if mirrored else (x, g)
         size = self.height, self.width, rows.shape[4], columns.shape[4]
-        tiling, out = correlation_tiling(*size, taps=taps, relu=relu, dtype=x.dtype), self.weight_gradients[name]
+        tiling = correlation_tiling(*size, taps=taps, relu=relu, dtype=x.dtype, device=x.device)
         relus = {"relu_rows": relu and not mirrored, "relu_columns": relu and mirrored}
-        correlate(rows, columns, out=out, taps=taps, tiling=tiling, **relus)
+        correlate(rows, columns, out=self.weight_gradients[name], taps=taps, tiling=tiling, **relus)
 
 
 class ResidualLayer(FusedLayer):

@@ -15,6 +15,7 @@ from hpunet.kernels.plan import Plan
 from hpunet.kernels.punet_plan import ProbUNetPlan
 from hpunet.kernels.triton_kl import kl_per_scale
 from hpunet.kernels.triton_maps import pack_inputs
+from hpunet.kernels.triton_random import draw
 from hpunet.models.base import PerScale, TrainingOutput, check_inputs
 from hpunet.models.gaussian import LOG_SIGMA_RANGE, Gaussian
 from hpunet.models.gradients import straight_through
@@ -78,6 +79,27 @@ class FusedNetwork(nn.Module):
         """An optimiser for images of `size`; the first group must hold the model's parameters."""
         assert self._size is not None
         return Adam(groups, weights=self._plan(*self._size).weights, **options)
+
+    def try_pass(self, images: int, *, prior_samples: int = 0) -> None:
+        """Compile and launch a pass of zeros forward and backward, for images of `size`; nothing changes."""
+        model, device = self.model, next(self.model.parameters()).device
+        assert self._size is not None
+        shapes = model.latent_shapes(*self._size)
+        drawn = [torch.zeros(images, prior_samples, *shape, device=device) for shape in shapes]
+        cond = torch.zeros(images, model.cond_channels, *self._size, device=device)
+        output = self(
+            image=torch.zeros(images, model.in_channels, *self._size, device=device),
+            labels=torch.zeros(images, *self._size, dtype=torch.int64, device=device),
+            cond=cond if model.cond_channels else None,
+            noise=[torch.zeros(images, *shape, device=device) for shape in shapes],
+            prior_noise=drawn if prior_samples else None,
+        )
+        maps = [output.logits, output.kl, *([] if output.sample_logits is None else [output.sample_logits])]
+        torch.autograd.grad(maps, list(model.parameters()), grad_outputs=[torch.zeros_like(t) for t in maps])
+        draw(start=0, step=torch.tensor(0, device=device), index=torch.arange(1, device=device), count=1, normal=True)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)  # errors of launches come late
+            torch.cuda.empty_cache()
 
     def _plan(self, height: int, width: int) -> Plan | ProbUNetPlan:
         if (height, width) not in self._plans:

@@ -31,6 +31,7 @@ from hpunet.models.hpunet import HPUNet
 
 LayerT = TypeVar("LayerT", ResidualLayer, ConvLayer)
 Stage = list[ResidualLayer]
+MAX_INDEX = 2**31 - 2**16  # the last program of a launch may count a few thousand further
 
 
 def run_block(layer: ResidualLayer, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -128,12 +129,23 @@ class BasePlan:
             return [channel_order((0, channels[depth - 1]))] * len(in_channels)
         return [channel_order((0, c), width=self.in_width) for c in in_channels]
 
+    def limit_images(self, layers: Iterable[LayerT], *, groups: int, num_classes: int) -> int:
+        """The most images whose maps all have 32-bit indices: of the layers, of the groups' heads, and logits."""
+        pixels, latents = self.size[0] * self.size[1], sum(prod(shape) for shape in self.latent_shapes)
+        maps = [layer.num_groups * layer.height * layer.width * max(layer.widths) for layer in layers]
+        return MAX_INDEX // max(*maps, groups * 2 * latents, num_classes * pixels)
+
     def check_batch(self, images: int) -> None:
         """Raise a `ConfigError` if there are too many images for 32-bit indices."""
         if images > self.max_images:
+            size, training = f"{self.size[0]}x{self.size[1]}", self.weights.training
+            if self.max_images == 0:
+                advice = "a smaller data.crop or optimiser.kernels=torch" if training else "kernels torch, with tiles"
+                raise ConfigError(f"fused kernels cannot index the maps of one image of {size}; use {advice}")
+            advice = "a larger optimiser.accumulation_steps" if training else "fewer images, a smaller chunk_size"
             raise ConfigError(
-                f"fused kernels take at most {self.max_images} images of {self.size[0]}x{self.size[1]} at once, got "
-                f"{images}; use smaller pieces (optimiser.accumulation_steps, chunk_size) or kernels torch"
+                f"fused kernels take at most {self.max_images} images of {size} at once, got {images}; use {advice} "
+                "or kernels torch"
             )
 
 
@@ -163,9 +175,7 @@ class Plan(BasePlan):
             self.latent_offset.append(padded(below) + padded(here))
             self.decoder.append(self.stage(ResidualLayer, stages, scales - 2 - i, inputs))
         layers = [layer for stage in (*self.encoder, *self.decoder) for layer in stage]
-        self.max_images = (2**31 - 1) // max(
-            len(layer.blocks) * layer.height * layer.width * max(layer.widths) for layer in layers
-        )
+        self.max_images = self.limit_images(layers, groups=len(nets), num_classes=model.num_classes)
         self.head_scales = [i for i in range(n) if model.latent_dims[i]]
         convs: Any = [[net.heads[i].conv for net in nets] for i in self.head_scales]
         others: Any = [[model.logits.weight], [model.logits.bias]]

@@ -94,9 +94,7 @@ class ProbUNetPlan(BasePlan):
         inputs = [channel_order((0, finest), (finest, self.latent_dim))]
         self.combine = self.stage(ConvLayer, [_convs(model.combine)], 0, inputs)
         layers = [layer for part in (*self.encoder, *self.decoder, self.combine) for layer in part]
-        self.max_images = (2**31 - 1) // max(
-            len(layer.convs) * layer.height * layer.width * max(layer.widths) for layer in layers
-        )
+        self.max_images = self.limit_images(layers, groups=2, num_classes=model.num_classes)
         heads = [model.prior.head.conv, model.posterior.head.conv]
         assert all(head is not None for head in heads)
         others = [[model.logits.weight], [model.logits.bias]]

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from hpunet.kernels.failures import failures_named
 from hpunet.kernels.launch import compiling_ahead
 from hpunet.kernels.network import are_there, gaussians, places, split_scales
 from hpunet.kernels.sampling_plan import SamplingPlan
@@ -163,7 +164,8 @@ class FusedSampler(SamplingProxy[HPUNet]):
         if key not in self._graphs:
             if len(self._graphs) >= self.MAX_GRAPHS:
                 del self._graphs[next(iter(self._graphs))]
-            self._graphs[key] = _CudaGraph(run, inputs)
+            with failures_named():
+                self._graphs[key] = _CudaGraph(run, inputs)
         return self._graphs[key](inputs)
 
 

@@ -114,11 +114,12 @@ def _train(
         constant = constant_map_loss(training.pack, training.train_step.example_builder, settings.objective)
         if warning := kappa_warning(settings.objective.kappa, constant):
             say(warning)
-    say("kernels: fused" if training.why_not_fused is None else f"kernels: torch ({training.why_not_fused})")
+    kernels = "kernels: fused" if training.why_not_fused is None else f"kernels: torch ({training.why_not_fused})"
+    say(f"warning: {kernels}" if training.fell_back else kernels)
     if training.step >= settings.optimiser.iterations:
         say(f"{run}: all {settings.optimiser.iterations} iterations are done")
     if device.type == "cuda" and settings.optimiser.cuda_graph and not training.can_be_captured():
-        say("optimiser.cuda_graph: not used; it needs one process, and images of one size that fit the GPU's memory")
+        say("optimiser.cuda_graph: not used; it needs images of one size that fit the GPU's memory")
     held_out = open_pack(pack_path, split="val")
     if words := patient_warning([training.pack, held_out], options=options):
         say(f"warning: {words}")
@@ -263,7 +264,7 @@ def _has_checkpoints(run: Path) -> bool:
 
 
 def pick_device() -> torch.device:
-    """This process's GPU if there is one, else the CPU."""
+    """This process's GPU if there is one (processes may share it), else the CPU."""
     if torch.cuda.is_available():
-        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
     return torch.device("cpu")

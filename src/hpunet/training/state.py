@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from hpunet.config.settings import Settings
 from hpunet.data.field_of_view import measured
@@ -18,8 +17,9 @@ from hpunet.kernels.dispatch import fused_draw, fused_network, reason_against_fu
 from hpunet.models.build import build_model
 from hpunet.objectives.base import Terms
 from hpunet.training.build import autocast_for, build_example_builder, build_loss, build_optimiser, learning_rate_at
+from hpunet.training.capture import Captured
 from hpunet.training.step import TrainingStep
-from hpunet.utils.distributed import rank, world_size
+from hpunet.utils.distributed import all_reduce, copy_from_first, rank, world_size
 from hpunet.weights.run_state import optimiser_tensors, seed_generators
 
 
@@ -34,19 +34,21 @@ class Training:
         self.trained_on = measured(self.pack)
         data: dict[str, Any] = {"in_channels": info.in_channels, "num_classes": info.num_classes}
         self.model = build_model(settings.model, **data, extrapolate=settings.data.extrapolate).to(device)
+        copy_from_first(list(self.model.parameters()))  # other processors may draw other bits
         self.model.check_values = False  # packing has checked the data
         adam, num_pieces = settings.optimiser, settings.optimiser.accumulation_steps
         self.loss = build_loss(settings.objective, info=info, num_pieces=num_pieces).to(device)
-        network: nn.Module = self.model
-        self.why_not_fused = _why_not_fused(settings, model=self.model, device=device)
-        if self.why_not_fused is None:
-            network = fused_network(network, size=settings.data.crop)
+        share = adam.batch_size // world_size()
+        if share % num_pieces:
+            what = f"the {share} images of each of {world_size()} processes"
+            raise ConfigError(f"optimiser.accumulation_steps: {num_pieces} does not divide {what}")
+        fused = self._try_fused(images=share // num_pieces)
+        if fused is not None:
             use_fused_loss(self.loss.objective)
+        network: nn.Module = self.model if fused is None else fused
         self.optimiser = build_optimiser(adam, model=self.model, loss=self.loss, device=device, network=network)
         if adam.compile:
             network = torch.compile(network)  # type: ignore[assignment]
-        if world_size() > 1:
-            network = DistributedDataParallel(network)
         self.train_step = TrainingStep(
             model=self.model,
             loss=self.loss,
@@ -59,10 +61,6 @@ class Training:
             network=network,
             draw=fused_draw() if self.why_not_fused is None else None,
         )
-        share = adam.batch_size // world_size()
-        if share % num_pieces:
-            what = f"the {share} images of each of {world_size()} processes"
-            raise ConfigError(f"optimiser.accumulation_steps: {num_pieces} does not divide {what}")
         process = {"rank": rank(), "world_size": world_size()}
         self.steps = TrainingSteps(self.pack, batch_size=adam.batch_size, seed=settings.seed, **process)
         self.positions = torch.arange(rank() * share, (rank() + 1) * share, device=device)
@@ -70,6 +68,25 @@ class Training:
         self.step = 0
         self.best: float | None = None
         self.started_from: dict[str, Any] | None = None  # name and iteration of the trained model
+
+    def _try_fused(self, *, images: int) -> nn.Module | None:
+        """The network on fused kernels, or None; sets `why_not_fused`, and `fell_back` if kernels failed.
+
+        Processes agree: if one cannot use fused kernels, none does.
+        """
+        settings, network = self.settings, None
+        self.why_not_fused, self.fell_back = _why_not_fused(settings, model=self.model, device=self.device), False
+        if self.why_not_fused is None:
+            samples = settings.objective.energy_samples if settings.objective.energy > 0 else 0
+            try:
+                network = fused_network(self.model, size=settings.data.crop, images=images, prior_samples=samples)
+            except ConfigError as error:
+                if settings.optimiser.kernels == "fused":
+                    raise ConfigError(f"optimiser.kernels: {error}; use auto or torch") from error
+                self.why_not_fused, self.fell_back = str(error), True
+        if all_reduce(torch.tensor(float(network is None))) and network is not None:
+            self.why_not_fused, self.fell_back = "another process cannot use fused kernels", True
+        return None if self.fell_back else network
 
     def state_tensors(self) -> dict[str, dict[str, Tensor]]:
         """The tensors of a checkpoint; the step and its counters complete the state."""
@@ -98,11 +115,12 @@ class Training:
             yield self.train_step(batch.to(self.device), step=self.step, positions=self.positions)
 
     def can_be_captured(self) -> bool:
-        """Whether a step needs nothing from the host: data on the GPU, images of one size, one process."""
-        return self.pack.device.type == "cuda" and len(set(self.pack.sizes)) == 1 and world_size() == 1
+        """Whether a step needs nothing from the host, in all processes: data on the GPU, images of one size."""
+        can = self.pack.device.type == "cuda" and len(set(self.pack.sizes)) == 1
+        return not all_reduce(torch.tensor(float(not can)))
 
     def _graph_steps(self, end: int) -> Iterator[tuple[Terms, Tensor]]:
-        """The same with one CUDA graph: only image indices, step and learning rate change."""
+        """The same with the step captured: only image indices, step and learning rate change."""
         step = torch.tensor(self.step, device=self.device)
         indices = self.steps.images(self.step).to(self.device)
 
@@ -111,28 +129,15 @@ class Training:
 
         if hasattr(self.optimiser, "flatten_moments"):
             self.optimiser.flatten_moments()
-        # Warm-up steps must not count: the state is restored in place after the capture.
-        live = [t for group in self.state_tensors().values() for t in group.values()]
-        live += [self.train_step.skipped, self.train_step.skipped_in_a_row]
-        kept = [t.clone() for t in live]
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(3):
-                run()
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            terms, norm = run()
-        for t, saved in zip(live, kept, strict=True):
-            t.copy_(saved)
+        state = [t for group in self.state_tensors().values() for t in group.values()]
+        captured = Captured(run, state=[*state, self.train_step.skipped, self.train_step.skipped_in_a_row])
         while self.step < end:
             step.fill_(self.step)
             # Pinned memory: the host does not wait for the previous step, so the GPU never idles.
             indices.copy_(self.steps.images(self.step).pin_memory(), non_blocking=True)
             self._set_learning_rate()
-            graph.replay()
-            yield terms, norm
+            captured.replay()
+            yield captured.result
 
     def _set_learning_rate(self) -> None:
         rate = learning_rate_at(self.settings.optimiser, self.step)

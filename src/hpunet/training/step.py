@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.nn.parallel import DistributedDataParallel
 
 from hpunet.data.batch import Batch
 from hpunet.objectives.base import Terms
 from hpunet.objectives.loss import Loss
 from hpunet.training.examples import Example, ExampleBuilder
+from hpunet.utils.distributed import average
 from hpunet.utils.keyed_random import Draw, Stream, drawing_by, keyed_normal, keyed_uniform
 
 
@@ -32,8 +32,9 @@ class TrainingStep:
 
     Gradients are summed over `num_pieces` pieces of the batch; `grad_clip` bounds their norm. `ema_decay` is that
     of the averaged weights (see `share_in_average`); without it there are none. `network` computes the forward pass
-    in `autocast`: the model (default), compiled or wrapped for several processes. `draw` is a kernel for random
-    numbers.
+    in `autocast`: the model (default), compiled or on fused kernels. `draw` is a kernel for random numbers.
+
+    Processes exchange the model's gradients once per step, as one tensor.
     """
 
     def __init__(
@@ -78,14 +79,10 @@ class TrainingStep:
         loss_state = [buffer.clone() for buffer in self.loss.buffers()]
         ends = [i * len(positions) // self.num_pieces for i in range(self.num_pieces + 1)]
         pieces = [slice(start, end) for start, end in pairwise(ends)]
-        terms_of_pieces = []
-        for piece in pieces:
-            # Processes exchange gradients once per step, with the last piece.
-            wait = isinstance(self.network, DistributedDataParallel) and piece is not pieces[-1]
-            with self.network.no_sync() if wait else nullcontext():
-                terms_of_pieces.append(self._backward(example[piece], step=step, positions=positions[piece]))
-        terms = combine_pieces(terms_of_pieces)
-        gradients = self._gradients()
+        terms = combine_pieces([self._backward(example[p], step=step, positions=positions[p]) for p in pieces])
+        gradients, own = self._gradients()
+        average(gradients)
+        gradients += own
         # In float64, squares of gradients that overflow float32 are finite: such a step is clipped, not skipped.
         norms = torch._foreach_norm(gradients, dtype=torch.float64 if self.grad_clip else None)
         norm = torch.stack(norms).norm()
@@ -115,12 +112,11 @@ class TrainingStep:
         view_of = dict(zip(map(id, self._flat.weights.parameters), views, strict=True))
         return [view_of[id(p)] for p in parameters], flat
 
-    def _gradients(self) -> list[Tensor]:
-        """All gradients, the model's as one tensor if they lie in one buffer."""
+    def _gradients(self) -> tuple[list[Tensor], list[Tensor]]:
+        """The model's gradients, as one tensor if they lie in one buffer, and the loss's, which processes share."""
         flat = self._flat.flat_gradients() if self._flat else None
-        groups = self.optimiser.param_groups if flat is None else self.optimiser.param_groups[1:]
-        gradients = [p.grad for group in groups for p in group["params"] if p.grad is not None]
-        return gradients if flat is None else [flat, *gradients]
+        groups = [[p.grad for p in g["params"] if p.grad is not None] for g in self.optimiser.param_groups]
+        return (groups[0] if flat is None else [flat]), [gradient for group in groups[1:] for gradient in group]
 
     def _values_and_average(self) -> tuple[list[Tensor], list[Tensor]]:
         """The model's parameters and their averages, as one tensor each if they lie in one buffer."""
