@@ -18,6 +18,7 @@ from hpunet.kernels.launch import compiling_executor
 from hpunet.kernels.nvrtc import Kernel, compile_source, is_available
 
 SOURCE = Path(__file__).parent / "cuda"
+ARCHITECTURE = "sm_90a"
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ class _Variant:
 
     def compile(self) -> bytes:
         """Machine code."""
-        return compile_source(self.source(), architecture="sm_90a")
+        return compile_source(self.source(), architecture=ARCHITECTURE)
 
 
 def _multiply(columns: int) -> str:
@@ -101,15 +102,15 @@ def can_convolve_halo(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether the kernel runs on this device; where it does not, the Triton kernel takes its place."""
     if device.type != "cuda" or dtype != torch.bfloat16:
         return False
-    return torch.cuda.get_device_capability(device) == (9, 0) and is_available()
+    return torch.cuda.get_device_capability(device) == (9, 0) and is_available(ARCHITECTURE)
 
 
 _codes: dict[_Variant, Future[bytes]] = {}
 
 
 @cache
-def _kernel(variant: _Variant) -> tuple[Kernel, int]:
-    """The kernel, and how many of its programs run at once."""
+def _kernel(variant: _Variant, _device: int) -> tuple[Kernel, int]:
+    """The kernel for the current device, and how many of its programs run at once."""
     code = _codes[variant].result() if variant in _codes else variant.compile()
     tiling = variant.tiling
     kernel = Kernel(code, name="convolve", shared_bytes=tiling.shared_bytes(variant.channels, taps=variant.taps))
@@ -132,7 +133,7 @@ def convolve_halo(
         if variant not in _codes:
             _codes[variant] = executor.submit(variant.compile)
         return out
-    kernel, at_once = _kernel(variant)
+    kernel, at_once = _kernel(variant, torch.cuda.current_device())
     blocks, tiles = weight.out // tiling.columns, tiling.tiles(images, height, width)
     rounds = -(-tiles // max(1, at_once // (blocks * groups)))
     kernel(

@@ -51,10 +51,12 @@ def _driver() -> ctypes.CDLL:
         return ctypes.CDLL("nvcuda.dll")
 
 
-def is_available() -> bool:
-    """Whether there are a compiler and a driver that can do what is asked of them here."""
+@cache
+def is_available(architecture: str) -> bool:
+    """Whether there are a compiler for this architecture and a driver that launches kernels early."""
     try:
-        return bool(_compiler()) and hasattr(_driver(), "cuLaunchKernelEx")
+        compile_source('extern "C" __global__ void nothing() {}', architecture=architecture)
+        return hasattr(_driver(), "cuLaunchKernelEx")
     except (OSError, RuntimeError):
         return False
 
