@@ -21,6 +21,7 @@ from hpunet.metrics.pixels import NUM_BINS, ratio
 
 _NUMBERS_AT_ONCE = 2**25  # float32 numbers of a class's planes
 _EXACT = 2**24  # float32 counts up to here
+_ALIGNED = 2**10  # pixels; rows of other lengths make products slower
 
 
 class Counts(NamedTuple):
@@ -46,15 +47,15 @@ def count_maps(
     classes: Sequence[int],
 ) -> Counts:
     """Count on the device of the maps; as many pixels at a time as memory should hold."""
-    s, r = samples.shape[1], labels.shape[1]
+    s = samples.shape[1]
     maps = torch.cat([samples, labels.byte(), reconstructions.byte()], dim=1).flatten(2)
     where = valid.flatten(1)
-    at_once = max(1, min(_EXACT, _NUMBERS_AT_ONCE // (len(maps) * maps.shape[1])))
+    at_once = min(_EXACT, _NUMBERS_AT_ONCE // (len(maps) * maps.shape[1]))
+    at_once = max(1, at_once - at_once % _ALIGNED if at_once > _ALIGNED else at_once)
     parts = zip(maps.split(at_once, dim=2), where.split(at_once, dim=1), strict=True)
     how: dict[str, Any] = {"num_samples": s, "graders": graders, "num_classes": num_classes, "classes": classes}
     with torch.autocast(maps.device.type, enabled=False):
         counts = [_counted(part, where=valid_part, **how) for part, valid_part in parts]
-    assert counts[0].moments.shape[1] == r
     return Counts(*(torch.stack(each).sum(dim=0) for each in zip(*counts, strict=True)))
 
 

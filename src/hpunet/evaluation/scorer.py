@@ -211,20 +211,19 @@ class Scorer:
         rebuilt: Int[Tensor, "b r h w"],
     ) -> dict[str, Any]:
         """The entries of `Maps` that come from the device; nothing waits for it here."""
-        found: dict[str, Tensor | None] = {"confidence": confidence}
-        counts: Counts | tuple[()] = ()
-        if self.counts_on_device:
-            given = metric_arguments(batch, self.info)
-            counts = count_maps(samples=labels, reconstructions=rebuilt, **given)
-        if not counts or self.info.has_instances or self.extrapolate:
-            found |= {"labels": labels, "rebuilt": rebuilt}
-        copies, wait = copied_to_cpu([*counts, *(each for each in found.values() if each is not None)])
-        there = iter(copies[len(counts) :])
-        on_cpu: dict[str, Any] = {name: None if each is None else next(there) for name, each in found.items()}
-        for name in ("labels", "confidence"):
-            on_cpu[name] = None if on_cpu.get(name) is None else on_cpu[name].numpy()
-        on_cpu["counts"] = Counts(*(each.numpy() for each in copies[: len(counts)])) if counts else None
-        return {**on_cpu, "wait": wait}
+        found = {} if confidence is None else {"confidence": confidence}
+        if is_counted := self.counts_on_device:
+            found |= count_maps(
+                samples=labels, reconstructions=rebuilt, **metric_arguments(batch, self.info)
+            )._asdict()
+        if not is_counted or self.info.has_instances or self.extrapolate:
+            found["labels"] = labels
+        if not is_counted or self.extrapolate:
+            found["rebuilt"] = rebuilt
+        copies, wait = copied_to_cpu(found)
+        counts = Counts(*(copies.pop(name).numpy() for name in Counts._fields)) if is_counted else None
+        arrays: dict[str, Any] = {name: copies[name].numpy() for name in ("labels", "confidence") if name in copies}
+        return {**copies, **arrays, "counts": counts, "wait": wait}
 
     def distribution_scores(self, maps: Maps) -> dict[str, Float64[Tensor, " b"]]:
         """GED², HM-IoU and their relatives, and reconstruction IoU per image; the maps must have arrived."""
