@@ -21,8 +21,9 @@ def run_tests(file: str, *options: str, timeout: int = 290, **variables: str) ->
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-def test_kernels_equal_plain_torch_in_the_interpreter() -> None:
-    run_tests("against_torch.py", **INTERPRETED)
+@pytest.mark.parametrize("file", ["against_torch.py", "sampling_against_torch.py"])
+def test_kernels_equal_plain_torch_in_the_interpreter(file: str) -> None:
+    run_tests(file, **INTERPRETED)
 
 
 def test_kernels_compile_without_a_gpu(tmp_path: Path) -> None:
@@ -30,8 +31,9 @@ def test_kernels_compile_without_a_gpu(tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
-def test_kernels_equal_plain_torch_on_a_gpu() -> None:
-    run_tests("against_torch.py")
+@pytest.mark.parametrize("file", ["against_torch.py", "sampling_against_torch.py"])
+def test_kernels_equal_plain_torch_on_a_gpu(file: str) -> None:
+    run_tests(file)
 
 
 @pytest.mark.gpu
