@@ -11,6 +11,7 @@ pytest.importorskip("triton")
 
 ROOT = Path(__file__).parents[2]
 CAPABILITIES = ["80", "86", "89", "90", "100", "120"]  # A100, A10 and RTX 30, RTX 40, H100 and H200, B200, RTX 50
+AGAINST_TORCH = ("against_torch.py", "sampling_against_torch.py", "loss_against_torch.py")
 INTERPRETED = {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
@@ -22,12 +23,9 @@ def run_tests(file: str, *options: str, timeout: int = 290, **variables: str) ->
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-def test_kernels_equal_plain_torch_in_the_interpreter() -> None:
-    run_tests("against_torch.py", **INTERPRETED)
-
-
-def test_kernels_of_the_loss_equal_plain_torch_in_the_interpreter() -> None:
-    run_tests("loss_against_torch.py", **INTERPRETED)
+@pytest.mark.parametrize("file", AGAINST_TORCH)
+def test_kernels_equal_plain_torch_in_the_interpreter(file: str) -> None:
+    run_tests(file, **INTERPRETED)
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES if "HPUNET_ALL_KERNELS" in os.environ else ["90"])
@@ -36,7 +34,7 @@ def test_kernels_compile_without_a_gpu(capability: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("file", ["against_torch.py", "loss_against_torch.py"])
+@pytest.mark.parametrize("file", AGAINST_TORCH)
 def test_kernels_equal_plain_torch_on_a_gpu(file: str) -> None:
     run_tests(file)
 
