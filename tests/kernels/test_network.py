@@ -6,7 +6,7 @@ import torch
 pytest.importorskip("triton")
 
 from hpunet.errors import ConfigError
-from hpunet.kernels import triton_convolution, triton_heads, triton_maps
+from hpunet.kernels import triton_convolution, triton_heads, triton_kl, triton_maps
 from hpunet.kernels.network import FusedNetwork, FusedSampler
 from hpunet.models.base import SegmentationModel
 from hpunet.models.hpunet import HPUNet
@@ -53,7 +53,7 @@ def test_a_batch_too_large_for_32_bit_indices_is_refused() -> None:
 
 def without_kernels(monkeypatch: pytest.MonkeyPatch) -> FusedNetwork:
     """A network whose kernels do not run: what they compute does not matter."""
-    for module in (triton_convolution, triton_heads, triton_maps):
+    for module in (triton_convolution, triton_heads, triton_kl, triton_maps):
         monkeypatch.setattr(module, "launch", lambda *_args, **_options: None)
     return FusedNetwork(tiny_model(), dtype=torch.float32)
 
