@@ -231,10 +231,13 @@ def test_a_cuda_graph_gives_the_same() -> None:
         assert logits.grad is not None
         return term.detach(), num_kept, logits.grad
 
-    expected = [t.clone() for t in run()]
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        found = run()
-    for _ in range(3):
-        graph.replay()
-        assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):  # a gradient first computed on the default stream would break the capture
+        expected = [t.clone() for t in run()]
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            found = run()
+        for _ in range(3):
+            graph.replay()
+            assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))

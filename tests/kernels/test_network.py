@@ -10,7 +10,15 @@ pytest.importorskip("triton")
 from triton.runtime._async_compile import active_mode
 
 from hpunet.errors import ConfigError
-from hpunet.kernels import launch, triton_convolution, triton_heads, triton_maps, triton_random, triton_sampling
+from hpunet.kernels import (
+    launch,
+    triton_convolution,
+    triton_heads,
+    triton_kl,
+    triton_maps,
+    triton_random,
+    triton_sampling,
+)
 from hpunet.kernels.failures import failures_named
 from hpunet.kernels.network import FusedNetwork
 from hpunet.kernels.sampler import FusedSampler
@@ -75,7 +83,7 @@ def test_tiles_for_few_images_are_halved(pixels: int, outputs: int, tile: tuple[
 
 def without_kernels(monkeypatch: pytest.MonkeyPatch) -> FusedNetwork:
     """A network whose kernels do not run: what they compute does not matter."""
-    for module in (triton_convolution, triton_heads, triton_maps, triton_sampling):
+    for module in (triton_convolution, triton_heads, triton_kl, triton_maps, triton_sampling):
         monkeypatch.setattr(module, "launch", lambda *_args, **_options: None)
     return FusedNetwork(tiny_model(), dtype=torch.float32)
 

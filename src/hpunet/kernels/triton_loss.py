@@ -1,4 +1,4 @@
-"""The reconstruction term (`objectives/cross_entropy.py`) in seven launches instead of some forty.
+"""The reconstruction term (`objectives/cross_entropy.py`) in eight launches instead of some fifty.
 
 The k-th largest key is found by a radix select over the whole batch: four passes count a digit of 8 bits each, those
 after the first only of keys that share the leading digits found so far. Nothing is read back from the device.
