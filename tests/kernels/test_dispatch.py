@@ -63,6 +63,7 @@ def test_every_preset_for_a_gpu_runs_fused(preset: str) -> None:
     assert reason is None
 
 
+@pytest.mark.usefixtures("hopper")
 def test_what_hinders_training_alone_does_not_hinder_sampling() -> None:
     assert reason_against_fused(WIDE, device=GPU, sampling=True) is None
 

@@ -109,7 +109,7 @@ def test_logits_of_many_classes_and_heads_count_for_32_bit_indices(monkeypatch: 
     without_kernels(monkeypatch)
     model = HPUNet(in_channels=1, num_classes=50, channels=(12, 16), latent_dims=(1,), blocks_per_scale=1)
     sampler = FusedSampler(model, dtype=torch.bfloat16)
-    plan = sampler._plan(8, 8)
+    plan = sampler._plan("prior", 8, 8)
     assert plan.max_images == (2**31 - 2**16) // (50 * 8 * 8)
     plan.latent_shapes = [(100, 8, 8)]
     assert plan.limit_images([], groups=2, num_classes=50) == (2**31 - 2**16) // (2 * 2 * 100 * 8 * 8)
@@ -121,7 +121,8 @@ def test_an_image_too_large_by_itself_is_refused_with_advice_that_helps(
 ) -> None:
     without_kernels(monkeypatch)
     network = make(tiny_model(), dtype=torch.bfloat16)
-    network._plan(8, 8).max_images = 0
+    plan = network._plan("prior", 8, 8) if make is FusedSampler else network._plan(8, 8)
+    plan.max_images = 0
     with pytest.raises(ConfigError, match=rf"one image of 8x8; use .*{advice}"):
         network.encode(image=torch.zeros(1, 1, 8, 8)) if make is FusedSampler else loss_of(network)
 

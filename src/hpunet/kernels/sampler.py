@@ -63,6 +63,7 @@ class FusedSampler(SamplingProxy[HPUNet]):
         """What all hypotheses of an image share (`SamplingPlan.encode`)."""
         x = self.model.prior_input(image=image, cond=cond)
         plan = self._current_plan("prior", *image.shape[-2:])
+        plan.check_batch(1)
 
         def run(x: Tensor) -> list[Tensor]:
             # The kernel that `draw` runs: a capture cannot load another one.

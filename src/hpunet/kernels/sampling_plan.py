@@ -67,8 +67,7 @@ class SamplingPlan(BasePlan):
             self.decoder.append((below, join, rest))
         layers: list[Any] = [layer for stage in self.encoder for layer in stage]
         layers += [layer for below, join, rest in self.decoder for layer in (below, join, *rest)]
-        largest = max(layer.height * layer.width * max(layer.widths) for layer in layers)
-        self.max_images = (2**31 - 1) // max(largest, size[0] * size[1] * num_classes)
+        self.max_images = self.limit_images(layers, groups=1, num_classes=num_classes)
         self.head_scales = [i for i in range(len(latent_shapes)) if dims[i]]
         modules_of: Any = [*([] if logits is None else [logits]), *(net.heads[i].conv for i in self.head_scales)]
         others = [[parameter] for module in modules_of for parameter in (module.weight, module.bias)]
