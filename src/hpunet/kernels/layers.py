@@ -55,6 +55,7 @@ class FusedLayer:
     """
 
     has_skip = False
+    widths: tuple[int, ...]  # channels of the maps
 
     def __init__(self, height: int, width: int, num_groups: int) -> None:
         self.height, self.width, self.num_groups = height, width, num_groups

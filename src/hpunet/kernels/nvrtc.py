@@ -1,15 +1,23 @@
 """Compiles CUDA C++ at run time with the compiler that comes with PyTorch (NVRTC), and launches it.
 
-Compiled kernels are kept in memory only: one takes about a second, and those of a pass are compiled side by side.
+Machine code is kept in the user's cache folder: the kernels of a model take some 20 seconds to compile.
 """
 
 import ctypes
+import hashlib
+import os
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
+from pathlib import Path
 from typing import Any
 
+import platformdirs
 import torch
 from torch import Tensor
+
+from hpunet.errors import HPUNetError
+from hpunet.utils.files import atomic_write
 
 _MAX_DYNAMIC_SHARED_SIZE_BYTES = 8  # the driver's name of the attribute
 _PROGRAMMATIC_STREAM_SERIALIZATION = 6
@@ -62,7 +70,24 @@ def is_available(architecture: str) -> bool:
 
 
 def compile_source(source: str, *, architecture: str) -> bytes:
-    """The machine code (a cubin) of CUDA C++ without includes; a `RuntimeError` has the compiler's messages."""
+    """The machine code (a cubin) of CUDA C++ without includes; a `RuntimeError` has the compiler's messages.
+
+    It is read from the cache folder if it has been compiled before, and written there otherwise, if that can be done.
+    """
+    version = ctypes.c_int(), ctypes.c_int()
+    _compiler().nvrtcVersion(*(ctypes.byref(part) for part in version))
+    key = hashlib.sha256(repr((*(part.value for part in version), architecture, source)).encode()).hexdigest()
+    home = os.environ.get("HPUNET_HOME") or platformdirs.user_cache_path("hpunet", appauthor=False, opinion=False)
+    file = Path(home, "kernels", f"{key}.cubin")
+    with suppress(OSError):
+        return file.read_bytes()
+    code = _compile(source, architecture=architecture)
+    with suppress(OSError, HPUNetError):
+        atomic_write(file, code)
+    return code
+
+
+def _compile(source: str, *, architecture: str) -> bytes:
     nvrtc, program = _compiler(), ctypes.c_void_p()
     nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"kernel.cu", 0, None, None)
     options = [f"--gpu-architecture={architecture}".encode(), b"--std=c++17"]

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hpunet.errors import ConfigError
 from hpunet.kernels.flat_parameters import Weights
-from hpunet.kernels.layers import ConvLayer, ResidualLayer, channel_order, padded
+from hpunet.kernels.layers import ConvLayer, FusedLayer, ResidualLayer, channel_order, padded
 from hpunet.kernels.side_stream import SideStream
 from hpunet.kernels.triton_heads import heads, heads_gradient, logits, logits_gradient
 from hpunet.kernels.triton_maps import (
@@ -129,7 +129,7 @@ class BasePlan:
             return [channel_order((0, channels[depth - 1]))] * len(in_channels)
         return [channel_order((0, c), width=self.in_width) for c in in_channels]
 
-    def limit_images(self, layers: Iterable[LayerT], *, groups: int, num_classes: int) -> int:
+    def limit_images(self, layers: Iterable[FusedLayer], *, groups: int, num_classes: int) -> int:
         """The most images whose maps all have 32-bit indices: of the layers, of the groups' heads, and logits."""
         pixels, latents = self.size[0] * self.size[1], sum(prod(shape) for shape in self.latent_shapes)
         maps = [layer.num_groups * layer.height * layer.width * max(layer.widths) for layer in layers]
