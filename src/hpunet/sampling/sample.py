@@ -69,15 +69,18 @@ def draw_noise(
     device: torch.device,
 ) -> list[Tensor]:
     """Standard normal noise (b, s, z, h_i, w_i) for each latent scale, drawn hypothesis by hypothesis."""
-    if isinstance(generator, Sequence):
-        if len(generator) != batch:
-            raise ConfigError(f"generator: expected one, or one for each of the {batch} images, got {len(generator)}")
-        alone = [draw_noise(shapes, batch=1, num_samples=num_samples, generator=g, device=device) for g in generator]
-        return [torch.cat(scale) for scale in zip(*alone, strict=True)]
+    each = isinstance(generator, Sequence)
+    generators = list(generator) if isinstance(generator, Sequence) else [generator]
+    if each and len(generators) != batch:
+        raise ConfigError(f"generator: expected one, or one for each of the {batch} images, got {len(generators)}")
     sizes = [prod(shape) for shape in shapes]
-    source = generator.device if generator is not None else device
-    draws = [torch.randn(batch, sum(sizes), generator=generator, device=source) for _ in range(num_samples)]
-    parts = torch.stack(draws, dim=1).to(device).split(sizes, dim=2)
+    source = next((g.device for g in generators if g is not None), device)
+    drawn = torch.empty(len(generators), num_samples, 1 if each else batch, sum(sizes), device=source)
+    for of_generator, own in zip(drawn, generators, strict=True):
+        for row in of_generator:
+            row.normal_(generator=own)
+    by_image = drawn.flatten(1, 2) if each else drawn[0].transpose(0, 1)
+    parts = by_image.to(device).split(sizes, dim=2)
     return [part.unflatten(2, shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
