@@ -14,7 +14,7 @@ from hpunet.data.types import SetInfo
 from hpunet.evaluation import counts as counting
 from hpunet.evaluation.counts import count_maps, scores_from_counts, subset_b_from_counts
 from hpunet.evaluation.rows import ROWS_FILE, read_rows
-from hpunet.evaluation.run import evaluate
+from hpunet.evaluation.run import MAX_PROCESSES, default_processes, evaluate
 from hpunet.evaluation.scorer import Scorer
 from hpunet.evaluation.scores import image_scores, marginal_scores, metric_arguments
 from hpunet.metrics import subset_b
@@ -128,6 +128,23 @@ def test_instances_scored_by_other_processes_give_the_same_rows(tmp_path: Path) 
     here, there = ((tmp_path / str(processes) / ROWS_FILE).read_bytes() for processes in (1, 2))
     assert here == there
     assert all("rand_error" in row.scores for row in read_rows(tmp_path / "2" / ROWS_FILE) if row.matches.iou.size)
+
+
+def test_all_cores_score_instances_beside_a_gpu_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _process: range(12), raising=False)
+
+    def processes(kind: str, device: str, **changes: Any) -> int:
+        model = untrained_model(INFO[kind], extrapolate=changes.get("extrapolate", False))
+        how: dict[str, Any] = {"info": INFO[kind], "crop": None, "device": torch.device(device), **changes}
+        return default_processes(Scorer(model=model, **how))
+
+    assert processes("streets", "cuda") == 12
+    assert processes("streets", "cpu") == processes("lesions", "cuda") == 1
+    assert processes("neurites", "cuda", extrapolate=True) == 1  # samples are not clustered
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    assert processes("streets", "cuda") == 1
+    monkeypatch.setattr("os.sched_getaffinity", lambda _process: range(1000), raising=False)
+    assert processes("streets", "cuda") == MAX_PROCESSES
 
 
 @pytest.mark.gpu
