@@ -88,7 +88,7 @@ def test_dispatch_works_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_fast_sampler_is_none_unless_fused_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpunet.sampling.cpu_sampler.bfloat16_speed", lambda: 0.0)
+    monkeypatch.setattr("hpunet.models.cpu_sampler.bfloat16_speed", lambda: 0.0)
     for kernels in ("auto", "torch"):
         assert fast_sampler(MODEL, kernels=kernels, device=GPU) is None
     with pytest.raises(ConfigError, match=r"kernels: .* CPU; use auto or torch"):

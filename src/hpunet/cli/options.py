@@ -90,7 +90,7 @@ Window = Annotated[Any, _window]  # a `windows.Window` or None, which typer cann
 Slices = Annotated[str | None, typer.Option(help="Slices of volumes to use, FIRST:END; END is excluded.")]
 Nifti = Annotated[bool, typer.Option("--nifti", help="Write NIfTI files for 2D images too.")]
 Kernels = Annotated[
-    str, typer.Option(help="auto, torch: float32; fused: faster bf16 GPU kernels, with slightly different samples.")
+    str, typer.Option(help="auto, torch: float32; fused: faster in bf16 (GPU, some CPUs), with other rounding.")
 ]
 Replace = Annotated[bool, typer.Option("--replace", help="Replace existing results.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print errors only.")]

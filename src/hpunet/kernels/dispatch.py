@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from hpunet.errors import ConfigError
+from hpunet.models.cpu_sampler import bfloat16_sampler
 from hpunet.models.hpunet import HPUNet
 from hpunet.models.punet import ProbUNet
-from hpunet.sampling.cpu_sampler import bfloat16_sampler
 from hpunet.utils.keyed_random import Draw
 
 CHOICES = ("auto", "fused", "torch")

@@ -44,7 +44,8 @@ def load(
         checkpoint: "latest", or a name in the run's `checkpoints` folder: "best", "step-00001000".
         weights: "ema", averaged ones if the run has them; or "raw", those of the last step.
         device: by default a GPU if there is one.
-        kernels: "auto" or "torch" for float32, "fused" for faster bf16 GPU kernels.
+        kernels: "auto" or "torch" for float32, "fused" for faster bf16 kernels on a GPU, or on a CPU with
+            bf16 instructions.
         orientations: number of image orientations to sample from; by default as in the model's settings.
     """
     trained = set_orientations(load_trained(run, checkpoint=checkpoint, weights=weights, device=device), orientations)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hpunet.errors import ConfigError, DataError, DivergenceError
 from hpunet.models.base import PerScale, SegmentationModel
-from hpunet.sampling.cpu_sampler import on_cpu
+from hpunet.models.cpu_sampler import on_cpu
 from hpunet.sampling.orientations import Features, encode_orientations, num_orientations, select, undo_orientations
 from hpunet.utils.tensors import check_is_tensor, check_labels, values_can_be_read
 

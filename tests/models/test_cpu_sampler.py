@@ -9,10 +9,9 @@ from torch import Tensor, nn
 
 from hpunet import ConfigError, HPUNet, ProbUNet, reconstruct, sample
 from hpunet.kernels.dispatch import fast_sampler
-from hpunet.models import fused_conv
+from hpunet.models import cpu_sampler, fused_conv
+from hpunet.models.cpu_sampler import CPUSampler, bfloat16_speed, on_cpu
 from hpunet.models.fused_conv import FusedConv
-from hpunet.sampling import cpu_sampler
-from hpunet.sampling.cpu_sampler import CPUSampler, bfloat16_speed, on_cpu
 from hpunet.sampling.orientations import encode_orientations
 
 CPU = torch.device("cpu")
