@@ -18,7 +18,7 @@ from hpunet.bench.timing import Candidate, Replay, Timer
 from hpunet.cli.bench import bench_command, markdown_row
 from hpunet.data.batch import Batch
 from hpunet.errors import ConfigError
-from hpunet.sampling.cpu_sampler import WORTH_IT, bfloat16_speed
+from hpunet.models.cpu_sampler import WORTH_IT, bfloat16_speed
 
 CPU = torch.device("cpu")
 
@@ -158,7 +158,7 @@ def test_gpu_candidates_are_all_measured(fused: bool, monkeypatch: pytest.Monkey
             monkeypatch.setitem(sys.modules, f"hpunet.kernels.{name}", SimpleNamespace(**stub))  # type: ignore[arg-type]
         monkeypatch.setattr("hpunet.bench.run.fast_sampler", lambda model, **_how: model)
         monkeypatch.setattr("hpunet.bench.run.use_fused_loss", lambda _objective: None)
-    monkeypatch.setattr("hpunet.sampling.cpu_sampler.bfloat16_speed", lambda: 0.0)
+    monkeypatch.setattr("hpunet.models.cpu_sampler.bfloat16_speed", lambda: 0.0)
     work = Workload(tiny_settings(), "lesions", PretendedGPU())
     rows = [row for measure in GROUPS.values() for question in measure(work) for row in question]
     assert len(rows) == 4 + 2 * 4 + 2 + 3 + 2

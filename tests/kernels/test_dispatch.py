@@ -150,7 +150,7 @@ def test_fast_sampler_is_on_fused_kernels_where_they_can_run(monkeypatch: pytest
 
 
 def test_fast_sampler_is_none_or_refused_where_fused_kernels_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpunet.sampling.cpu_sampler.bfloat16_speed", lambda: 0.0)
+    monkeypatch.setattr("hpunet.models.cpu_sampler.bfloat16_speed", lambda: 0.0)
     for model, device in ((MODEL, CPU), (BASELINE, GPU)):
         assert fast_sampler(model, kernels="auto", device=device) is None
     with pytest.raises(ConfigError, match=r"kernels: .* CPU; use auto or torch"):

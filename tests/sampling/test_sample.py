@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from hpunet import ConfigError, DataError, HPUNet, ProbUNet, reconstruct, sample
 from hpunet.errors import DivergenceError
-from hpunet.sampling.cpu_sampler import on_cpu
+from hpunet.models.cpu_sampler import on_cpu
 from hpunet.sampling.orientations import Features, encode_orientations, orient, undo_orientation
 from hpunet.sampling.sample import Samples, stream
 from hpunet.sampling.tiling import Tiled

@@ -76,8 +76,8 @@ def _table(rows: Sequence["Row"]) -> Table:
     """Of one question; of the same widths as the others, which come later."""
     with_memory = any(row.peak_mib is not None for row in rows)
     table = Table()
-    table.add_column(rows[0].question, min_width=40)
-    for column, width in zip(_COLUMNS[2 : None if with_memory else -1], (16, 7, 6, 11), strict=False):
+    table.add_column(rows[0].question, min_width=30)
+    for column, width in zip(_COLUMNS[2 : None if with_memory else -1], (13, 7, 6, 11), strict=False):
         table.add_column(column, justify="right", no_wrap=True, min_width=width)
     for row in rows:
         table.add_row(*_cells(row)[1 : None if with_memory else -1])

@@ -92,7 +92,8 @@ Nifti = Annotated[bool, typer.Option("--nifti", help="Write NIfTI files for 2D i
 Kernels = Annotated[
     str,
     typer.Option(
-        help="auto: fast bf16 kernels if the GPU runs them, else float32; fused: these or an error; torch: float32."
+        help="auto: fast bf16 kernels if the GPU runs them, else float32; fused: bf16, also on some CPUs, or an error; "
+        "torch: float32."
     ),
 ]
 Replace = Annotated[bool, typer.Option("--replace", help="Replace existing results.")]

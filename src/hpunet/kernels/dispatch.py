@@ -9,9 +9,9 @@ from torch import nn
 from hpunet.errors import ConfigError
 from hpunet.kernels.failures import failures_named
 from hpunet.kernels.side_stream import SideStream
+from hpunet.models.cpu_sampler import bfloat16_sampler
 from hpunet.models.hpunet import HPUNet
 from hpunet.models.punet import ProbUNet
-from hpunet.sampling.cpu_sampler import bfloat16_sampler
 from hpunet.utils.keyed_random import Draw
 
 CHOICES = ("auto", "fused", "torch")

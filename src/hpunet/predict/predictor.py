@@ -44,8 +44,8 @@ def load(
         checkpoint: "latest", or a name in the run's `checkpoints` folder: "best", "step-00001000".
         weights: "ema", averaged ones if the run has them; or "raw", those of the last step.
         device: by default a GPU if there is one.
-        kernels: "auto" for fast bf16 kernels on GPUs that can run them, else float32; "fused" for these or an error;
-            "torch" for float32.
+        kernels: "auto" for fast bf16 kernels on GPUs that can run them, else float32; "fused" for bf16 or an error,
+            also on a CPU with bf16 instructions; "torch" for float32.
         orientations: number of image orientations to sample from; by default as in the model's settings.
     """
     trained = set_orientations(load_trained(run, checkpoint=checkpoint, weights=weights, device=device), orientations)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hpunet.errors import ConfigError
 from hpunet.models.base import SegmentationModel, check_model_image
-from hpunet.sampling.cpu_sampler import on_cpu
+from hpunet.models.cpu_sampler import on_cpu
 
 
 def orient(maps: Shaped[Tensor, "*n h w"], orientation: int) -> Shaped[Tensor, "*n y x"]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from hpunet.errors import ConfigError, DataError
 from hpunet.kernels.dispatch import capture_stream
 from hpunet.models.base import HypothesisDecoder, PerScale, SegmentationModel
-from hpunet.sampling.cpu_sampler import on_cpu
+from hpunet.models.cpu_sampler import on_cpu
 from hpunet.sampling.decoding import (
     Chunk,
     DecoderInputs,

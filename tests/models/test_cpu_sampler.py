@@ -9,10 +9,9 @@ from torch import Tensor, nn
 
 from hpunet import ConfigError, HPUNet, ProbUNet, reconstruct, sample
 from hpunet.kernels.dispatch import fast_sampler
-from hpunet.models import fused_conv
+from hpunet.models import cpu_sampler, fused_conv
+from hpunet.models.cpu_sampler import CPUSampler, bfloat16_speed, on_cpu
 from hpunet.models.fused_conv import FusedConv
-from hpunet.sampling import cpu_sampler
-from hpunet.sampling.cpu_sampler import CPUSampler, bfloat16_speed, on_cpu
 from hpunet.sampling.orientations import encode_orientations
 
 CPU = torch.device("cpu")
@@ -181,8 +180,19 @@ def test_fused_kernels_are_refused_where_bfloat16_is_not_faster(
 
 def test_bfloat16_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     first = bfloat16_speed()
-    monkeypatch.setattr(cpu_sampler, "perf_counter", lambda: pytest.fail("measured again"))
+    monkeypatch.setattr(cpu_sampler, "thread_time", lambda: pytest.fail("measured again"))
     assert bfloat16_speed() == first
+
+
+def test_bfloat16_is_compared_by_the_shortest_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True)
+    monkeypatch.setattr(FusedConv, "__call__", lambda _conv, x: x)
+    seconds = [9, *[4] * 7, 3, *[2] * 7]  # of eight calls in float32, then in bfloat16
+    clock = iter([tick for taken in seconds for tick in (0, taken)])
+    monkeypatch.setattr(cpu_sampler, "thread_time", lambda: next(clock))
+    threads = torch.get_num_threads()
+    assert bfloat16_speed.__wrapped__() == 2
+    assert torch.get_num_threads() == threads
 
 
 @pytest.mark.parametrize("fused", [True, False])
