@@ -92,7 +92,7 @@ Nifti = Annotated[bool, typer.Option("--nifti", help="Write NIfTI files for 2D i
 Kernels = Annotated[
     str,
     typer.Option(
-        help="auto: fast bf16 kernels if the GPU runs them, else float32; fused: bf16, also on some CPUs, or an error; "
+        help="auto: bf16 if the GPU runs fused kernels, else float32; fused: bf16, also on some CPUs, or an error; "
         "torch: float32."
     ),
 ]
