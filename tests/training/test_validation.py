@@ -157,6 +157,8 @@ def test_a_sampler_draws_what_the_weights_are_at_each_validation(
         return type(copy).encode(copy, **how)
 
     monkeypatch.setattr(copy, "encode", encode)
+    for place in ("orientations", "sample"):  # the copy samples as it is
+        monkeypatch.setattr(f"hpunet.sampling.{place}.on_cpu", lambda network: network)
     how: dict[str, Any] = {"pack": pack, "settings": settings, "device": torch.device("cpu"), "run": tmp_path}
     with monkeypatch.context() as patch:
         patch.setattr("hpunet.training.validation.fast_sampler", lambda _model, **_how: copy)
