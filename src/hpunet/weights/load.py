@@ -157,9 +157,10 @@ def _model_without_values(settings: Settings, info: SetInfo, *, name: str) -> HP
 def _fill(model: HPUNet | ProbUNet, weights: Mapping[str, Tensor], *, name: str) -> None:
     check_same_tensors(live=model.state_dict(), saved=weights, name=name)
     check_finite(weights, name=name)
-    model.load_state_dict(weights, assign=True)
     if model.channels_last:
-        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        last = torch.channels_last
+        weights = {key: t.contiguous(memory_format=last) if t.ndim == 4 else t for key, t in weights.items()}
+    model.load_state_dict(weights, assign=True)
 
 
 def set_temperature(trained: TrainedModel, temperature: Sequence[float]) -> None:
