@@ -1,6 +1,7 @@
 """Communication between training processes that torchrun starts; without a group each function is the identity."""
 
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
@@ -18,6 +19,7 @@ from hpunet.utils.locks import lock_folder
 
 TIMEOUT = timedelta(hours=1)
 """How long to wait for a process that is late, for example because it packs data; a dead one is noticed at once."""
+SHUTDOWN_SECONDS = 0.2  # how long to wait for a destroyed group's threads
 
 
 def in_group() -> bool:
@@ -53,6 +55,8 @@ def destroy_process_group() -> None:
     """Leave the group."""
     if in_group():
         dist.destroy_process_group()
+        # Threads of Gloo end a little later (torch 2.13). Where Python shuts down first, the process dies by SIGABRT.
+        time.sleep(SHUTDOWN_SECONDS)
 
 
 def barrier() -> None:

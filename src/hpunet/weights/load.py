@@ -159,7 +159,7 @@ def _fill(model: HPUNet | ProbUNet, weights: Mapping[str, Tensor], *, name: str)
     check_finite(weights, name=name)
     if model.channels_last:
         last = torch.channels_last
-        weights = {key: t.contiguous(memory_format=last) if t.ndim == 4 else t for key, t in weights.items()}
+        weights = {key: t.to(memory_format=last) if t.ndim == 4 else t for key, t in weights.items()}
     model.load_state_dict(weights, assign=True)
 
 
