@@ -23,6 +23,7 @@ from hpunet.evaluation.instance_scores import start_worker
 from hpunet.evaluation.rows import EXAMPLES_FILE, SUMMARY_FILE, Row, RowStore, first_keys, mean_rows
 from hpunet.evaluation.scorer import Drawn, Scorer
 from hpunet.evaluation.summary import sizes_scored, summarise
+from hpunet.utils.cores import usable_cores
 from hpunet.utils.distributed import rank, shared_lock, world_size
 from hpunet.utils.files import atomic_write, dump_json
 from hpunet.utils.pictures import spread
@@ -125,8 +126,7 @@ def default_processes(scorer: Scorer) -> int:
     """One per core to score instances beside a GPU; on a CPU the network needs the cores."""
     if not scorer.finds_instances or scorer.device.type == "cpu":
         return 1
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(MAX_PROCESSES, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+    return max(1, min(MAX_PROCESSES, usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
 
 
 def chosen_images(source: Source, limit: int | None) -> list[int]:

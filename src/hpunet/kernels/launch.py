@@ -1,6 +1,5 @@
 """Launches kernels, or compiles those of a whole pass in parallel without running them."""
 
-import os
 from collections.abc import Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -8,6 +7,8 @@ from contextvars import ContextVar
 from typing import Any
 
 import triton
+
+from hpunet.utils.cores import usable_cores
 
 # What compiles within `compiling_ahead`. It is of one thread: others go on launching.
 _executor: ContextVar[Executor | None] = ContextVar("executor", default=None)
@@ -33,7 +34,7 @@ def compiling_ahead() -> Iterator[None]:
     A kernel that does not compile raises its error when it is launched: an error here would leave Triton (3.6) in
     its asynchronous mode.
     """
-    with ThreadPoolExecutor(os.cpu_count()) as executor, triton.AsyncCompileMode(executor, ignore_errors=True):
+    with ThreadPoolExecutor(usable_cores()) as executor, triton.AsyncCompileMode(executor, ignore_errors=True):
         token = _executor.set(executor)
         try:
             yield
