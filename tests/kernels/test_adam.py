@@ -2,7 +2,7 @@ import copy
 import math
 from collections.abc import Callable
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import MagicMock, Mock
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ from hpunet.models.hpunet import HPUNet
 from hpunet.objectives.base import Terms
 from hpunet.objectives.geco import GECO
 from hpunet.objectives.loss import Loss, parameter_groups
-from hpunet.training.examples import ExampleBuilder
+from hpunet.training.examples import Example, ExampleBuilder
 from hpunet.training.step import TrainingStep
 from hpunet.weights.run_state import optimiser_tensors, restore_optimiser
 
@@ -82,7 +82,7 @@ class _Step(TrainingStep):
 
     def __init__(self, model: HPUNet, adam: torch.optim.Adam) -> None:
         loss = Mock(spec=Loss, num_prior_samples=0, buffers=list)
-        builder = Mock(spec=ExampleBuilder, return_value=[None])
+        builder = Mock(spec=ExampleBuilder, return_value=MagicMock(spec=Example))
         super().__init__(
             model=model, loss=loss, optimiser=adam, example_builder=builder, grad_clip=2.0, ema_decay=0.5
         )

@@ -16,6 +16,7 @@ from hpunet.errors import ConfigError, DivergenceError
 from hpunet.kernels.dispatch import fused_draw, fused_network, reason_against_fused, use_fused_loss
 from hpunet.models.build import build_model
 from hpunet.objectives.base import Terms
+from hpunet.training.ahead import ExamplesAhead
 from hpunet.training.build import autocast_for, build_example_builder, build_loss, build_optimiser, learning_rate_at
 from hpunet.training.capture import Captured
 from hpunet.training.step import TrainingStep
@@ -120,12 +121,16 @@ class Training:
         return not all_reduce(torch.tensor(float(not can)))
 
     def _graph_steps(self, end: int) -> Iterator[tuple[Terms, Tensor]]:
-        """The same with the step captured: only image indices, step and learning rate change."""
+        """The same with the step captured: only examples, step and learning rate change.
+
+        The examples of a step are made beside the step before.
+        """
         step = torch.tensor(self.step, device=self.device)
-        indices = self.steps.images(self.step).to(self.device)
+        ahead = ExamplesAhead(self.train_step, self.steps, positions=self.positions, first=self.step)
+        example = ahead.example
 
         def run() -> tuple[Terms, Tensor]:
-            return self.train_step(self.pack.batch(indices), step=step, positions=self.positions)
+            return self.train_step.train_on(example, step=step, positions=self.positions)
 
         if hasattr(self.optimiser, "flatten_moments"):
             self.optimiser.flatten_moments()
@@ -133,8 +138,7 @@ class Training:
         captured = Captured(run, state=[*state, self.train_step.skipped, self.train_step.skipped_in_a_row])
         while self.step < end:
             step.fill_(self.step)
-            # Pinned memory: the host does not wait for the previous step, so the GPU never idles.
-            indices.copy_(self.steps.images(self.step).pin_memory(), non_blocking=True)
+            ahead.take(self.step)
             self._set_learning_rate()
             captured.replay()
             yield captured.result

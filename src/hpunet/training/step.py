@@ -67,14 +67,24 @@ class TrainingStep:
         self, batch: Batch, *, step: int | Int[Tensor, ""], positions: Int[Tensor, " b"]
     ) -> tuple[Terms, Float[Tensor, ""]]:
         """Train on a batch; returns its terms and the norm of the gradient before clipping."""
+        return self.train_on(self.examples(batch, step=step, positions=positions), step=step, positions=positions)
+
+    def examples(self, batch: Batch, *, step: int | Int[Tensor, ""], positions: Int[Tensor, " b"]) -> Example:
+        """What the step trains on."""
+        all_gradings = self.loss.num_prior_samples > 0
         with drawing_by(self.draw):
-            return self._train(batch, step=step, positions=positions)
+            return self.example_builder(batch, step=step, positions=positions, all_gradings=all_gradings)
+
+    def train_on(
+        self, example: Example, *, step: int | Int[Tensor, ""], positions: Int[Tensor, " b"]
+    ) -> tuple[Terms, Float[Tensor, ""]]:
+        """The same as a call with the batch, from its examples on."""
+        with drawing_by(self.draw):
+            return self._train(example, step=step, positions=positions)
 
     def _train(
-        self, batch: Batch, *, step: int | Int[Tensor, ""], positions: Int[Tensor, " b"]
+        self, example: Example, *, step: int | Int[Tensor, ""], positions: Int[Tensor, " b"]
     ) -> tuple[Terms, Float[Tensor, ""]]:
-        all_gradings = self.loss.num_prior_samples > 0
-        example = self.example_builder(batch, step=step, positions=positions, all_gradings=all_gradings)
         self.optimiser.zero_grad(set_to_none=True)
         loss_state = [buffer.clone() for buffer in self.loss.buffers()]
         ends = [i * len(positions) // self.num_pieces for i in range(self.num_pieces + 1)]
@@ -96,11 +106,9 @@ class TrainingStep:
         for buffer, before in zip(self.loss.buffers(), loss_state, strict=True):
             buffer.copy_(torch.where(finite, buffer, before))
         if self.ema_decay is not None:
-            values, averaged = self._values_and_average()
-            change = torch._foreach_sub(values, averaged)
             share = finite.double() * share_in_average(step, self.ema_decay)
-            torch._foreach_mul_(change, share.to(change[0].dtype))
-            torch._foreach_add_(averaged, change)
+            for value, average_value in zip(*self._values_and_average(), strict=True):
+                average_value.lerp_(value, share.to(value.dtype))
         return terms, norm
 
     def _start_average(self) -> tuple[list[Tensor], Tensor | None]:
