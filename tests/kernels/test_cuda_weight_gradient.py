@@ -47,7 +47,9 @@ def test_weight_gradient_equals_that_of_conv2d(
     relus = (late, not late)
     variant = GradientVariant(tiling, rows, columns, *relus)
     assert tiling.fits()
-    text = f'{variant.constants()}#include "{SOURCE / "tiles.cuh"}"\n#include "{SOURCE / "weight_gradient.cu"}"\n{RUN}'
+    text = (
+        f'{variant.constants()}#include "{SOURCE / "tiles.cuh"}"\n#include "{SOURCE / "weight_gradient.cu"}"\n{RUN}'
+    )
     run = compile_emulated(text, tmp_path, late_copies=late).run
     a, b = (g, x) if tiling.swapped else (x, g)
     start = torch.randn(groups, 9, rows, columns)

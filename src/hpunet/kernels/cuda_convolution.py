@@ -99,5 +99,7 @@ def convolve_halo(
         return out
     blocks, tiles = weight.out // tiling.columns, tiling.tiles(images, height, width)
     rounds = -(-tiles // max(1, kernel.max_programs // (blocks * groups)))
-    kernel((-(-tiles // rounds), blocks, groups), x, weight.data, bias, out, gate, residual, sums, images, height, width)
+    kernel(
+        (-(-tiles // rounds), blocks, groups), x, weight.data, bias, out, gate, residual, sums, images, height, width
+    )
     return out

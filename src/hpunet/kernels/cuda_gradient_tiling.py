@@ -17,7 +17,7 @@ MAX_TOTALS = 128  # registers of a thread for sums
 
 @dataclass(frozen=True)
 class GradientTiling:
-    """Tile sizes of a weight gradient; the names are those of the kernel, whose A is `rows`, or if swapped `columns`."""
+    """Tile sizes of a weight gradient; named as in the kernel, whose A is `rows`, or if swapped `columns`."""
 
     a: int  # channels of a program
     b: int
@@ -93,7 +93,7 @@ class GradientTiling:
 
     def fits(self) -> bool:
         """Whether a program has the memory and registers, and its products read only what is its own."""
-        a, b = self.stage_bytes()
+        _, b = self.stage_bytes()
         beyond = (8 - self.rows * self.a // 8) * self.a_pitch * 16  # rows of products that are not used
         return (
             self.shared_bytes <= SHARED_BYTES
@@ -153,7 +153,9 @@ def _block(channels: int, most: int) -> int:
     return -(-planes // -(-planes // fitting)) * 8
 
 
-def estimate(t: GradientTiling, height: int, width: int, rows: int, columns: int, *, groups: int, images: int) -> float:
+def estimate(
+    t: GradientTiling, height: int, width: int, rows: int, columns: int, *, groups: int, images: int
+) -> float:
     """Microseconds on an H200, roughly."""
     a_channels, b_channels = (columns, rows) if t.swapped else (rows, columns)
     tiles, blocks = t.tiles(images, height, width), t.blocks(a_channels, b_channels) * groups

@@ -1,6 +1,6 @@
-"""What kernels in CUDA C++ share: which GPUs run them, their compilation, in parallel for a whole pass, and products."""
+"""What kernels in CUDA C++ share: which GPUs run them, compilation in parallel for a whole pass, and products."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import cache
 from pathlib import Path
@@ -17,7 +17,7 @@ ARCHITECTURE = "sm_90a"
 
 
 @runtime_checkable
-class Variant(Protocol):
+class Variant(Hashable, Protocol):
     """What a kernel is compiled for; compares by value."""
 
     @property

@@ -59,13 +59,12 @@ def correlate_halo(
     kernel = kernel_of(GradientVariant(tiling, r, c, relu_rows, relu_columns))
     if kernel is None:
         return
-    a, b, out_a, out_b = (columns, rows, out.column, out.row) if tiling.swapped else (rows, columns, out.row, out.column)
+    a, b, out_a, out_b = (
+        (columns, rows, out.column, out.row) if tiling.swapped else (rows, columns, out.row, out.column)
+    )
     if out_b == 1 and (out_a % 2 or out.tap % 2 or out.group % 2 or out.data.data_ptr() % 8):
         raise ValueError("weight gradients must start at even numbers of elements")
     blocks, tiles = tiling.blocks(a.shape[4], b.shape[4]), tiling.tiles(images, height, width)
     rounds = -(-tiles // max(1, kernel.max_programs // (blocks * groups)))
-    kernel(
-        (-(-tiles // rounds), blocks, groups), a, b, out.data, images, height, width, out.group, out.tap, out_a, out_b,
-        early=False,
-    )  # fmt: skip
-
+    sizes, strides = (images, height, width), (out.group, out.tap, out_a, out_b)
+    kernel((-(-tiles // rounds), blocks, groups), a, b, out.data, *sizes, *strides, early=False)
