@@ -88,8 +88,8 @@ def main() -> None:
     how = {"channels": settings.model.channels, "latent_dims": settings.model.latent_dims}
     model = HPUNet(in_channels=1, num_classes=2, blocks_per_scale=settings.model.blocks_per_scale, **how).cuda()
     height, width = settings.data.crop
-    flat_parameters.can_convolve_halo = lambda *_: False  # the Triton kernel's weights
-    plan = Plan(model, height=height, width=width, dtype=torch.bfloat16, training=True)
+    flat_parameters.can_use_cuda_kernels = lambda *_: False  # the Triton kernel's weights
+    plan = Plan(model, height=height, width=width, dtype=torch.bfloat16)
     totals, rows = {"triton": 0.0, "best": 0.0}, []
     for shape, (count, layer) in sorted(shapes(plan).items(), key=lambda item: (-item[0].side[0], item[0].name)):
         row = measure(shape, layer, images=images, most=args.most)

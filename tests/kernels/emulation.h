@@ -1,10 +1,13 @@
-// The part of a GPU that kernels/cuda/convolution.cu uses (see hopper.cuh), on a CPU: a thread of a program is a thread
-// of the process, copies are done at once, and a thread computes its own part of a matrix product.
+// The part of a GPU that the kernels in kernels/cuda use (see hopper.cuh), on a CPU: a thread of a program is a thread
+// of the process, and a thread computes its own part of a matrix product, as late as it may. Copies are done at once, or
+// as late as they may with LATE_COPIES.
 
 #include <atomic>
 #include <barrier>
 #include <cstdint>
 #include <cstring>
+#include <deque>
+#include <functional>
 #include <memory>
 #include <thread>
 #include <vector>
@@ -30,18 +33,44 @@ static std::unique_ptr<std::barrier<>> program_barrier;
 
 #define SHARED_MEMORY(name) unsigned char* name = shared_memory
 
+// Work that a thread has started, in groups.
+struct Pending {
+    std::vector<std::function<void()>> started;
+    std::deque<std::vector<std::function<void()>>> groups;
+
+    void end_group() { groups.push_back(std::move(started)), started.clear(); }
+    void finish(size_t left) {
+        for (; groups.size() > left; groups.pop_front())
+            for (auto& work : groups.front()) work();
+    }
+};
+static thread_local Pending copies, products;
+
 inline u32 shared_address(const void* p) { return (u32)((const unsigned char*)p - shared_memory); }
 inline void copy_16_bytes(u32 to, const void* from, bool there) {
     if (to % 16 || to + 16 > (u32)CAPACITY || (there && (uintptr_t)from % 16)) abort();
-    if (there) memcpy(shared_memory + to, from, 16);
-    else memset(shared_memory + to, 0, 16);
+    auto copy = [=] {
+        if (there) memcpy(shared_memory + to, from, 16);
+        else memset(shared_memory + to, 0, 16);
+    };
+#ifdef LATE_COPIES
+    copies.started.push_back(copy);
+#else
+    copy();
+#endif
 }
-inline void copies_are_a_group() {}
-template <int LEFT> void wait_for_copies() { static_assert(LEFT >= 0); }
+inline void copies_are_a_group() { copies.end_group(); }
+template <int LEFT> void wait_for_copies() {
+    static_assert(LEFT >= 0);
+    copies.finish(LEFT);
+}
 inline void make_visible_to_tensor_cores() {}
 inline void synchronise() { program_barrier->arrive_and_wait(); }
 inline void start_products() {}
-inline void finish_products() {}
+template <int LEFT = 0> void finish_products() {
+    products.end_group();
+    products.finish(LEFT);
+}
 
 inline void let_next_kernel_start() {}
 inline void wait_for_earlier_kernels() {}
@@ -87,25 +116,36 @@ inline float sum_of_every_fourth_lane(float v) {
     return sum;
 }
 inline void atomicAdd(float* to, float v) { std::atomic_ref<float>(*to).fetch_add(v); }
+inline void add_two(float* to, float first, float second) {
+    if ((uintptr_t)to % 8) abort();
+    atomicAdd(to, first), atomicAdd(to + 1, second);
+}
 
-// Row (or column) `line` and position `k` of a 64 x 16 (16 x COLUMNS) matrix as wgmma finds it by its descriptor.
-inline float element(u64 descriptor, int line, int k) {
+// Row (or column) `line` and position `k` of a 64 x 16 (16 x COLUMNS) matrix as wgmma finds it by its descriptor; of 8 x 8
+// elements those with the same line are neighbours, or TRANSPOSED, with the same k.
+template <bool TRANSPOSED> float element(u64 descriptor, int line, int k) {
     u32 start = (descriptor & 0x3FFF) << 4, across = (descriptor >> 16 & 0x3FFF) << 4, along = (descriptor >> 32 & 0x3FFF) << 4;
-    u32 place = start + line / 8 * along + line % 8 * 16 + k / 8 * across + k % 8 * 2;
+    u32 outer = TRANSPOSED ? k % 8 : line % 8, inner = TRANSPOSED ? line % 8 : k % 8;
+    u32 place = start + line / 8 * along + k / 8 * across + outer * 16 + inner * 2;
     if (place + 2 > (u32)CAPACITY) abort();
     bf16 v;
     memcpy(&v, shared_memory + place, 2);
     return to_float(v);
 }
-template <int N> void multiply(float (&total)[N], u64 a, u64 b, int add) {
-    int lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * 16 + lane / 4;
-    for (int i = 0; i < N; i++) {
-        int r = row + (i & 2 ? 8 : 0), column = i / 4 * 8 + lane % 4 * 2 + (i & 1);
-        float sum = add ? total[i] : 0;
-        for (int k = 0; k < 16; k++) sum += element(a, r, k) * element(b, column, k);
-        total[i] = sum;
-    }
+template <bool TRANSPOSED, int N> void start_product(float (&total)[N], u64 a, u64 b, int add) {
+    float* totals = total;
+    products.started.push_back([=] {
+        int lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * 16 + lane / 4;
+        for (int i = 0; i < N; i++) {
+            int r = row + (i & 2 ? 8 : 0), column = i / 4 * 8 + lane % 4 * 2 + (i & 1);
+            float sum = add ? totals[i] : 0;
+            for (int k = 0; k < 16; k++) sum += element<TRANSPOSED>(a, r, k) * element<TRANSPOSED>(b, column, k);
+            totals[i] = sum;
+        }
+    });
 }
+template <int N> void multiply(float (&total)[N], u64 a, u64 b, int add) { start_product<false>(total, a, b, add); }
+template <int N> void multiply_transposed(float (&total)[N], u64 a, u64 b) { start_product<true>(total, a, b, true); }
 
 // Runs a kernel on a grid, program after program.
 template <typename Kernel> void run_grid(int x, int y, int z, int threads, Kernel kernel) {

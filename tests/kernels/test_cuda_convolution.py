@@ -1,8 +1,5 @@
 """The CUDA convolution against plain torch: compiled for the CPU, with the GPU's part in `emulation.h`."""
 
-import ctypes
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,11 +9,13 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from hpunet.kernels.cuda_convolution import SOURCE, _Variant, halo_weights
+from emulated import compile_emulated, distance, pointer
+
+from hpunet.kernels.cuda_convolution import ConvVariant, halo_weights
+from hpunet.kernels.cuda_kernels import SOURCE
 from hpunet.kernels.cuda_tiling import FUSED, SHARED_BYTES, HaloTiling, candidates
 from hpunet.kernels.layers import FUSED_WITH
 
-HERE = Path(__file__).parent
 RUN = """
 extern "C" void run(int x, int y, int z, const bf16* in, const bf16* weight, const float* bias, bf16* out,
                     const bf16* gate, const bf16* residual, float* sums, int images, int height, int width,
@@ -45,18 +44,6 @@ CASES = [  # groups, images, height, width, in, out, taps, tiling
 ]
 
 
-@pytest.fixture(scope="module")
-def compiler() -> str:
-    found = shutil.which("g++")
-    if found is None:
-        pytest.skip("needs g++")
-    return found
-
-
-def pointer(x: Tensor | None) -> ctypes.c_void_p:
-    return ctypes.c_void_p(None if x is None else x.data_ptr())
-
-
 def plain(x: Tensor, weight: Tensor) -> Tensor:
     maps = [F.conv2d(g.permute(0, 3, 1, 2), w, padding=w.shape[-1] // 2) for g, w in zip(x, weight, strict=True)]
     return torch.stack(maps).permute(0, 1, 3, 4, 2)
@@ -64,7 +51,7 @@ def plain(x: Tensor, weight: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(("groups", "images", "height", "width", "channels", "out", "taps", "tiling"), CASES)
 def test_convolution_equals_conv2d(
-    compiler: str, tmp_path: Path, groups: int, images: int, height: int, width: int, channels: int, out: int,
+    tmp_path: Path, groups: int, images: int, height: int, width: int, channels: int, out: int,
     taps: int, tiling: HaloTiling,
 ) -> None:  # fmt: skip
     torch.manual_seed(1)
@@ -78,12 +65,9 @@ def test_convolution_equals_conv2d(
 
     def run(**how: bool) -> tuple[Tensor, Tensor]:
         fused = tuple(name for name in FUSED if name.lower() in how)
-        constants = _Variant(tiling, channels, out, taps, fused).constants()
-        file, library = tmp_path / "kernel.cpp", tmp_path / f"{'-'.join(how)}.so"
-        file.write_text(f'#include "emulation.h"\n{constants}#include "{SOURCE / "convolution.cu"}"\n{RUN}')
-        options = ["-std=c++20", "-O1", "-pthread", "-shared", "-fPIC", "-Wno-unknown-pragmas", f"-I{HERE}"]
-        subprocess.run([compiler, *options, str(file), "-o", str(library)], check=True)
-        kernel = ctypes.CDLL(str(library)).run
+        constants = ConvVariant(tiling, channels, out, taps, fused).constants()
+        text = f'{constants}#include "{SOURCE / "tiles.cuh"}"\n#include "{SOURCE / "convolution.cu"}"\n{RUN}'
+        kernel = compile_emulated(text, tmp_path, name="-".join(how), late_copies="gate" in how).run
         around = torch.full((gate.numel() + 256,), -7.0).bfloat16()  # what lies before and after must stay
         result = around[128:-128].fill_(torch.nan).view(gate.shape)
         sums = torch.zeros(groups, out)
@@ -124,7 +108,3 @@ def test_tilings_of_few_pixels_take_several_images() -> None:
     # 3 lines of 5 positions and 4 of the last one are 19, three times 8; 9 images are two times 8.
     assert HaloTiling(4, 4, columns=8, slice=8, images=8).tiles(9, 4, 4) == 6
     assert HaloTiling(16, 8, columns=8, slice=8).tiles(9, 20, 20) == 9 * 2 * 3
-
-
-def distance(one: Tensor, other: Tensor) -> float:
-    return float((one.double() - other.double()).norm() / other.double().norm())

@@ -4,21 +4,14 @@ They take the place of the Triton kernel of `triton_convolution.py` for 3×3 con
 also tested without a GPU (`tests/kernels/test_cuda_convolution.py`).
 """
 
-from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from hpunet.kernels.cuda_kernels import SOURCE, defines, kernel_of, product_function
 from hpunet.kernels.cuda_tiling import FUSED, HaloTiling
-from hpunet.kernels.launch import compiling_executor
-from hpunet.kernels.nvrtc import Kernel, compile_source, is_available
-
-SOURCE = Path(__file__).parent / "cuda"
-ARCHITECTURE = "sm_90a"
 
 
 @dataclass(frozen=True)
@@ -52,7 +45,7 @@ def halo_weights(kernel: Int[Tensor, "o i t t"], tiling: HaloTiling, *, padding:
 
 
 @dataclass(frozen=True)
-class _Variant:
+class ConvVariant:
     """What a kernel is compiled for."""
 
     tiling: HaloTiling
@@ -61,60 +54,33 @@ class _Variant:
     taps: int
     fused: tuple[str, ...]
 
+    name = "convolve"
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory of a program."""
+        return self.tiling.shared_bytes(self.channels, taps=self.taps)
+
+    @property
+    def threads(self) -> int:
+        """Threads of a program."""
+        return 128 * self.tiling.warpgroups
+
     def constants(self) -> str:
         """The lines before the kernel's source."""
         places = self.tiling.places(self.taps)
-        values = {
-            **self.tiling.constants(self.channels, self.out, taps=self.taps, fused=self.fused),
-            "PRODUCTS": len(places),
-        }
-        lines = [f"#define {name} {value}" for name, value in values.items()]
+        constants = self.tiling.constants(self.channels, self.out, taps=self.taps, fused=self.fused)
+        text = defines({**constants, "PRODUCTS": len(places)})
         for name, numbers in zip(("STARTS", "DISTANCES"), zip(*places, strict=True), strict=True):
-            lines.append(f"__device__ constexpr int {name}[] = {{{', '.join(map(str, numbers))}}};")
-        return "\n".join(lines) + "\n"
+            text += f"__device__ constexpr int {name}[] = {{{', '.join(map(str, numbers))}}};\n"
+        return text
 
     def source(self) -> str:
         """CUDA C++."""
-        hardware, kernel = ((SOURCE / name).read_text() for name in ("hopper.cuh", "convolution.cu"))
-        return self.constants() + hardware + _multiply(self.tiling.columns * self.tiling.px) + kernel
-
-    def compile(self) -> bytes:
-        """Machine code."""
-        return compile_source(self.source(), architecture=ARCHITECTURE)
-
-
-def _multiply(columns: int) -> str:
-    """total += a·b for 64×16 and 16×`columns` elements in shared memory; without `add`, total = a·b."""
-    count = columns // 2
-    totals = ", ".join(f"%{i}" for i in range(count))
-    outputs = ", ".join(f'"+f"(total[{i}])' for i in range(count))
-    return f"""
-__device__ inline void multiply(float (&total)[{count}], u64 a, u64 b, int add) {{
-    asm volatile("{{ .reg .pred add; setp.ne.b32 add, %{count + 2}, 0; "
-        "wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.bf16.bf16 "
-        "{{{totals}}}, %{count}, %{count + 1}, add, 1, 1, 0, 0; }}"
-        : {outputs} : "l"(a), "l"(b), "r"(add));
-}}
-"""
-
-
-def can_convolve_halo(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether the kernel runs on this device; where it does not, the Triton kernel takes its place."""
-    if device.type != "cuda" or dtype != torch.bfloat16:
-        return False
-    return torch.cuda.get_device_capability(device) == (9, 0) and is_available(ARCHITECTURE)
-
-
-_codes: dict[_Variant, Future[bytes]] = {}
-
-
-@cache
-def _kernel(variant: _Variant, _device: int) -> tuple[Kernel, int]:
-    """The kernel for the current device, and how many of its programs run at once."""
-    code = _codes[variant].result() if variant in _codes else variant.compile()
-    tiling = variant.tiling
-    kernel = Kernel(code, name="convolve", shared_bytes=tiling.shared_bytes(variant.channels, taps=variant.taps))
-    return kernel, kernel.max_programs(128 * tiling.warpgroups)
+        hardware, tiles, kernel = (
+            (SOURCE / name).read_text() for name in ("hopper.cuh", "tiles.cuh", "convolution.cu")
+        )
+        return self.constants() + hardware + product_function(self.tiling.columns * self.tiling.px) + tiles + kernel
 
 
 def convolve_halo(
@@ -128,16 +94,12 @@ def convolve_halo(
     out = torch.empty(groups, images, height, width, weight.out, device=x.device, dtype=x.dtype)
     uses = bias is not None, relu_input, relu_output, gate is not None, residual is not None, sums is not None
     fused = tuple(name for name, used in zip(FUSED, uses, strict=True) if used)
-    variant = _Variant(tiling, channels, weight.out, weight.taps, fused)
-    if (executor := compiling_executor()) is not None:
-        if variant not in _codes:
-            _codes[variant] = executor.submit(variant.compile)
+    kernel = kernel_of(ConvVariant(tiling, channels, weight.out, weight.taps, fused))
+    if kernel is None:
         return out
-    kernel, at_once = _kernel(variant, torch.cuda.current_device())
     blocks, tiles = weight.out // tiling.columns, tiling.tiles(images, height, width)
-    rounds = -(-tiles // max(1, at_once // (blocks * groups)))
+    rounds = -(-tiles // max(1, kernel.max_programs // (blocks * groups)))
     kernel(
-        (-(-tiles // rounds), blocks, groups), 128 * tiling.warpgroups,
-        x, weight.data, bias, out, gate, residual, sums, images, height, width,
-    )  # fmt: skip
+        (-(-tiles // rounds), blocks, groups), x, weight.data, bias, out, gate, residual, sums, images, height, width
+    )
     return out

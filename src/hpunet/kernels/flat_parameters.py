@@ -17,7 +17,8 @@ import torch.nn.functional as F
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from hpunet.kernels.cuda_convolution import HaloWeights, can_convolve_halo, halo_weights
+from hpunet.kernels.cuda_convolution import HaloWeights, halo_weights
+from hpunet.kernels.cuda_kernels import can_use_cuda_kernels
 from hpunet.kernels.layers import PADDING, FusedLayer, IndexMaps, ResidualLayer
 from hpunet.kernels.tile_sizes import convolution_tiling
 from hpunet.kernels.triton_convolution import ConvTiling, GradientView, WeightView
@@ -79,7 +80,7 @@ class Weights:
         self.layers, self.dtype, self.training = layers, dtype, training
         self.gradient_dtype = torch.float64 if dtype == torch.float32 else torch.float32
         self.device = others[0][0].device
-        self.halo = can_convolve_halo(self.device, dtype)
+        self.halo = can_use_cuda_kernels(self.device, dtype)
         self.num_prepared = 0  # tells a backward pass whether the buffers are still those of its forward pass
         self.parameters: list[nn.Parameter] = []
         self.offsets: list[int] = []

@@ -13,7 +13,10 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from hpunet.kernels.cuda_convolution import HaloWeights, convolve_halo
+from hpunet.kernels.cuda_gradient_tiling import gradient_candidates
+from hpunet.kernels.cuda_kernels import can_use_cuda_kernels
 from hpunet.kernels.cuda_tiling import HaloTiling, candidates
+from hpunet.kernels.cuda_weight_gradient import correlate_halo
 from hpunet.kernels.tile_sizes import correlation_tiling
 from hpunet.kernels.triton_convolution import ConvTiling, GradientView, WeightView, convolve, correlate
 from hpunet.models.blocks import ResidualBlock
@@ -108,9 +111,14 @@ class FusedLayer:
         mirrored, taps = self.mirrored[name], 1 if name == "skip" else self.taps
         rows, columns = (g, x) if mirrored else (x, g)
         size = self.height, self.width, rows.shape[4], columns.shape[4]
-        tiling = correlation_tiling(*size, taps=taps, relu=relu, dtype=x.dtype, device=x.device)
         relus = {"relu_rows": relu and not mirrored, "relu_columns": relu and mirrored}
-        correlate(rows, columns, out=self.weight_gradients[name], taps=taps, tiling=tiling, **relus)
+        out = self.weight_gradients[name]
+        if taps == 3 and can_use_cuda_kernels(x.device, x.dtype):
+            halo_tiling = gradient_candidates(*size, groups=x.shape[0], images=x.shape[1])[0]
+            correlate_halo(rows, columns, out=out, tiling=halo_tiling, **relus)
+            return
+        tiling = correlation_tiling(*size, taps=taps, relu=relu, dtype=x.dtype, device=x.device)
+        correlate(rows, columns, out=out, taps=taps, tiling=tiling, **relus)
 
 
 class ResidualLayer(FusedLayer):

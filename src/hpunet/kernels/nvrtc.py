@@ -127,20 +127,20 @@ class Kernel:
         _check(occupancy(ctypes.byref(count), self._function, threads, shared))
         return count.value * torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
 
-    def __call__(self, grid: Sequence[int], threads: int, *arguments: Tensor | int | None) -> None:
+    def __call__(self, grid: Sequence[int], threads: int, *arguments: Tensor | int | None, early: bool) -> None:
         """Run on a grid of programs in the current stream.
 
-        Programs may start before earlier kernels are done, which the source must wait for.
+        With `early`, programs may start before earlier kernels are done, which the source must wait for.
         """
         values = [
             ctypes.c_int(a) if isinstance(a, int) else ctypes.c_void_p(None if a is None else a.data_ptr())
             for a in arguments
         ]
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
-        early = _Attribute(id=_PROGRAMMATIC_STREAM_SERIALIZATION, value=1)
+        attribute = _Attribute(id=_PROGRAMMATIC_STREAM_SERIALIZATION, value=1)
         sizes = (ctypes.c_uint * 6)(*grid, threads, 1, 1)
         stream = torch.cuda.current_stream().cuda_stream
-        config = _Config(sizes, self.shared_bytes, stream, ctypes.pointer(early), 1)
+        config = _Config(sizes, self.shared_bytes, stream, ctypes.pointer(attribute), int(early))
         _check(_driver().cuLaunchKernelEx(ctypes.byref(config), self._function, pointers, None))
 
 

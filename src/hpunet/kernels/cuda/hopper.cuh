@@ -1,4 +1,4 @@
-// What convolution.cu needs of a GPU of compute capability 9.0. (tests/kernels/emulation.h has the same for a CPU.)
+// What the kernels here need of a GPU of compute capability 9.0. (tests/kernels/emulation.h has the same for a CPU.)
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -22,9 +22,10 @@ __device__ inline void make_visible_to_tensor_cores() { asm volatile("fence.prox
 __device__ inline void synchronise() { __syncthreads(); }
 
 __device__ inline void start_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ inline void finish_products() {
+// Products given so far are a group; waits until at most LEFT groups are not done.
+template <int LEFT = 0> __device__ inline void finish_products() {
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
 }
 
 // Two bfloat16 in 32 bits.
@@ -57,6 +58,10 @@ __device__ inline void store(bf16* to, const float* v, int count) {
 __device__ inline float sum_of_every_fourth_lane(float v) {
     for (int distance = 4; distance < 32; distance *= 2) v += __shfl_xor_sync(0xFFFFFFFFu, v, distance);
     return v;
+}
+
+__device__ inline void add_two(float* to, float first, float second) {
+    asm volatile("red.global.add.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(first), "f"(second) : "memory");
 }
 
 // The next kernel may start now; what earlier ones have written is there after the wait.
