@@ -226,6 +226,19 @@ def test_a_sampler_draws_instead_of_the_model_and_its_rows_are_kept_apart(tmp_pa
         evaluate(fused, source=source, folder=tmp_path / "plain")
 
 
+def test_the_last_batch_of_a_sampler_is_filled_up_and_rows_are_the_same(tmp_path: Path) -> None:
+    source, model = lesions(10), small_model()
+    encoded: list[int] = []
+    model.prior.encoder[0].register_forward_hook(lambda _module, inputs, _output: encoded.append(len(inputs[0])))
+    run_it(tmp_path / "plain", source, scorer_of(model))
+    assert encoded[:2] == [8, 2]
+    encoded.clear()
+    run_it(tmp_path / "fused", source, scorer_of(model, sampler=model))
+    assert encoded[:2] == [8, 8]
+    for one, other in zip(*(read_rows(tmp_path / name / ROWS_FILE) for name in ("plain", "fused")), strict=True):
+        assert other.scores == pytest.approx(one.scores, abs=1e-6)
+
+
 @pytest.mark.parametrize("perfect", [True, False])
 def test_rows_of_several_seeds_are_the_means_of_single_evaluations(perfect: bool, tmp_path: Path) -> None:
     source = lesions(7)

@@ -26,6 +26,7 @@ from hpunet.evaluation.images import (
     as_batch,
     centre_crop,
     drawn_together,
+    fast_batch_size,
     prior_inputs,
     true_instances,
     with_evaluation_ids,
@@ -87,6 +88,15 @@ class Inputs(NamedTuple):
     cond: Float[Tensor, "b e h2 w2"] | None
     labels: Int[Tensor, "b r h2 w2"]
     padding: Padding
+
+    def filled_up(self, count: int) -> "Inputs":
+        """With the last image again and again, `count` images in all."""
+
+        def fill(maps: Tensor) -> Tensor:
+            return torch.cat([maps, maps[-1:].expand(count - len(maps), *maps.shape[1:])])
+
+        cond = None if self.cond is None else fill(self.cond)
+        return self._replace(image=fill(self.image), cond=cond, labels=fill(self.labels))
 
 
 class Drawn(NamedTuple):
@@ -182,20 +192,27 @@ class Scorer:
         batch, truth = self.prepare(samples, keys)
         try:
             there = batch.to(self.device)
-            inputs = self.inputs(there, indices)
-            features = encode_orientations(inputs.network, image=inputs.image, cond=inputs.cond, names=keys)
+            inputs, n = self.inputs(there, indices), len(keys)
+            names = [*keys, *[keys[-1]] * (self._images_at_once(n) - n)]
+            inputs = inputs.filled_up(len(names))
+            features = encode_orientations(inputs.network, image=inputs.image, cond=inputs.cond, names=names)
             how: dict[str, Any] = {"image": inputs.image, "labels": inputs.labels, "features": features}
-            rebuilt = reconstruct(inputs.network, **how, return_logits=False).labels[inputs.padding.inside]
-            visible = None if inputs.cond is None else inputs.cond[:, 0][inputs.padding.inside].cpu() > 0
+            rebuilt = reconstruct(inputs.network, **how, return_logits=False).labels[inputs.padding.inside][:n]
+            visible = None if inputs.cond is None else inputs.cond[:n, 0][inputs.padding.inside].cpu() > 0
             for seed in range(self.seed, self.seed + self.num_seeds):
-                generators = self.generators(keys, seed=seed)
+                generators = self.generators(names, seed=seed)
                 labels, confidence = self._sampled(inputs, features=features, generators=generators)
-                scored = self._on_cpu(there, labels=labels, confidence=confidence, rebuilt=rebuilt)
+                confidence = confidence if confidence is None else confidence[:n]
+                scored = self._on_cpu(there, labels=labels[:n], confidence=confidence, rebuilt=rebuilt)
                 yield Drawn(items, Maps(indices, keys, batch, truth, visible=visible, **scored))
         except torch.OutOfMemoryError:
             size = "x".join(map(str, batch.valid.shape[1:]))
             words = f"{keys[0]}: {size} pixels do not fit the device's memory; score the centre with --crop"
             raise DataError(words) from None
+
+    def _images_at_once(self, number: int) -> int:
+        """How many crops to draw: on fused kernels the last batch is as large as others, a new size takes seconds."""
+        return number if self.sampler is None or self.crop is None else max(number, fast_batch_size(self.device))
 
     @property
     def counts_on_device(self) -> bool:
