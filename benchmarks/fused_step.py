@@ -22,8 +22,11 @@ from hpunet.config.settings import load_settings
 from hpunet.kernels import layers
 from hpunet.kernels.dispatch import fused_network
 
-WITH_CUDA = layers.can_use_cuda_kernels
-WAYS: dict[str, Callable[..., bool]] = {"cuda": WITH_CUDA, "triton": lambda *_: False}
+WAYS: dict[str, Callable[..., bool]] = {
+    "in use": layers.is_faster_than_triton,
+    "triton": lambda *_: False,
+    "cuda": lambda *_: True,
+}
 
 
 def workload(preset: str, *, repeats: int) -> Workload:
@@ -52,7 +55,7 @@ def kernel_sums(call: Callable[[], object]) -> list[tuple[str, float, int]]:
 
 def gradients(work: Workload, way: str) -> list[Tensor]:
     """Of one pass, always of the same data."""
-    layers.can_use_cuda_kernels = WAYS[way]
+    layers.is_faster_than_triton = WAYS[way]
     model = work.model()
     network = fused_network(model, size=work.settings.data.crop)
     torch.manual_seed(1)
@@ -71,7 +74,7 @@ def measure(preset: str, *, repeats: int) -> dict[str, Any]:
     with work.timer.stream():
         candidates: list[Candidate] = []
         for name, way in WAYS.items():
-            layers.can_use_cuda_kernels = way
+            layers.is_faster_than_triton = way
             candidates.append(
                 work.timer.prepare(name, partial(bare_step, work, precision="bf16", fused=True), graph=True)
             )

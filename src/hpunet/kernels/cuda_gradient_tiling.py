@@ -112,6 +112,11 @@ def _pitch(pixels: int, planes: int) -> int:
     return pixels + (rest - pixels) % 8
 
 
+def is_faster_than_triton(height: int, width: int, rows: int, columns: int) -> bool:
+    """As measured (docs/lab/speed.md): where Triton's blocks, which are powers of two, do work for nothing."""
+    return height * width >= 64 * 64 and all(channels & (channels - 1) for channels in (rows, columns))
+
+
 @cache
 def gradient_candidates(
     height: int, width: int, rows: int, columns: int, *, groups: int, images: int

@@ -13,7 +13,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from hpunet.kernels.cuda_convolution import HaloWeights, convolve_halo
-from hpunet.kernels.cuda_gradient_tiling import gradient_candidates
+from hpunet.kernels.cuda_gradient_tiling import gradient_candidates, is_faster_than_triton
 from hpunet.kernels.cuda_kernels import can_use_cuda_kernels
 from hpunet.kernels.cuda_tiling import HaloTiling, candidates
 from hpunet.kernels.cuda_weight_gradient import correlate_halo
@@ -113,7 +113,7 @@ class FusedLayer:
         size = self.height, self.width, rows.shape[4], columns.shape[4]
         relus = {"relu_rows": relu and not mirrored, "relu_columns": relu and mirrored}
         out = self.weight_gradients[name]
-        if taps == 3 and can_use_cuda_kernels(x.device, x.dtype):
+        if taps == 3 and is_faster_than_triton(*size) and can_use_cuda_kernels(x.device, x.dtype):
             halo_tiling = gradient_candidates(*size, groups=x.shape[0], images=x.shape[1])[0]
             correlate_halo(rows, columns, out=out, tiling=halo_tiling, **relus)
             return
