@@ -1,6 +1,8 @@
-"""Samples of an image as hpunet draws them, with numpy and onnxruntime alone. Writes IMAGE.labels.npy.
+"""Samples of an image as hpunet draws them, with numpy and onnxruntime alone.
 
-python example.py IMAGE.npy [NUM_SAMPLES [SEED]]     # stored pixel values, (height, width) or (height, width, channels)
+python example.py IMAGE.npy [NUM_SAMPLES [SEED]]
+
+IMAGE.npy holds stored pixel values, (height, width) or (height, width, channels). Writes IMAGE.labels.npy.
 """
 
 import json
@@ -53,7 +55,8 @@ def sample(image: np.ndarray, num_samples: int = 16, seed: int = 0) -> tuple[np.
     batch = np.repeat(planes[np.newaxis], len(used), axis=0)
     features = encode.run(None, {"image": batch, "window": np.array(about["window"], dtype=np.float32), **turned})
     shared = turned | {f"features_{i}": each for i, each in enumerate(features)}
-    labels, logits = [], []
+    labels: list[np.ndarray] = []
+    logits: list[np.ndarray] = []
     for i in range(num_samples):  # one at a time needs the least memory
         own = {name: values[i : i + 1] for name, values in noise.items()} | {"entry": entry[i : i + 1]}
         for kept, found in zip((labels, logits), decode.run(["labels", "logits"], shared | own), strict=True):

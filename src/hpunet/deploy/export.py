@@ -35,10 +35,10 @@ _RULES = {
     "Bit 0 flips left and right, bit 1 up and down, then bit 2 transposes; decode returns upright maps. Each sample "
     "has a random one; 0 is the image as it is. Without this input there is only one",
     "entry": "int64, one per sample: the row of the features (an image in an orientation) that it is drawn from",
-    "noise": "float32 (samples, channels, height / stride, width / stride), or 1×1 where stride is 0: standard normal "
-    "numbers; 0 gives the mean, t times the numbers are temperature t. hpunet draws one row per sample, from "
-    "torch.Generator().manual_seed(seed): the latents, coarsest first, then, if `orientations` is above 1, one number "
-    "x more, for orientation floor(count · Φ(x)); count is `orientations`, or at most 4 unless height equals width",
+    "noise": "float32 (samples, channels, height / stride, width / stride), or 1×1 where stride is 0: standard "
+    "normal numbers; 0 gives the mean, t times the numbers are temperature t. hpunet draws one row per sample, from "
+    "torch.Generator().manual_seed(seed): the latents, coarsest first, then, if `orientations` is above 1, one "
+    "number x more, for orientation floor(count · Φ(x)); count is `orientations`, at most 4 unless the image is square",
     "labels": "the class with the largest logit; the share of samples that say so is its probability",
 }
 
@@ -49,7 +49,7 @@ def export_onnx(trained: TrainedModel, *, out: Path, credit: str) -> tuple[dict[
     The difference is a share of the largest logit, measured on noise as image.
     """
     try:
-        import onnxruntime  # type: ignore[import-untyped]
+        import onnxruntime
 
         from hpunet.deploy.graph import OPSET
         from hpunet.deploy.networks import decoder_graph, encoder_graph, latent_strides
@@ -63,7 +63,8 @@ def export_onnx(trained: TrainedModel, *, out: Path, credit: str) -> tuple[dict[
     contents = {ENCODER: encoder_graph(model).serialise(**named), DECODER: decoder_graph(model).serialise(**named)}
     contents[EXAMPLE] = Path(__file__).with_name(EXAMPLE).read_bytes()
     sessions = [
-        onnxruntime.InferenceSession(contents[file], providers=["CPUExecutionProvider"]) for file in (ENCODER, DECODER)
+        onnxruntime.InferenceSession(contents[file], providers=["CPUExecutionProvider"])
+        for file in (ENCODER, DECODER)
     ]
     difference = _difference_from_torch(model, *sessions)
     if not difference <= MAX_DIFFERENCE:
@@ -83,7 +84,9 @@ def export_onnx(trained: TrainedModel, *, out: Path, credit: str) -> tuple[dict[
         "classes": list(info.fixed_classes) + [f"instance id {i}" for i in range(info.num_random_ids)],
         "foreground": list(info.foreground),
         "latents": [
-            {"input": f"noise_{i}", "channels": dim, "stride": stride} for i, (dim, stride) in enumerate(scales) if dim
+            {"input": f"noise_{i}", "channels": dim, "stride": stride}
+            for i, (dim, stride) in enumerate(scales)
+            if dim
         ],
         "orientations": model.orientations,
         "rules": _RULES,

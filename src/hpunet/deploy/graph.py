@@ -120,4 +120,5 @@ class Graph:
             producer_version=producer[1],
         )
         onnx.checker.check_model(model, full_check=True)
-        return model.SerializeToString(deterministic=True)
+        content: bytes = model.SerializeToString(deterministic=True)
+        return content
