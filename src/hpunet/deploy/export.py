@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import hpunet
+from hpunet import __version__
 from hpunet.data.types import SetInfo
 from hpunet.errors import CheckpointError, ConfigError
 from hpunet.models.base import SegmentationModel
@@ -38,7 +38,7 @@ _RULES = {
     "noise": "float32 (samples, channels, height / stride, width / stride), or 1×1 where stride is 0: standard "
     "normal numbers; 0 gives the mean, t times the numbers are temperature t. hpunet draws one row per sample, from "
     "torch.Generator().manual_seed(seed): the latents, coarsest first, then, if `orientations` is above 1, one "
-    "number x more, for orientation floor(count · Φ(x)); count is `orientations`, at most 4 unless the image is square",
+    "number x more, for orientation floor(count · Φ(x)); count is `orientations`, at most 4 if not square",
     "labels": "the class with the largest logit; the share of samples that say so is its probability",
 }
 
@@ -59,7 +59,7 @@ def export_onnx(trained: TrainedModel, *, out: Path, credit: str) -> tuple[dict[
         words = "pip install onnx onnxruntime (pip install '.[onnx]' in a clone)"
         raise ConfigError(f"export --onnx: needs {error.name}: {words}") from None
     model, info = trained.model, trained.info
-    named: dict[str, Any] = {"producer": ("hpunet", hpunet.__version__), "about": credit}
+    named: dict[str, Any] = {"producer": ("hpunet", __version__), "about": credit}
     contents = {ENCODER: encoder_graph(model).serialise(**named), DECODER: decoder_graph(model).serialise(**named)}
     contents[EXAMPLE] = Path(__file__).with_name(EXAMPLE).read_bytes()
     sessions = [
@@ -91,7 +91,7 @@ def export_onnx(trained: TrainedModel, *, out: Path, credit: str) -> tuple[dict[
         "orientations": model.orientations,
         "rules": _RULES,
         "credit": credit,
-        "made_with": {"hpunet": hpunet.__version__, "torch": str(torch.__version__), "onnx_opset": OPSET},
+        "made_with": {"hpunet": __version__, "torch": str(torch.__version__), "onnx_opset": OPSET},
     }
     with atomic_folder(out) as folder:
         files = {file: write_hashed(folder / file, content) for file, content in contents.items()}
