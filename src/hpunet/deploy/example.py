@@ -36,7 +36,8 @@ def normal(seed: int, rows: int, count: int) -> np.ndarray:
 def sample(image: np.ndarray, num_samples: int = 16, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Labels (s, h, w) and logits (s, k, h, w) of an image of stored pixel values."""
     about = json.loads((FOLDER / "metadata.json").read_text(encoding="utf-8"))
-    encode, decode = (onnxruntime.InferenceSession(FOLDER / f"{name}.onnx") for name in ("encode", "decode"))
+    files, providers = (FOLDER / "encode.onnx", FOLDER / "decode.onnx"), ["CPUExecutionProvider"]
+    encode, decode = (onnxruntime.InferenceSession(file, providers=providers) for file in files)
     planes = np.moveaxis(image.reshape(*image.shape[:2], -1), 2, 0).astype(np.float32)
     missing = [-side % about["size_multiple"] for side in planes.shape[1:]]
     (top, bottom), (left, right) = padding = [(total // 2, total - total // 2) for total in missing]
@@ -61,6 +62,8 @@ def sample(image: np.ndarray, num_samples: int = 16, seed: int = 0) -> tuple[np.
         own = {name: values[i : i + 1] for name, values in noise.items()} | {"entry": entry[i : i + 1]}
         for kept, found in zip((labels, logits), decode.run(["labels", "logits"], shared | own), strict=True):
             kept.append(found[0, ..., top : h - bottom, left : w - right])
+    if not all(np.isfinite(each).all() for each in logits):  # labels would be 0: nothing marked
+        raise ValueError("logits are NaN or infinite, which are no segmentation; are all pixels finite?")
     return np.stack(labels), np.stack(logits)
 
 
