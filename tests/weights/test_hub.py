@@ -12,6 +12,7 @@ from untrained import make_trained
 import hpunet
 from hpunet.cli.export import export_command
 from hpunet.cli.sample import sample_command
+from hpunet.cli.view import _check_run
 from hpunet.data.synthetic.source import INFO
 from hpunet.errors import CheckpointError, ConfigError
 from hpunet.models.build import build_model
@@ -155,6 +156,7 @@ def test_the_command_writes_both_kinds_of_folders(
     assert "Logits differ from torch's by at most" in capsys.readouterr().out
     about = parse_json(Path("onnx/metadata.json").read_bytes(), name="")
     assert (about["orientations"], about["credit"]) == (8, hub.credit)
+    _check_run(Path("hub"))
     image = ROOT / "src/hpunet/data/examples/lidc/images/lidc-1.png"
     sample_command(run=Path("hub"), images=[image], out=Path("drawn"), samples=2, quiet=True)
     assert Path("drawn/lidc-1/sample-02.png").is_file()
