@@ -26,7 +26,7 @@ help:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "hpunet needs Python 3.11 or newer; set PYTHON=/path/to/python3.11")'
 	@$(PYTHON) -m venv .venv
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check "pip>=25.1"
-	@$(INSTALL) --editable ".[data,report,tf,view]"
+	@$(INSTALL) --editable ".[data,onnx,report,tf,view]"
 	@touch $@
 
 .venv/.dev: .venv/.base

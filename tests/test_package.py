@@ -15,7 +15,7 @@ SOURCE = ROOT / "src" / "hpunet"
 
 PACKAGES = (
     "errors", "utils", "config", "metrics", "models", "kernels", "objectives", "sampling", "data", "weights",
-    "evaluation", "training", "predict", "reports", "viewer", "bench", "demo", "cli",
+    "deploy", "evaluation", "training", "predict", "reports", "viewer", "bench", "demo", "cli",
 )  # fmt: skip
 """A package imports from those before it, and from itself."""
 

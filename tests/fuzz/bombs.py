@@ -396,6 +396,21 @@ def weights_deep_description(root: Path) -> None:
 
 
 @_folder
+def hub_of_many_blocks(root: Path) -> None:
+    about = _published(root, blocks_per_scale=10**6)
+    (root / "sampling.safetensors").rename(root / "model.safetensors")
+    about["files"] = {"model.safetensors": about["files"]["sampling.safetensors"]}  # type: ignore[index]
+    about |= {"format": "hpunet-hub", "model_type": "hpunet"}
+    (root / "config.json").write_bytes(dump_hashed_json(about, name="config.json"))
+
+
+@_folder
+def hub_deep_description(root: Path) -> None:
+    (root / "config.json").write_bytes(b'{"settings":' + b"[" * 900_000)
+    (root / "model.safetensors").write_bytes(b"")
+
+
+@_folder
 def pack_deep(root: Path) -> None:
     (root / "pack.json").write_bytes(b'{"format":' + b"[" * 900_000)
 

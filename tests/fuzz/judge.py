@@ -190,7 +190,7 @@ def judge_bomb(path: Path, root: Path, *, is_read: bool) -> str:
 
 def _read_bomb(path: Path, root: Path) -> None:
     """Read a file by its name, or a folder by the files in it, as the commands do."""
-    if (path / "model.json").is_file():
+    if (path / "model.json").is_file() or (path / "config.json").is_file():
         load_trained(path, device="cpu")
     elif (path / "pack.json").is_file():
         open_pack(path, split="train")

@@ -1,22 +1,30 @@
-"""`hpunet export`: publish the weights of a run."""
+"""`hpunet export`: publish the weights of a run, or write a model for other software."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from hpunet.cli.options import Checkpoint, NewFolder, Orientations, Temperature, Weights, parse_temperature
+from hpunet.cli.options import Checkpoint, Orientations, Temperature, Weights, parse_temperature
 from hpunet.cli.terminal import console
 from hpunet.errors import ConfigError
 
 _MAX_CREDIT_BYTES = 2**20
+_OUT = "Output folder of published weights; must not exist yet. Or name a folder by --onnx or --hub."
+_NAME = "Name of the published weights: lidc-hpu-2026. With --hub by default that of the model."
+_ONNX = "Write a folder for ONNX runtimes instead: two graphs, a description, and an example without torch."
+_HUB = "Write a folder for a model hub such as Hugging Face instead: config.json, model.safetensors, README.md."
+_LICENSE = "With --hub: the licence in the hub's words, such as apache-2.0."
 _WITHOUT = "Only the weights that sampling needs: half the size."
 
 
 def export_command(
-    run: Annotated[Path, typer.Argument(help="Run folder that `hpunet train` wrote.")],
-    out: NewFolder,
-    name: Annotated[str, typer.Option(help="Name of the published weights: lidc-hpu-2026.")],
+    run: Annotated[Path, typer.Argument(help="Run folder that `hpunet train` wrote, or published weights.")],
+    out: Annotated[Path | None, typer.Argument(help=_OUT)] = None,
+    name: Annotated[str | None, typer.Option(help=_NAME)] = None,
+    onnx: Annotated[Path | None, typer.Option(help=_ONNX, metavar="FOLDER")] = None,
+    hub: Annotated[Path | None, typer.Option(help=_HUB, metavar="FOLDER")] = None,
+    hub_license: Annotated[str, typer.Option("--license", help=_LICENSE)] = "other",
     credit: Annotated[str, typer.Option(help="Attribution and licence: text, or a text file.")] = "",
     checkpoint: Checkpoint = "latest",
     weights: Weights = "ema",
@@ -24,27 +32,44 @@ def export_command(
     orientations: Orientations = None,
     without_posterior: Annotated[bool, typer.Option("--without-posterior", help=_WITHOUT)] = False,
 ) -> None:
-    """Publish the weights of a run: float16, with checksums.
+    """Publish the weights of a run: float16, with checksums. Or write a model for other software.
 
     --temperature scales the prior's standard deviations in the weights, and the credit says so; --orientations
     becomes the default of the weights.
     """
+    places = [folder for folder in (out, onnx, hub) if folder is not None]
+    if len(places) != 1:
+        raise ConfigError("export: expected one output folder: OUT, --onnx FOLDER or --hub FOLDER")
+    place = places[0]
+    if name is None and out is not None:
+        raise ConfigError("name: published weights need one; add --name, such as --name my-lesions-1")
     text, factors = _credit(credit), parse_temperature(temperature)
     from hpunet.weights.load import load_trained, publish, set_orientations, set_temperature
     from hpunet.weights.published import cache_folder
 
     trained = set_orientations(load_trained(run, checkpoint=checkpoint, weights=weights, device="cpu"), orientations)
     set_temperature(trained, factors)
+    text = text or trained.credit
     changed = f"The prior's standard deviations are {temperature} times (coarsest scale first) what training gave."
     credits = [text] if text else []
     credits += [changed] if any(factor != 1 for factor in factors) else []
-    files = publish(trained, out=out, name=name, credit="\n".join(credits), posterior=not without_posterior)
-    lines = [f"{out}: {name}, of {trained.name} at iteration {trained.step}"]
+    said, name = "\n".join(credits), name or trained.name
+    lines = [f"{place}: {name}, of {trained.name} at iteration {trained.step}"]
+    if onnx is not None:
+        from hpunet.deploy.export import EXAMPLE, export_onnx
+
+        files, difference = export_onnx(trained, out=place, credit=said)
+        lines.append(f"Logits differ from torch's by at most {difference:.1g} of the largest.")
+        use = f"Try it: python {place / EXAMPLE} IMAGE.npy"
+    else:
+        how: dict[str, Any] = {"hub_license": hub_license} if hub is not None else {}
+        files = publish(trained, out=place, name=name, credit=said, posterior=not without_posterior, **how)
+        use = "Use it by its folder"
+        use += "" if hub is not None else f", or by name after copying it to {cache_folder() / name}"
     lines += [f"{file}  {entry['size'] / 1e6:.1f} MB  sha256 {entry['sha256']}" for file, entry in files.items()]
     if not text:
         lines.append("No attribution and no licence; add them with --credit.")
-    lines.append(f"Use it by its folder, or by name after copying it to {cache_folder() / name}")
-    console.print(*lines, sep="\n")
+    console.print(*lines, use, sep="\n")
 
 
 def _credit(text_or_file: str) -> str:

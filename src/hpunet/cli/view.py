@@ -145,7 +145,8 @@ def _check_run(run: Path) -> None:
     """Refuse what is surely no model before a page opens; the rest is checked while it is loaded."""
     if run.is_file():
         raise ConfigError(f"{run}: is a file; name a model first: hpunet view lidc-hpu-2026 {run}")
-    if run.is_dir() and not any((run / name).exists() for name in ("settings.json", "checkpoints", "model.json")):
+    names = ("settings.json", "checkpoints", "model.json", "config.json")
+    if run.is_dir() and not any((run / name).exists() for name in names):
         raise ConfigError(f"{run}: is no model; name one first: hpunet view lidc-hpu-2026 {run}")
 
 

@@ -18,9 +18,11 @@ from hpunet.models.punet import ProbUNet
 from hpunet.sampling.sample import MAX_TEMPERATURE
 from hpunet.utils.files import real_path
 from hpunet.weights.checkpoints import Checkpoint, latest_checkpoint, load_checkpoint
+from hpunet.weights.hub import read_hub, write_hub
 from hpunet.weights.published import (
     POSTERIOR,
     find_published,
+    is_hub,
     is_published,
     is_valid_name,
     read_published,
@@ -63,7 +65,8 @@ class _MissingPosterior(nn.Module):
 
 
 def _missing_posterior(where: Path) -> str:
-    needs = f"reconstruction, and so evaluation (IoU_rec), needs {POSTERIOR}, which is missing"
+    missing = "the posterior's weights, which it has not" if is_hub(where) else f"{POSTERIOR}, which is missing"
+    needs = f"reconstruction, and so evaluation (IoU_rec), needs {missing}"
     return f"{where}: these published weights are for sampling only; {needs}"
 
 
@@ -78,7 +81,8 @@ def load_trained(
     """Load the model of a run, or published weights, to train or evaluate; `hpunet.load` gives a `Predictor`.
 
     Args:
-        run: a run folder, or published weights by folder or name ("lidc-hpu-2026"). Folders take precedence.
+        run: a run folder, or published weights by folder (also of a model hub) or name ("lidc-hpu-2026"). Folders
+            take precedence.
         checkpoint: "latest", or a name in the run's `checkpoints` folder: "best", "step-00001000".
         weights: "ema", averaged ones if the run has them; or "raw", those of the last step.
         device: by default a GPU if there is one.
@@ -133,7 +137,7 @@ def _load_published(
         raise ConfigError(f"weights: published weights have one set, no {weights!r} ones; omit this option")
     if checkpoint != "latest":
         raise ConfigError(f"checkpoint: published weights have no {checkpoint!r}; omit this option")
-    found = read_published(folder, name=called)
+    found = (read_hub if is_hub(folder) else read_published)(folder, name=called)
     settings = check_settings(found.settings, where=str(folder))
     info = SetInfo.from_json(found.info, where=str(folder))
     model = _model_without_values(settings, info, name=str(folder))
@@ -193,9 +197,18 @@ def require_posterior(trained: TrainedModel, *, where: Path) -> None:
 
 
 def publish(
-    trained: TrainedModel, *, out: Path, name: str, credit: str = "", posterior: bool = True
+    trained: TrainedModel,
+    *,
+    out: Path,
+    name: str,
+    credit: str = "",
+    posterior: bool = True,
+    hub_license: str | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """Write a folder of published weights (see `published.py`); returns SHA-256 and size of its files."""
+    """Write a folder of published weights (see `published.py`); returns SHA-256 and size of its files.
+
+    With a `hub_license` it has the layout of a model hub (see `hub.py`).
+    """
     if posterior and not trained.has_posterior:
         raise ConfigError(f"{trained.name}: has no posterior to export; export it without (--without-posterior)")
     needed = [part for part, module in trained.model.named_children() if module in trained.model.sampling_modules()]
@@ -204,6 +217,8 @@ def publish(
     rest = {key: tensor for key, tensor in weights.items() if key not in sampling}
     about = {"name": name, "step": trained.step, "credit": credit, "info": trained.info.as_json()}
     about["settings"] = trained.settings.model_dump(mode="json")
+    if hub_license is not None:
+        return write_hub(out, about=about, weights={**sampling, **(rest if posterior else {})}, license=hub_license)
     return write_published(out, about=about, sampling=sampling, posterior=rest if posterior else None)
 
 

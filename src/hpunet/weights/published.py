@@ -4,8 +4,9 @@
     sampling.safetensors     the weights for sampling, float16
     posterior.safetensors    the other weights, for reconstruction and IoU_rec; optional
 
-Names are looked up in the installed package (`pretrained/NAME`), then in the cache; nothing is downloaded. Float16
-keeps 11 bits, bfloat16 only 8; weights beyond its range are an error (see docs/guides/weights.md).
+`hub.py` writes another layout of the same. Names are looked up in the installed package (`pretrained/NAME`), then in
+the cache; nothing is downloaded. Float16 keeps 11 bits, bfloat16 only 8; weights beyond its range are an error (see
+docs/guides/weights.md).
 """
 
 import os
@@ -35,11 +36,13 @@ from hpunet.weights.safetensors_io import decode, encode
 FORMAT, VERSION = "hpunet-published", 1
 DESCRIPTION = "model.json"
 SAMPLING, POSTERIOR = "sampling.safetensors", "posterior.safetensors"
+HUB_DESCRIPTION, HUB_WEIGHTS = "config.json", "model.safetensors"
+_HUB_FILES = (HUB_DESCRIPTION, HUB_WEIGHTS)
 _MAX_JSON_BYTES = 2**22
 _MAX_WEIGHT_BYTES = 2**33
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}[a-z0-9]")
-_KEYS: dict[str, type] = {"format": str, "version": int, "name": str, "step": int, "credit": str}
-_KEYS |= {"settings": dict, "info": dict, "files": dict}
+ABOUT: dict[str, type] = {"name": str, "step": int, "credit": str, "settings": dict, "info": dict}
+_KEYS = {"format": str, "version": int, **ABOUT, "files": dict}
 
 
 @dataclass(frozen=True)
@@ -76,13 +79,24 @@ def published_names() -> list[str]:
 
 
 def is_published(folder: Path) -> bool:
-    """Whether this is a folder of published weights, intact or not."""
-    return (folder / DESCRIPTION).is_file()
+    """Whether this is a folder of published weights, intact or not, also in the layout of a model hub."""
+    return (folder / DESCRIPTION).is_file() or is_hub(folder)
+
+
+def is_hub(folder: Path) -> bool:
+    """Whether this folder has the layout of a model hub (`hub.py`), for this or other software."""
+    return not (folder / DESCRIPTION).is_file() and all((folder / file).is_file() for file in _HUB_FILES)
 
 
 def is_valid_name(word: str) -> bool:
     """Whether published weights could have this name."""
     return _NAME.fullmatch(word) is not None
+
+
+def check_name(word: str) -> None:
+    """Refuse a name that published weights cannot have."""
+    if not is_valid_name(word):
+        raise ConfigError(f"name: expected 2 to 64 of a-z, 0-9, '.', '_' and '-', got {word!r}")
 
 
 def find_published(name: str) -> Path | None:
@@ -101,25 +115,36 @@ def unknown_name_message(name: str) -> str:
 def read_published(folder: Path, *, name: str | None = None) -> Published:
     """Read and verify published weights. The name in them must be `name`, if given."""
     path = folder / DESCRIPTION
-    what = "the description of published weights"
-    found = read_hashed_json(path, kind=FORMAT, version=VERSION, what=what, max_bytes=_MAX_JSON_BYTES)
-    if found.keys() != _KEYS.keys() or any(type(found[key]) is not kind for key, kind in _KEYS.items()):
-        raise CheckpointError(f"{path}: expected {', '.join(f'{k} ({v.__name__})' for k, v in _KEYS.items())}")
-    if name is not None and found["name"] != name:
-        raise CheckpointError(f"{path}: says that its name is {found['name']!r}, not {name!r}")
+    found = read_description(path, kind=FORMAT, version=VERSION, keys=_KEYS, name=name)
     files = found["files"]
     if SAMPLING not in files or files.keys() - {SAMPLING, POSTERIOR} or not all(map(is_hash_entry, files.values())):
         raise CheckpointError(f"{path}: expected SHA-256 and size of {SAMPLING} and optionally {POSTERIOR}")
     has_posterior = POSTERIOR in files and os.path.lexists(folder / POSTERIOR)
     return Published(
-        **{key: found[key] for key in ("name", "step", "settings", "info", "credit")},
-        sampling=_read_tensors(folder / SAMPLING, files[SAMPLING]),
-        posterior=_read_tensors(folder / POSTERIOR, files[POSTERIOR]) if has_posterior else None,
+        **{key: found[key] for key in ABOUT},
+        sampling=read_tensors(folder / SAMPLING, files[SAMPLING], listed_in=DESCRIPTION),
+        posterior=read_tensors(folder / POSTERIOR, files[POSTERIOR], listed_in=DESCRIPTION)
+        if has_posterior
+        else None,
     )
 
 
-def _read_tensors(path: Path, entry: Mapping[str, Any]) -> dict[str, Tensor]:
-    content = read_hashed(path, entry, max_bytes=_MAX_WEIGHT_BYTES, listed_in=DESCRIPTION)
+def read_description(
+    path: Path, *, kind: str, version: int, keys: Mapping[str, type], name: str | None
+) -> dict[str, Any]:
+    """A JSON file about weights (of this `name`, if given), with exactly these keys and types of values."""
+    what = "the description of published weights"
+    found = read_hashed_json(path, kind=kind, version=version, what=what, max_bytes=_MAX_JSON_BYTES)
+    if found.keys() != keys.keys() or any(type(found[key]) is not expected for key, expected in keys.items()):
+        raise CheckpointError(f"{path}: expected {', '.join(f'{k} ({v.__name__})' for k, v in keys.items())}")
+    if name is not None and found["name"] != name:
+        raise CheckpointError(f"{path}: says that its name is {found['name']!r}, not {name!r}")
+    return found
+
+
+def read_tensors(path: Path, entry: Mapping[str, Any], *, listed_in: str) -> dict[str, Tensor]:
+    """A file of weights, checked against its entry in the description, as float32."""
+    content = read_hashed(path, entry, max_bytes=_MAX_WEIGHT_BYTES, listed_in=listed_in)
     return {key: tensor.float() for key, tensor in decode(content, name=str(path)).items()}
 
 
@@ -130,10 +155,9 @@ def write_published(
 
     `about`: name, step, settings, info and credit.
     """
-    if not is_valid_name(about["name"]):
-        raise ConfigError(f"name: expected 2 to 64 of a-z, 0-9, '.', '_' and '-', got {about['name']!r}")
+    check_name(about["name"])
     groups = {SAMPLING: sampling, **({} if posterior is None else {POSTERIOR: posterior})}
-    halves = {file: _halved(tensors) for file, tensors in groups.items()}
+    halves = {file: halved(tensors) for file, tensors in groups.items()}
     with atomic_folder(out) as folder:
         files = {file: write_hashed(folder / file, encode(half, name=file)) for file, half in halves.items()}
         described = {"format": FORMAT, "version": VERSION, **about, "files": files}
@@ -141,7 +165,8 @@ def write_published(
     return files
 
 
-def _halved(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def halved(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors in float16."""
     halves = {key: tensor.to(torch.float16) for key, tensor in tensors.items()}
     if odd := [key for key, half in halves.items() if not half.isfinite().all()]:
         raise CheckpointError(f"{odd[0]}: has values beyond ±65504 or not finite, which float16 cannot hold")
