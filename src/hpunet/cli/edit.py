@@ -43,8 +43,8 @@ def edit_command(
     moved = None if nudge is None else cli.parse_numbers("nudge", nudge, example="3,64,70,1.5", count=4)
     where = None if region is None else cli.parse_numbers("region", region, example="30,40,60,70")
     with loading(quiet=quiet):
+        from hpunet.predict.export.writer import export
         from hpunet.predict.predictor import load
-        from hpunet.predict.samples import save_slices
 
         predictor = load(run, checkpoint=checkpoint, weights=weights)
         found = predictor.replay(image, state)
@@ -57,7 +57,7 @@ def edit_command(
         if redraw is not None:
             scales = None if redraw == "auto" else redraw
             found = found.redraw(scales=scales, region=where, seed=seed, temperature=temperature)
-        save_slices(found.slices, out, replace=replace)
+        export(found, out, replace=replace)
     Notes(quiet=quiet)(*found.notes)
     if not quiet:
         console.print(str(out))

@@ -1,0 +1,82 @@
+"""The DICOM files that results refer to: headers of patient, study and slices, which only DICOM outputs carry on."""
+
+import logging
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from hpunet.data.io.dicom import Frame, Plane, read_dataset, read_image_file, required
+from hpunet.errors import DataError
+from hpunet.predict.export.results import Results
+
+DISCLAIMER = "research software, not a medical device"
+_MAY_BE_EMPTY = (
+    *("PatientName", "PatientID", "PatientBirthDate", "PatientSex", "StudyDate", "StudyTime", "StudyID"),
+    *("AccessionNumber", "ReferringPhysicianName"),
+)
+_MAX_TEXT = 64  # characters of a DICOM LO
+
+
+class Slices(NamedTuple):
+    """The files of some slices."""
+
+    numbers: list[int]
+    """The slices (z), in the order in which the source has them."""
+    datasets: list[Any]
+    """The header of each, or one for all frames of its file."""
+    planes: list[Plane]
+    frames: list[Frame]
+
+    @property
+    def is_multiframe(self) -> bool:
+        """Whether all slices are frames of one file."""
+        return "NumberOfFrames" in self.datasets[0]
+
+
+def read_slices(results: Results, numbers: Sequence[int]) -> Slices:
+    """The files of these slices; of a file of several frames, all of them."""
+    frames, depth = results.place.frames, results.place.shape[0]
+    paths = list(dict.fromkeys(frame.path for frame in frames))
+    if len(paths) not in (1, depth):
+        raise DataError(f"{paths[0].parent}: slices in several files of several frames; convert it to one file")
+    if len(paths) == 1:
+        numbers = sorted(range(depth), key=lambda z: frames[z].number)
+    datasets: list[Any] = []
+    planes: list[Plane] = []
+    for path in dict.fromkeys(frames[z].path for z in numbers):
+        header, dataset = read_image_file(path), read_dataset(path, pixels=False, compressed=True)
+        if header is None or header.shape[:2] != results.place.shape[1:] or len(paths) * len(header.planes) != depth:
+            raise DataError(f"{path}: has changed since it was read; sample it again")
+        for name in ("StudyInstanceUID", "SeriesInstanceUID", "SOPInstanceUID", "SOPClassUID"):
+            required(dataset, name, path=path)
+        for name in _MAY_BE_EMPTY:
+            if name not in dataset:
+                setattr(dataset, name, "")
+        datasets.append(dataset)
+        planes += header.planes
+    return Slices(list(numbers), datasets, planes, [frames[z] for z in numbers])
+
+
+@contextmanager
+def silent_errors(results: Results, *, what: str) -> Iterator[None]:
+    """Hide warnings and words of libraries, which may quote names, IDs and UIDs of patients."""
+    log = logging.getLogger("highdicom")
+    level = log.level
+    log.setLevel(logging.CRITICAL + 1)
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            yield
+    except DataError:
+        raise
+    except Exception as error:
+        where = f"{results.place.frames[0].path.parent}: its headers do not make a valid {what}"
+        raise DataError(f"{where} ({type(error).__name__}); export it as nifti") from None
+    finally:
+        log.setLevel(level)
+
+
+def plain(text: str, *, length: int = _MAX_TEXT) -> str:
+    """A text for any character set of DICOM, no longer than this."""
+    words = text.replace("\\", "/").encode("ascii", errors="replace").decode()
+    return "".join(each for each in words if each.isprintable())[:length].strip()
