@@ -18,9 +18,16 @@ ENHANCED_CT = "1.2.840.10008.5.1.4.1.1.2.1"
 SPACING = (0.9, 0.6)  # rows, columns: no squares
 
 
-def write_series(folder: Path, kind: str, *, shape: tuple[int, int] = (28, 20), num_slices: int = 4) -> Path:
+def write_series(
+    folder: Path,
+    kind: str,
+    *,
+    shape: tuple[int, int] = (28, 20),
+    num_slices: int = 4,
+    spacing: tuple[float, float] = SPACING,
+) -> Path:
     """A series of a kind; its files are named by UIDs, as many archives do it."""
-    given: dict[str, Any] = {"shape": shape, "num_slices": num_slices, "spacing": SPACING, "reverse": kind != "axial"}
+    given: dict[str, Any] = {"shape": shape, "num_slices": num_slices, "spacing": spacing, "reverse": kind != "axial"}
     rows, columns = np.indices(shape)
     given["hounsfield"] = lambda z: 60 * np.cos(rows / 3 + z) * np.sin(columns / (2 + z)) + 40
     normal = np.array([0.0, 0.0, 1.0])

@@ -8,7 +8,7 @@ import numpy as np
 from hpunet import __version__
 from hpunet.data.io.limits import need
 from hpunet.errors import DataError
-from hpunet.predict.export.dicom_source import DISCLAIMER, Slices, plain, read_slices, silent_errors
+from hpunet.predict.export.dicom_source import DISCLAIMER, Slices, colour, plain, read_slices, silent_errors
 from hpunet.predict.export.results import Results
 from hpunet.utils.limits import MAX_VOLUME_BYTES
 
@@ -80,6 +80,7 @@ def _described(results: Results, number: int, *, name: str, words: str, class_na
         segmented_property_type=kind,
         algorithm_type="SEMIAUTOMATIC" if results.is_edited else "AUTOMATIC",
         algorithm_identification=algorithm,
+        display_color=hd.color.CIELabColor.from_rgb(*colour(number)),
     )
     described.SegmentDescription = plain(words, length=1024)
     return described

@@ -15,6 +15,7 @@ _MAY_BE_EMPTY = (
     *("PatientName", "PatientID", "PatientBirthDate", "PatientSex", "StudyDate", "StudyTime", "StudyID"),
     *("AccessionNumber", "ReferringPhysicianName"),
 )
+_COLOURS = ((230, 75, 0), (0, 120, 255), (0, 170, 90), (200, 60, 200), (240, 190, 0), (0, 190, 200))
 _MAX_TEXT = 64  # characters of a DICOM LO
 
 
@@ -80,3 +81,8 @@ def plain(text: str, *, length: int = _MAX_TEXT) -> str:
     """A text for any character set of DICOM, no longer than this."""
     words = text.replace("\\", "/").encode("ascii", errors="replace").decode()
     return "".join(each for each in words if each.isprintable())[:length].strip()
+
+
+def colour(number: int) -> tuple[int, int, int]:
+    """Red, green and blue of a region, counted from 1."""
+    return _COLOURS[(number - 1) % len(_COLOURS)]

@@ -57,7 +57,8 @@ def check_formats(formats: Sequence[str], *, place: Place, has_regions: bool, wh
     for name in formats:
         kind = FORMATS[name]
         if kind.module and importlib.util.find_spec(kind.module) is None:
-            raise ConfigError(f"format {name}: needs {kind.module}; pip install 'hpunet[{kind.extra}]'")
+            words = f"pip install {kind.module}, or install hpunet with its extra {kind.extra!r}"
+            raise ConfigError(f"format {name}: needs {kind.module}: {words}")
         if kind.needs_dicom and not place.frames:
             words = "needs a DICOM file or series, at its own pixels (without --spacing), to refer to"
             raise DataError(f"{where}: format {name} {words}; choose another format")

@@ -10,7 +10,7 @@ from hpunet import __version__
 from hpunet.data.io.dicom import Plane, required
 from hpunet.data.io.limits import need
 from hpunet.errors import DataError
-from hpunet.predict.export.dicom_source import DISCLAIMER, Slices, plain, read_slices, silent_errors
+from hpunet.predict.export.dicom_source import DISCLAIMER, Slices, colour, plain, read_slices, silent_errors
 from hpunet.predict.export.outlines import keyhole, outlines
 from hpunet.predict.export.results import Region, Results
 
@@ -21,7 +21,6 @@ _COPIED = (
     *("ReferringPhysicianName", "StudyID", "AccessionNumber", "SpecificCharacterSet", "StudyDescription"),
     *("PatientAge", "PatientSize", "PatientWeight", "PositionReferenceIndicator"),
 )
-_COLOURS = ((230, 75, 0), (0, 120, 255), (0, 170, 90), (200, 60, 200), (240, 190, 0), (0, 190, 200))
 
 
 def encode_rtstruct(results: Results) -> dict[str, bytes]:
@@ -48,7 +47,7 @@ def encode_rtstruct(results: Results) -> dict[str, bytes]:
                 for ring in map(keyhole, outlines(mask, offset=offset))
             ]
             shown: dict[str, Any] = {"ReferencedROINumber": number}
-            shown["ROIDisplayColor"] = list(_COLOURS[(number - 1) % len(_COLOURS)])
+            shown["ROIDisplayColor"] = list(colour(number))
             data.ROIContourSequence.append(_item(**shown, **({"ContourSequence": contours} if contours else {})))
             observed = {"ObservationNumber": number, "ReferencedROINumber": number}
             data.RTROIObservationsSequence.append(_item(**observed, RTROIInterpretedType="", ROIInterpreter=""))
