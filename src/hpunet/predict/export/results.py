@@ -91,7 +91,7 @@ def label_regions(
     """A region per value but 0: an instance, or the class of this name."""
     boxes = _boxes(labels)
     named = {value: f"instance {value}" for value in boxes} if names is None else names
-    kind, class_of = ("instance", {}) if names is None else ("class", dict(named))
+    kind, class_of = ("instance", {}) if names is None else ("label", dict(named))
     return [
         Region(named[value], description, class_of.get(value, "instance"), labels, value, box, {kind: value})
         for value, box in boxes.items()
