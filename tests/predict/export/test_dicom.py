@@ -42,7 +42,8 @@ def frames_of(data: pydicom.Dataset) -> dict[tuple[int, tuple[str, int]], tuple[
         (image,) = groups.DerivationImageSequence[0].SourceImageSequence
         source = str(image.ReferencedSOPInstanceUID), int(image.get("ReferencedFrameNumber") or 1)
         number = int(groups.SegmentIdentificationSequence[0].ReferencedSegmentNumber)
-        found[number, source] = frame, list(groups.PlanePositionSequence[0].ImagePositionPatient)
+        place = groups.get("PlanePositionSequence")  # projections have none
+        found[number, source] = frame, list(place[0].ImagePositionPatient) if place else []
     return found
 
 
@@ -138,18 +139,58 @@ def test_contours_enclose_the_pixels_of_the_slices_that_they_refer_to(written: A
     assert series.SeriesInstanceUID == f"{ROOT}.2"
 
 
-@pytest.mark.skipif(shutil.which("dciodvfy") is None, reason="needs dciodvfy, of Debian's dicom3tools")
-def test_dciodvfy_finds_no_error(written: Any, tmp_path: Path) -> None:
-    def errors(path: Path) -> list[str]:
-        result = subprocess.run(["dciodvfy", str(path)], capture_output=True, text=True, check=False)
-        return [line for line in (result.stdout + result.stderr).splitlines() if "Error" in line]
+needs_dciodvfy = pytest.mark.skipif(not shutil.which("dciodvfy"), reason="needs dciodvfy, of Debian's dicom3tools")
 
+
+def errors(path: Path) -> list[str]:
+    """What dciodvfy calls an error."""
+    result = subprocess.run(["dciodvfy", str(path)], capture_output=True, text=True, check=False)
+    return [line for line in (result.stdout + result.stderr).splitlines() if "Error" in line]
+
+
+@needs_dciodvfy
+def test_dciodvfy_finds_no_error(written: Any, tmp_path: Path) -> None:
     for name in ("segments.dcm", "probability.dcm", "contours.dcm"):
         assert errors(written[1] / name) == []
     data = pydicom.dcmread(written[1] / "contours.dcm")
     del data.StructureSetLabel
     data.save_as(tmp_path / "without.dcm")
     assert "StructureSetLabel" in errors(tmp_path / "without.dcm")[0]
+
+
+LEFT_OUT: dict[str, tuple[int, tuple[str, ...]]] = {
+    "no names": (4, ("PatientName", "PatientID", "PatientSex", "StudyDate", "StudyID", "AccessionNumber")),
+    "no thickness": (4, ("SliceThickness",)),
+    "a projection": (1, ("FrameOfReferenceUID", "ImagePositionPatient", "ImageOrientationPatient", "SliceThickness")),
+}
+
+
+@needs_dciodvfy
+@pytest.mark.parametrize("name", LEFT_OUT)
+@pytest.mark.parametrize("is_empty", [False, True])
+def test_what_files_may_leave_out_is_completed(name: str, is_empty: bool, tmp_path: Path) -> None:
+    num_slices, names = LEFT_OUT[name]
+    source = write_series(tmp_path, "reversed", num_slices=num_slices)
+    for path in source.iterdir():
+        data = pydicom.dcmread(path)
+        for each in names:
+            setattr(data, each, None) if is_empty else delattr(data, each)
+        if name == "a projection":
+            data.SOPClassUID = data.file_meta.MediaStorageSOPClassUID = "1.2.840.10008.5.1.4.1.1.1"  # CR
+        data.save_as(path)
+    prediction = thresholded(make_predictor(), source)
+    prediction.save(tmp_path / "seg", formats="dicom-seg")
+    files = [tmp_path / "seg" / file for file in ("segments.dcm", "probability.dcm")]
+    slices = stored_slices(source)
+    for (number, where), (pixels, _) in frames_of(pydicom.dcmread(files[0])).items():
+        np.testing.assert_array_equal(pixels, slices[where] > levels()[number - 1])
+    if name == "a projection":
+        with pytest.raises(DataError, match=r"no FrameOfReferenceUID|no position"):
+            prediction.save(tmp_path / "rt", formats="rtstruct")
+    else:
+        prediction.save(tmp_path / "rt", formats="rtstruct")
+        files.append(tmp_path / "rt" / "contours.dcm")
+    assert [errors(file) for file in files] == [[]] * len(files)
 
 
 def test_what_cannot_refer_to_an_image_is_refused(tmp_path: Path) -> None:

@@ -107,6 +107,8 @@ def _encoded(results: Results, slices: Slices, pixels: np.ndarray, *, kind: str,
         content_description=plain(f"{title} by hpunet"),
         series_description=plain(f"hpunet {title}; {DISCLAIMER}"),
     )
+    if slices.planes[0].position is None:
+        segmentation.PatientOrientation = slices.datasets[0].get("PatientOrientation", "")
     content = io.BytesIO()
     segmentation.save_as(content, enforce_file_format=True)
     return content.getvalue()

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from hpunet.data.io.dicom import Frame, Plane, read_dataset, read_image_file, required
+from hpunet.data.io.dicom import Frame, ImageFile, Plane, optional, read_dataset, read_image_file, required
 from hpunet.errors import DataError
 from hpunet.predict.export.results import Results
 
@@ -51,12 +51,24 @@ def read_slices(results: Results, numbers: Sequence[int]) -> Slices:
             raise DataError(f"{path}: has changed since it was read; sample it again")
         for name in ("StudyInstanceUID", "SeriesInstanceUID", "SOPInstanceUID", "SOPClassUID"):
             required(dataset, name, path=path)
-        for name in _MAY_BE_EMPTY:
-            if name not in dataset:
-                setattr(dataset, name, "")
+        _complete(dataset, header, results)
         datasets.append(dataset)
         planes += header.planes
     return Slices(list(numbers), datasets, planes, [frames[z] for z in numbers])
+
+
+def _complete(dataset: Any, header: ImageFile, results: Results) -> None:
+    """Add what a file may leave out, and outputs may not."""
+    for name in _MAY_BE_EMPTY:
+        if name not in dataset:
+            setattr(dataset, name, "")
+    if header.planes[0].position is not None:
+        required(dataset, "FrameOfReferenceUID", path=header.path)
+        spacing = results.place.geometry.spacing or ()
+        if len(header.planes) == 1 and optional(dataset, "SliceThickness", path=header.path) is None:
+            dataset.SliceThickness = f"{spacing[0]:.6f}" if len(spacing) == 3 else None
+    elif not dataset.get("FrameOfReferenceUID", ""):
+        dataset.pop("FrameOfReferenceUID", None)
 
 
 @contextmanager
