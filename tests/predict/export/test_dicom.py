@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,11 @@ from dicom_series import IDENTITY, KINDS, NAME, ROOT, SPACING, write_series
 from exported import inside, levels, stored_slices, thresholded
 from lidc_study import Series
 from skimage.draw import polygon2mask
-from untrained import make_predictor
+from untrained import make_instance_predictor, make_predictor
 
 from hpunet.errors import DataError
 from hpunet.predict.export.registry import check_formats, fitting_formats
+from hpunet.predict.instances import save_instances
 from hpunet.predict.place import Place
 
 PLACE = {"at": (8, 15), "slices": (1, 3)}
@@ -156,6 +158,26 @@ def test_dciodvfy_finds_no_error(written: Any, tmp_path: Path) -> None:
     del data.StructureSetLabel
     data.save_as(tmp_path / "without.dcm")
     assert "StructureSetLabel" in errors(tmp_path / "without.dcm")[0]
+
+
+def test_instances_are_segments(tmp_path: Path) -> None:
+    source = write_series(tmp_path, "reversed", num_slices=1)
+    prediction = make_instance_predictor()(source, num_samples=6, window=(-100.0, 200.0))
+    samples = np.zeros_like(prediction.samples)
+    for number, ids in enumerate(samples):  # two blocks whose ids are never the same
+        ids[2:12, 3:15], ids[15:26, 4:18] = 1 + number % 5, 1 + (number + 2) % 5
+    prediction = replace(prediction, samples=samples)
+    formats = ("dicom-seg", "rtstruct")
+    (found,) = save_instances([prediction], tmp_path / "out", alpha=6, formats=formats).values()
+    data = pydicom.dcmread(tmp_path / "out" / "segments.dcm")
+    ids = {int(item.SegmentNumber): int(item.SegmentLabel.removeprefix("instance ")) for item in data.SegmentSequence}
+    assert set(ids.values()) == set(np.unique(found[found > 0]).tolist())
+    assert len(ids) == 2
+    for (number, _), (pixels, _) in frames_of(data).items():
+        np.testing.assert_array_equal(pixels, found == ids[number])
+    assert not (tmp_path / "out" / "probability.dcm").exists()
+    contours = pydicom.dcmread(tmp_path / "out" / "contours.dcm")
+    assert len(contours.StructureSetROISequence) == len(ids)
 
 
 LEFT_OUT: dict[str, tuple[int, tuple[str, ...]]] = {
