@@ -153,6 +153,7 @@ def errors(path: Path) -> list[str]:
 @needs_dciodvfy
 def test_dciodvfy_finds_no_error(written: Any, tmp_path: Path) -> None:
     for name in ("segments.dcm", "probability.dcm", "contours.dcm"):
+        assert pydicom.dcmread(written[1] / name).SeriesDescription.endswith("not a medical device")
         assert errors(written[1] / name) == []
     data = pydicom.dcmread(written[1] / "contours.dcm")
     del data.StructureSetLabel
@@ -213,6 +214,26 @@ def test_what_files_may_leave_out_is_completed(name: str, is_empty: bool, tmp_pa
         prediction.save(tmp_path / "rt", formats="rtstruct")
         files.append(tmp_path / "rt" / "contours.dcm")
     assert [errors(file) for file in files] == [[]] * len(files)
+
+
+def test_files_of_one_frame_each_are_referred_to_one_by_one(tmp_path: Path) -> None:
+    source = write_series(tmp_path, "reversed")
+    for path in source.iterdir():
+        data = pydicom.dcmread(path)
+        data.NumberOfFrames = 1
+        data.save_as(path)
+    thresholded(make_predictor(), source).save(tmp_path / "out", formats="dicom-seg,rtstruct")
+    slices = stored_slices(source)
+    for (number, where), (pixels, _) in frames_of(pydicom.dcmread(tmp_path / "out" / "segments.dcm")).items():
+        np.testing.assert_array_equal(pixels, slices[where] > levels()[number - 1])
+    contours = pydicom.dcmread(tmp_path / "out" / "contours.dcm").ROIContourSequence[0].ContourSequence
+    images = [contour.ContourImageSequence[0] for contour in contours]
+    found = {
+        (image.ReferencedSOPInstanceUID, contour.ContourData[2])
+        for image, contour in zip(images, contours, strict=True)
+    }
+    assert found == {(f"{ROOT}.2.{z}", 2.5 * z - 5) for z in range(4)}
+    assert {image.ReferencedFrameNumber for image in images} == {1}
 
 
 def test_what_cannot_refer_to_an_image_is_refused(tmp_path: Path) -> None:

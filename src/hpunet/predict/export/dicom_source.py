@@ -29,10 +29,9 @@ class Slices(NamedTuple):
     planes: list[Plane]
     frames: list[Frame]
 
-    @property
-    def is_multiframe(self) -> bool:
-        """Whether all slices are frames of one file."""
-        return "NumberOfFrames" in self.datasets[0]
+    def dataset(self, number: int) -> Any:
+        """The header of one of the slices, counted as they are listed."""
+        return self.datasets[number if len(self.datasets) > 1 else 0]
 
 
 def read_slices(results: Results, numbers: Sequence[int]) -> Slices:

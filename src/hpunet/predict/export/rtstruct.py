@@ -102,9 +102,9 @@ def _roi(region: Region, number: int, results: Results, frame_of_reference: str)
 
 def _reference(slices: Slices, number: int) -> Any:
     """To the image of a slice."""
-    dataset = slices.datasets[0 if slices.is_multiframe else number]
+    dataset = slices.dataset(number)
     found = _item(ReferencedSOPClassUID=dataset.SOPClassUID, ReferencedSOPInstanceUID=dataset.SOPInstanceUID)
-    if slices.is_multiframe:
+    if "NumberOfFrames" in dataset:
         found.ReferencedFrameNumber = slices.frames[number].number + 1
     return found
 
