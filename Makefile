@@ -5,10 +5,11 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 # The sources that users install are on the path of the editable install, so only these files matter here.
 PINS := pyproject.toml constraints.txt
 
-.PHONY: help demo test test-kernels test-gpu fuzz lint docs bench chaos stress web clean
+.PHONY: help demo test test-dicom test-kernels test-gpu fuzz lint docs bench chaos stress web clean
 help:
 	@echo "make demo    train two small models on lesions of known truth, compare them, write a page"
 	@echo "make test    run the test suite on CPU"
+	@echo "make test-dicom  DICOM outputs read by dcmqi, rt-utils and plastimatch, and checked by dciodvfy"
 	@echo "make test-kernels  the kernels in Triton's interpreter, and compiled for six kinds of GPU, in every size"
 	@echo "make test-gpu run the tests that need a CUDA GPU"
 	@echo "make fuzz    every file reader on 2,500 damaged files and all bombs (make test runs a tenth of them);"
@@ -26,7 +27,7 @@ help:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "hpunet needs Python 3.11 or newer; set PYTHON=/path/to/python3.11")'
 	@$(PYTHON) -m venv .venv
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check "pip>=25.1"
-	@$(INSTALL) --editable ".[data,onnx,report,tf,view]"
+	@$(INSTALL) --editable ".[data,export,onnx,report,tf,view]"
 	@touch $@
 
 .venv/.dev: .venv/.base
@@ -57,6 +58,11 @@ test: .venv/.dev $(WEB)
 	$(call in_web,test)
 	@echo "hpunet: running the test suite on CPU; failures and the slowest tests are listed below"
 	@$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
+
+# Also needs plastimatch and dciodvfy: apt-get install plastimatch dicom3tools.
+test-dicom: .venv/.dev
+	@$(INSTALL) --group dicom
+	@PYTHONPATH=tests/helpers $(BIN)/python tests/helpers/dicom_readers.py
 
 test-kernels: .venv/.dev
 	@echo "hpunet: running the tests of the kernels in every size"

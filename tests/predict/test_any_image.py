@@ -195,7 +195,7 @@ IMPOSSIBLE: dict[str, tuple[Callable[[str], object], str]] = {
         "holds no image",
     ),
     "packed.dcm": (
-        lambda name: Path(name).write_bytes((PYDICOM / "MR_small_jpeg_ls_lossless.dcm").read_bytes()),
+        lambda name: Path(name).write_bytes((PYDICOM / "SC_rgb_jpeg_gdcm.dcm").read_bytes()),
         "pip install",
     ),
     "cut.dcm": (

@@ -175,7 +175,7 @@ def test_save_writes_what_the_command_writes(predictor: Predictor, tmp_path: Pat
     assert (tmp_path / "out" / "z-002" / "hypotheses.json").is_file()
     image = predictor(pixels(16, 16), num_samples=2)
     image.save(tmp_path / "image")
-    image.save(tmp_path / "image", replace=True, nifti=True)
+    image.save(tmp_path / "image", replace=True, formats="png,nifti")
     assert {"sheet.png", "mean.nii.gz"} < {path.name for path in (tmp_path / "image").iterdir()}
 
 

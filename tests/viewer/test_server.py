@@ -36,12 +36,12 @@ def test_what_the_page_asks_first(tmp_path: Path) -> None:
         assert session["model"]["classes"][0] == {"index": 0, "name": "background"}
         assert session["num_cases"] == 4
         assert "medical device" in session["disclaimer"]
-        assert session["formats"] == ["png", "nifti", "json", "state"]
         listed = client.get("/api/cases").json()["cases"]
         assert listed[0] == {"id": 0, "name": "lidc-1", "status": "open", "note": False}
         about = client.get("/api/cases/1").json()
         assert (about["height"], about["width"], about["slices"], about["dtype"]) == (128, 128, 1, "uint8")
         assert about["graders"] == ["1", "2", "3", "4"]
+        assert about["formats"] == ["png", "nifti", "json", "state", "geojson", "imagej"]
         assert about["state"] == {"status": "open", "note": "", "steps_done": 0, "steps_undone": 0, "slices": {}}
         image = client.get("/api/cases/1/image?slice=0").array()
         np.testing.assert_array_equal(image[..., 0], example("lidc-2").image)
@@ -140,6 +140,10 @@ def test_volumes_slice_by_slice(tmp_path: Path) -> None:
         nifti = decode_nifti(client.post("/api/cases/0/export", {"format": "nifti"}).content, name="it")
         np.testing.assert_array_equal(nifti.slices[3], mask)
         assert not nifti.slices[:3].any()
+        assert {"dicom-seg", "rtstruct"} < set(about["formats"])
+        refused = client.post("/api/cases/0/export", {"format": "dicom-seg"})  # the file is no valid CT
+        assert refused.status == 400
+        assert "StudyInstanceUID" in refused.json()["detail"]
 
 
 def test_events_make_the_mask_that_is_exported(tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ export interface Session {
     num_scales: number;
     crop: [number, number];
   };
-  formats: string[];
   num_cases: number;
   disclaimer: string;
 }
@@ -55,6 +54,7 @@ export interface Case {
   range: [number, number];
   window: [number, number];
   graders: string[];
+  formats: string[];
   notes: string[];
   needs_point: boolean;
   version: number;

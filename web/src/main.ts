@@ -81,10 +81,9 @@ class App {
   async start(): Promise<void> {
     const { ui } = this;
     this.session = await this.api.session();
-    const { model, formats, disclaimer } = this.session;
+    const { model, disclaimer } = this.session;
     ui.model.textContent = `${model.name}, iteration ${model.iteration.toLocaleString("en")}`;
     ui.disclaimer.textContent = disclaimer;
-    ui.format.replaceChildren(...formats.map((format) => new Option(format, format)));
     const classes = model.classes.filter(({ index }) => index > 0);
     ui.class.replaceChildren(...classes.map(({ index, name }) => new Option(name, String(index))));
     ui.classChoice.hidden = classes.length < 2 || model.has_instances;
@@ -173,6 +172,8 @@ class App {
     ui.note.value = opened.history.note;
     ui.slices.hidden = item.slices < 2;
     [ui.slice.max, ui.slice.value] = [String(item.slices - 1), String(opened.slice)];
+    const format = ui.format.value;
+    ui.format.replaceChildren(...item.formats.map((each) => new Option(each, each, false, each === format)));
     ui.graders.disabled = item.graders.length === 0;
     ui.note.disabled = ui.export.disabled = false;
     this.camera.fit(opened.size, this.views[0]?.size ?? opened.size);

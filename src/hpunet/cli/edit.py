@@ -31,6 +31,7 @@ def edit_command(
     temperature: Annotated[float | None, typer.Option(help="Factor on the prior's σ; 0 is the mean.")] = None,
     checkpoint: cli.Checkpoint = "latest",
     weights: cli.Weights = "ema",
+    formats: cli.Formats = None,
     replace: cli.Replace = False,
     quiet: cli.Quiet = False,
 ) -> None:
@@ -39,12 +40,15 @@ def edit_command(
         raise ConfigError("say what to do: --pick, --redraw, --nudge or --with")
     if other is not None and region is None:
         raise ConfigError("--with: needs a --region")
+    from hpunet.predict.export.registry import parse_formats
+
+    chosen = parse_formats(formats)
     picked = None if pick is None else [round(each) - 1 for each in cli.parse_numbers("pick", pick, example="1,4")]
     moved = None if nudge is None else cli.parse_numbers("nudge", nudge, example="3,64,70,1.5", count=4)
     where = None if region is None else cli.parse_numbers("region", region, example="30,40,60,70")
     with loading(quiet=quiet):
+        from hpunet.predict.export.writer import export
         from hpunet.predict.predictor import load
-        from hpunet.predict.samples import save_slices
 
         predictor = load(run, checkpoint=checkpoint, weights=weights)
         found = predictor.replay(image, state)
@@ -57,7 +61,7 @@ def edit_command(
         if redraw is not None:
             scales = None if redraw == "auto" else redraw
             found = found.redraw(scales=scales, region=where, seed=seed, temperature=temperature)
-        save_slices(found.slices, out, replace=replace)
+        export(found, out, formats=chosen, replace=replace)
     Notes(quiet=quiet)(*found.notes)
     if not quiet:
         console.print(str(out))

@@ -43,14 +43,15 @@ def instances_command(
     tile: cli.Tile = "auto",
     window: cli.Window = None,
     slices: cli.Slices = None,
-    nifti: cli.Nifti = False,
+    formats: cli.Formats = None,
     replace: cli.Replace = False,
     quiet: cli.Quiet = False,
 ) -> None:
     """Cluster samples into instances: 16-bit label maps and coloured overlays."""
+    from hpunet.predict.export.registry import check_formats, parse_formats
     from hpunet.predict.inputs import check_image_files, name_images, parse_slices, select_slices
 
-    images = images or []
+    images, chosen_formats = images or [], parse_formats(formats)
     if (data is None) == (not images):
         raise ConfigError("instances: expected either images or --data")
     check_image_files(images, data_option=True)
@@ -72,7 +73,12 @@ def instances_command(
     threshold = clustering_threshold(alpha, num_samples=num_samples)
     sampling = SamplingOptions(num_samples=num_samples, seed=seed, tile=tile, window=window)
     predictor.check(sampling)
-    settings: dict[str, Any] = {"nifti": nifti, "replace": replace, "alpha": threshold, "connected": connected}
+    settings: dict[str, Any] = {
+        "formats": chosen_formats,
+        "replace": replace,
+        "alpha": threshold,
+        "connected": connected,
+    }
     say = Notes(quiet=quiet)
 
     def predicted(
@@ -86,6 +92,7 @@ def instances_command(
         name, path = item
         source = predictor.read(path, name=name, options=sampling)
         numbers = select_slices(len(source.images), chosen, where=str(path))
+        check_formats(chosen_formats or (), place=source.place, has_regions=True, where=str(path))
         begin(len(numbers) * sampling.num_samples)
         found = save_instances(predicted(source, numbers, advance), out / name, **settings)
         for where, instances in found.items():

@@ -30,6 +30,10 @@ _GRADERS = (
     "'masks/{name}_1.png'; {name} is the name of the image without its ending."
 )
 _PATIENT = "Folders of images: regular expression whose group is the patient in the name of an image: 'Image_(\\d+)'."
+_FORMAT = (
+    "Formats of results, separated by commas: png, nifti, dicom-seg, rtstruct, geojson, imagej; by default png, and "
+    "nifti of volumes."
+)
 _ALPHA = (
     "Instances: largest Hamming distance within a cluster. A sample in which two pixels differ counts 2, so the "
     "default, --samples, lets them differ in half of the samples."
@@ -88,7 +92,7 @@ Tile = Annotated[
 ]
 Window = Annotated[Any, _window]  # a `windows.Window` or None, which typer cannot spell
 Slices = Annotated[str | None, typer.Option(help="Slices of volumes to use, FIRST:END; END is excluded.")]
-Nifti = Annotated[bool, typer.Option("--nifti", help="Write NIfTI files for 2D images too.")]
+Formats = Annotated[str | None, typer.Option("--format", help=_FORMAT, metavar="NAMES")]
 Kernels = Annotated[
     str,
     typer.Option(

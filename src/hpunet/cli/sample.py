@@ -49,15 +49,17 @@ def sample_command(
     box: Annotated[str | None, typer.Option(help=_BOX, metavar="X0,Y0,X1,Y1")] = None,
     spacing: Annotated[float | None, typer.Option(help=_SPACING)] = None,
     slices: cli.Slices = None,
-    nifti: cli.Nifti = False,
+    formats: cli.Formats = None,
     state: Annotated[Path | None, typer.Option(help=_STATE)] = None,
     kernels: cli.Kernels = "auto",
     replace: cli.Replace = False,
     quiet: cli.Quiet = False,
 ) -> None:
     """Sample segmentations of images and group similar ones into distinct hypotheses with their shares."""
+    from hpunet.predict.export.registry import check_formats, parse_formats
     from hpunet.predict.inputs import check_image_files, name_images, parse_slices, select_slices
 
+    chosen_formats = parse_formats(formats)
     check_image_files(images)
     if state is not None and len(images) != 1:
         raise ConfigError(f"--state: is of one image, got {len(images)}")
@@ -65,8 +67,8 @@ def sample_command(
     with loading(quiet=quiet):
         from hpunet.predict.crop import Region
         from hpunet.predict.draw import SamplingOptions
+        from hpunet.predict.export.writer import export
         from hpunet.predict.predictor import load
-        from hpunet.predict.samples import save_slices
         from hpunet.predict.state import read_state
         from hpunet.utils.label_painter import parse_colour
 
@@ -91,6 +93,8 @@ def sample_command(
         name, path = item
         source = predictor.read(path, name=name, options=options)
         numbers = select_slices(len(source.images), chosen, where=str(path))
+        has_regions = not predictor.info.has_instances
+        check_formats(chosen_formats or (), place=source.place, has_regions=has_regions, where=str(path))
         begin(len(numbers) * samples)
         tables: list[Table] = []
         given = None if kept is None else kept.given(numbers)
@@ -105,7 +109,7 @@ def sample_command(
                     tables.append(_hypotheses_table(part.name, part.hypotheses))
                 yield part
 
-        save_slices(parts(), out / name, colour=colour, nifti=nifti, replace=replace)
+        export(parts(), out / name, formats=chosen_formats, colour=colour, replace=replace)
         if quiet:
             return
         for table in tables:
@@ -117,7 +121,7 @@ def sample_command(
 
 
 def _hypotheses_table(name: str, hypotheses: Sequence["Hypothesis"]) -> Table:
-    from hpunet.predict.samples import sample_name
+    from hpunet.predict.export.collector import sample_name
     from hpunet.sampling.hypotheses import summarise
 
     title = f"{name}: {summarise(hypotheses)}"

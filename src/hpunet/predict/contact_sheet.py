@@ -7,6 +7,7 @@ import numpy as np
 from jaxtyping import Float, Integer, UInt8
 from PIL import Image
 
+from hpunet.predict.export.results import letters
 from hpunet.sampling.hypotheses import Hypothesis, summarise
 from hpunet.utils.label_painter import contrast_palette, overlay
 from hpunet.utils.pictures import grey_or_colour, sheet, stacked, stretched
@@ -42,12 +43,12 @@ def sample_sheet(
         "mean probability (black 0, white 1)": grey_or_colour(mean[None]),
         f"standard deviation (black 0, white {most:.2f})": grey_or_colour(std[None] / max(most, 1e-6)),
     }
-    letters = [_letters(number) for number in range(len(hypotheses))]
+    names = [letters(number) for number in range(len(hypotheses))]
     distinct = [
         (f"{letter}: {hypothesis.share:.0%}, {hypothesis.description}", hypothesis.representative)
-        for letter, hypothesis in zip(letters, hypotheses, strict=True)
+        for letter, hypothesis in zip(names, hypotheses, strict=True)
     ]
-    group_of = {member: letter for letter, h in zip(letters, hypotheses, strict=True) for member in h.members}
+    group_of = {member: letter for letter, h in zip(names, hypotheses, strict=True) for member in h.members}
     single = [(f"{n + 1} ({group_of[n]})" if distinct else f"{n + 1}", n) for n in range(len(labels))]
     heading = "Samples (and the hypothesis they belong to)" if distinct else "Samples"
 
@@ -103,8 +104,3 @@ def _framed(
     framed[rows, columns] = colour
     framed[part] = pixels[part]
     return framed
-
-
-def _letters(number: int) -> str:
-    """A, B, ... Z, AA, AB, ..."""
-    return ("" if number < 26 else _letters(number // 26 - 1)) + chr(ord("A") + number % 26)

@@ -71,7 +71,7 @@ def cut(stored: Stored, region: Region, *, side: tuple[int, int], where: str) ->
     notes = list(stored.notes)
     if region.is_crop:
         notes.append(f"Cut {height}×{width} pixels from row {top}, column {left} of {h}×{w}.")
-    place = Place((depth, h, w), (0, top, left), stored.geometry, stored.header)
+    place = Place((depth, h, w), (0, top, left), stored.geometry, stored.header, stored.frames)
     if region.spacing is not None:
         shape = max(1, round(height / factors[0])), max(1, round(width / factors[1]))
         values = _resized(values, shape)

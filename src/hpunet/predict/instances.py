@@ -2,10 +2,13 @@
 
 <out>/<name>/instances.png      16 bits: 0 is background, every other value one instance
 <out>/<name>/overlay.png        the image with coloured instances, next to the true ones if they are known
+<out>/<name>/instances.json     how they were found
 <out>/<name>/instances.nii.gz   if the input is a volume; its slices are clustered one by one
 """
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,10 @@ from PIL import Image
 from hpunet.errors import ConfigError, DataError
 from hpunet.evaluation.scores import instances_of
 from hpunet.metrics import rand_error
-from hpunet.predict.output_folder import VolumeWriter, result_folder, slice_folder
+from hpunet.predict.export.collector import INSTANCES
+from hpunet.predict.export.registry import PNG
+from hpunet.predict.export.writer import Writer
+from hpunet.predict.output_folder import result_folder
 from hpunet.predict.prediction import Prediction
 from hpunet.predict.predictor import Predictor
 from hpunet.utils.label_painter import colour_instances, overlay
@@ -41,30 +47,33 @@ def save_instances(
     *,
     alpha: int,
     connected: bool = False,
-    nifti: bool = False,
+    formats: Sequence[str] | None = None,
     truth: Int32[np.ndarray, "h w"] | None = None,
     replace: bool = False,
 ) -> dict[str, Int32[np.ndarray, "h w"]]:
     """Write the instances of one image's slices into the folder `target`; returns them by the name of the slice.
 
-    `truth` holds the true instances of a single image, for the picture.
+    `truth` holds the true instances of a single image, for the picture; `formats` are as for `export`.
     """
     found: dict[str, np.ndarray] = {}
-    volumes = None
     with result_folder(target, replace=replace) as folder:
+        writer = Writer(folder, formats)
         for part in parts:
+            place = writer.begin(part, has_regions=True)
             how: dict[str, Any] = {"alpha": alpha, "connected": connected, "seed": part.options.seed}
             instances = found[part.name] = instances_of(part.samples, info=part.info, **how)
             if instances.max() > MAX_INSTANCES:
                 raise DataError(f"{instances.max()} instances, a map holds {MAX_INSTANCES}; choose a larger --alpha")
-            small, place = instances.astype(np.uint16), slice_folder(folder, part.place)
-            save_picture(Image.fromarray(small), place / "instances.png")
-            save_picture(instances_picture(image=part.image, instances=instances, truth=truth), place / "overlay.png")
-            if nifti or part.place.header is not None:
-                volumes = volumes or VolumeWriter(folder, part.place)
-                volumes.put(part.place, {"instances": small})
-        if volumes is not None:
-            volumes.write()
+            small = instances.astype(np.uint16)
+            if PNG in writer.formats:
+                save_picture(Image.fromarray(small), place / "instances.png")
+                picture = instances_picture(image=part.image, instances=instances, truth=truth)
+                save_picture(picture, place / "overlay.png")
+            about = {"image": part.name, **asdict(part.origin), **asdict(part.options), "notes": part.notes}
+            about |= {"alpha": alpha, "connected": connected, "num_instances": len(np.unique(small[small > 0]))}
+            (place / "instances.json").write_text(json.dumps(about, indent=1) + "\n")
+            writer.add(part, {INSTANCES: small})
+        writer.finish()
     return found
 
 

@@ -77,7 +77,7 @@ def open_stored(
 ) -> OpenedImage:
     """`open_image` of values that were read before; `where` names them in errors."""
     depth, h, w = stored.values.shape[:3]
-    place = Place((depth, h, w), (0, 0, 0), stored.geometry, stored.header)
+    place = Place((depth, h, w), (0, 0, 0), stored.geometry, stored.header, stored.frames)
     if region is not None and region != Region():
         stored, place = cut(stored, region, side=info.image_size or (crop[0], crop[1]), where=where)
         if region.is_crop and window is None and info.value_range == (0.0, 1.0):

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from hpunet.data.io.dicom import Frame
 from hpunet.data.io.geometry import Geometry
 
 
@@ -18,6 +19,8 @@ class Place:
     """Of the whole."""
     header: Any | None = None
     """The NIfTI header of the whole; None if its file is no volume."""
+    frames: tuple[Frame, ...] = field(default=(), repr=False)
+    """The DICOM file and frame of each slice; empty for other files, and where pixels were resampled."""
 
 
 def slice_name(name: str, *, z: int, depth: int) -> str:

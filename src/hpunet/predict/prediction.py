@@ -170,12 +170,22 @@ class Prediction:
         return state_of(self, samples)
 
     def save(
-        self, folder: str | Path, *, colour: str | None = None, nifti: bool = False, replace: bool = False
+        self,
+        folder: str | Path,
+        *,
+        formats: str | Sequence[str] | None = None,
+        colour: str | None = None,
+        replace: bool = False,
     ) -> None:
-        """Write what `hpunet sample` writes: samples, mean, spread, hypotheses and a sheet (see `samples.py`)."""
-        from hpunet.predict.samples import save_slices
+        """Write what `hpunet sample` writes: samples, mean, spread, hypotheses and a sheet (see `samples.py`).
 
-        save_slices(self.slices, Path(folder), colour=colour, nifti=nifti, replace=replace)
+        `formats` are names as of --format: "png", "nifti", "dicom-seg", "rtstruct", "geojson", "imagej"; by default
+        PNG, and NIfTI of volumes.
+        """
+        from hpunet.predict.export.registry import parse_formats
+        from hpunet.predict.export.writer import export
+
+        export(self, Path(folder), formats=parse_formats(formats), colour=colour, replace=replace)
 
     def sheet(self, *, colour: str | None = None) -> Image.Image:
         """Image, mean, spread, distinct hypotheses and samples on one page; of a volume, where they differ most.

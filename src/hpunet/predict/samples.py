@@ -1,56 +1,39 @@
-"""`hpunet sample`: from an image file to a folder with samples, their mean and spread, and distinct hypotheses.
+"""`hpunet sample`: what is written of every slice: samples, their mean and spread, and distinct hypotheses.
 
 sample-01.png …     label maps, the class of every pixel
 mean.png, std.png   mean and standard deviation of the summed probability of the stochastic classes; 65535 is 1
 hypotheses.json     distinct hypotheses, their shares and samples (null for instance ids)
 state.json          what makes the samples again from image and model, also edited (`Predictor.replay`)
 sheet.png           all of it on one page
-*.nii.gz            the same as volumes, if the input is one; each slice then has its own folder, `z-012`
+
+Each slice of a volume has its own folder, `z-012`. Other formats are of the whole: `export/registry.py`.
 """
 
 import json
-from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
-from hpunet.predict.output_folder import VolumeWriter, result_folder, slice_folder
+from hpunet.predict.export.collector import sample_name
 from hpunet.predict.prediction import Prediction
 from hpunet.sampling.hypotheses import summarise
 from hpunet.utils.pictures import save_picture
 
 
-def save_slices(
-    parts: Iterable[Prediction],
-    target: Path,
-    *,
-    colour: str | None = None,
-    nifti: bool = False,
-    replace: bool = False,
-) -> None:
-    """Write the slices of one image or volume into the folder `target`, one at a time in memory."""
-    volumes = None
-    with result_folder(target, replace=replace) as folder:
-        for part in parts:
-            _save_slice(part, slice_folder(folder, part.place), colour=colour)
-            if nifti or part.place.header is not None:
-                maps = {sample_name(number): labels for number, labels in enumerate(part.samples)}
-                volumes = volumes or VolumeWriter(folder, part.place)
-                volumes.put(part.place, {**maps, "mean": part.mean, "std": part.std})
-        if volumes is not None:
-            volumes.write()
-
-
-def _save_slice(part: Prediction, folder: Path, *, colour: str | None) -> None:
-    folder.mkdir(exist_ok=True)
+def save_pictures(part: Prediction, folder: Path, *, colour: str | None) -> None:
+    """Write the maps and the sheet of a slice."""
     for number, labels in enumerate(part.samples):
         save_picture(Image.fromarray(labels), folder / f"{sample_name(number)}.png")
     for name in ("mean", "std"):
         values = np.rint(getattr(part, name) * 65535).astype(np.uint16)
         save_picture(Image.fromarray(values), folder / f"{name}.png")
     save_picture(part.sheet(colour=colour), folder / "sheet.png")
+
+
+def save_record(part: Prediction, folder: Path) -> None:
+    """Write the hypotheses and the state of a slice, which are there in every format."""
     hypotheses = part.hypotheses
     listed = [
         {
@@ -74,8 +57,3 @@ def _save_slice(part: Prediction, folder: Path, *, colour: str | None) -> None:
     content = {**about, **grouping, "hypotheses": listed or None}
     (folder / "hypotheses.json").write_text(json.dumps(content, indent=1) + "\n")
     (folder / "state.json").write_text(json.dumps(part.state()) + "\n")
-
-
-def sample_name(number: int) -> str:
-    """File name of a sample; counts from 1."""
-    return f"sample-{number + 1:02d}"

@@ -57,23 +57,22 @@ class Case:
 
     def read(self) -> Stored:
         """The stored values, in one of the four types that the page knows, without an alpha channel."""
-        with _without_paths(self):
+        with without_paths(self):
             stored = read_stored(self.path)
-            return Stored(
-                _plain(stored.values), stored.geometry, stored.header, notes=stored.notes, window=stored.window
-            )
+            how: dict[str, Any] = {"notes": stored.notes, "window": stored.window, "frames": stored.frames}
+            return Stored(_plain(stored.values), stored.geometry, stored.header, **how)
 
     def labels(self, number: int, size: tuple[int, int, int]) -> UInt8[np.ndarray, "z h w"] | None:
         """The labels of a grader, for an image of this size; None if this grader did not look."""
         grader = self.graders[number]
         if grader is None:
             return None
-        with _without_paths(self):
+        with without_paths(self):
             return grader.read(ImageSize(*size, self.name))
 
 
 @contextmanager
-def _without_paths(case: Case) -> Iterator[None]:
+def without_paths(case: Case) -> Iterator[None]:
     """Errors name the case, never a file or folder, whose name may be that of a patient."""
     try:
         yield

@@ -10,6 +10,9 @@ from jaxtyping import UInt
 
 from hpunet.data.io.inputs import Stored
 from hpunet.errors import ConfigError
+from hpunet.predict.export import registry
+from hpunet.predict.export.results import Results, label_regions
+from hpunet.predict.place import Place
 from hpunet.viewer.worklist import encode_mask
 
 
@@ -58,8 +61,44 @@ def _state(decided: Decided, number: int) -> File:
     return File(f"{name}-state.json", json.dumps(source["state"]).encode() + b"\n", "application/json")
 
 
-FORMATS: dict[str, Callable[[Decided, int], File]] = {"png": _png, "nifti": _nifti, "json": _json, "state": _state}
+def _encoded(name: str) -> Callable[[Decided, int], File]:
+    """The regions of the mask in a format of `hpunet sample`."""
+
+    def make(decided: Decided, _: int) -> File:
+        stored, model = decided.stored, decided.about["model"]
+        depth, h, w = decided.mask.shape
+        place = Place((depth, h, w), (0, 0, 0), stored.geometry, stored.header, stored.frames)
+        registry.check_formats([name], place=place, has_regions=True, where=decided.name)
+        names = None if model["has_instances"] else {each["index"]: each["name"] for each in model["classes"]}
+        regions = label_regions(decided.mask, names=names, description="chosen or drawn by a person")
+        if not regions:
+            raise ConfigError(f"format {name}: nothing is marked")
+        how: dict[str, Any] = {"model": model["name"], "iteration": model["iteration"], "title": "mask"}
+        encode = registry.FORMATS[name].encode
+        assert encode is not None
+        ((file, content),) = encode(Results(place, (0, 0, 0), regions, **how, is_edited=True)).items()
+        return File(f"{decided.name}-{file}", content, _MEDIA_TYPES[file.rpartition(".")[2]])
+
+    return make
+
+
+_MEDIA_TYPES = {"dcm": "application/dicom", "geojson": "application/geo+json", "zip": "application/zip"}
+_ENCODED = [name for name, kind in registry.FORMATS.items() if kind.encode is not None]
+FORMATS: dict[str, Callable[[Decided, int], File]] = {
+    "png": _png,
+    "nifti": _nifti,
+    "json": _json,
+    "state": _state,
+    **{name: _encoded(name) for name in _ENCODED},
+}
 """From a case, and the slice that formats of one slice hold, to a file."""
+
+
+def formats_of(stored: Stored) -> list[str]:
+    """The formats that a case can have."""
+    place = Place((1, 1, 1), frames=stored.frames)
+    fitting = registry.fitting_formats(place)
+    return [name for name in FORMATS if name not in _ENCODED or name in fitting]
 
 
 def export(decided: Decided, *, kind: str, number: int = 0) -> File:

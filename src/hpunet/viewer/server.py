@@ -23,7 +23,6 @@ from hpunet.viewer.cases import Case
 from hpunet.viewer.drawing import BusyError, CancelledError, Job, Wish
 from hpunet.viewer.edits import MAX_SAMPLES, EditWanted, ScaleMapWanted
 from hpunet.viewer.events import MAX_EVENTS, Event, EventError
-from hpunet.viewer.export import export
 from hpunet.viewer.security import MAX_UPLOAD_BYTES, UPLOAD, Guard
 from hpunet.viewer.state import MissingError, Viewer
 from hpunet.viewer.worklist import ConflictError, DiskError
@@ -79,7 +78,7 @@ class NewEvents(_Body):
 class Export(_Body):
     """The format to save a case in, and the slice that formats of one slice hold."""
 
-    format: Literal["png", "nifti", "json", "state"]
+    format: Literal["png", "nifti", "json", "state", "dicom-seg", "rtstruct", "geojson", "imagej"]
     slice: Annotated[int, Field(strict=True, ge=0)] = 0
 
 
@@ -185,7 +184,7 @@ def create_app(viewer: Viewer, *, token: str, host: str, port: int, static: Path
         await viewer.loaded()
 
         def write() -> Any:
-            return export(viewer.decided(chosen), kind=wanted.format, number=wanted.slice)
+            return viewer.export(chosen, kind=wanted.format, number=wanted.slice)
 
         file = await run_in_threadpool(write)
         names = f"attachment; filename*=UTF-8''{quote(file.name, safe='')}"

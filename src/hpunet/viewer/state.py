@@ -11,10 +11,10 @@ from jaxtyping import Shaped, UInt, UInt8
 from hpunet import __version__
 from hpunet.data.io.inputs import Stored
 from hpunet.errors import HPUNetError
-from hpunet.viewer.cases import Case, Images, describe
+from hpunet.viewer.cases import Case, Images, describe, without_paths
 from hpunet.viewer.drawing import OPENED_BYTES, Drawing, measured
 from hpunet.viewer.events import Choose, Fold, Paint, Relabel, check_events
-from hpunet.viewer.export import FORMATS, Decided
+from hpunet.viewer.export import Decided, File, export, formats_of
 from hpunet.viewer.instances import MAX_INSTANCES, count_instances
 from hpunet.viewer.worklist import WorkList
 
@@ -51,7 +51,6 @@ class Viewer:
         return {
             "version": __version__,
             "model": self.model(),
-            "formats": list(FORMATS),
             "num_cases": len(self.cases),
             "disclaimer": DISCLAIMER,
             "credit": predictor.trained.credit,
@@ -85,6 +84,7 @@ class Viewer:
             "name": case.name,
             **describe(stored),
             "graders": list(case.grader_names),
+            "formats": formats_of(stored),
             "notes": list(stored.notes),
             "needs_point": is_larger(size, info=self.drawing.predictor.result().info),
             "version": fold.version,
@@ -178,6 +178,12 @@ class Viewer:
             "disclaimer": DISCLAIMER,
         }
         return Decided(case.name, stored, mask, about)
+
+    def export(self, case: Case, *, kind: str, number: int) -> File:
+        """The case in a format; errors name no file."""
+        decided = self.decided(case)
+        with without_paths(case):
+            return export(decided, kind=kind, number=number)
 
     def without_paths(self, words: str) -> str:
         """A message without the place of the work list and of cases."""

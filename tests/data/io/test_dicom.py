@@ -76,7 +76,13 @@ def test_tilted_series_in_reversed_order_is_simple_itks(tmp_path: Path) -> None:
 
 CT, MR = "dicomdirtests/98892001/CT2N", "dicomdirtests/98892003"
 PLAIN = ("CT_small.dcm", "MR_small.dcm", "MR_small_padded.dcm", "MR_small_implicit.dcm", "MR_small_bigendian.dcm")
-PACKED = ("MR_small_RLE.dcm", "MR_small_jp2klossless.dcm", "J2K_pixelrep_mismatch.dcm", "JPEG2000.dcm")
+PACKED = (
+    "MR_small_RLE.dcm",
+    "MR_small_jpeg_ls_lossless.dcm",
+    "MR_small_jp2klossless.dcm",
+    "J2K_pixelrep_mismatch.dcm",
+    "JPEG2000.dcm",
+)
 COLOUR = ("ExplVR_BigEnd.dcm", "SC_rgb_rle_2frame.dcm", "SC_ybr_full_422_uncompressed.dcm", "SC_rgb_jpeg_dcmtk.dcm")
 INVERTED = tuple(f"dicomdirtests/77654033/CR{name}" for name in ("1/6154", "2/6247", "3/6278"))
 OBLIQUE = (
@@ -234,6 +240,6 @@ def test_what_is_not_one_whole_scan_is_refused(tmp_path: Path, change: Callable[
 
 def test_compressed_files_name_the_package_that_is_missing() -> None:
     with pytest.raises(DataError, match="pip install pylibjpeg pylibjpeg-libjpeg"):
-        read_stored(FILES / "MR_small_jpeg_ls_lossless.dcm")
+        read_stored(FILES / "SC_rgb_jpeg_gdcm.dcm")
     with pytest.raises(DataError, match="save it uncompressed"):
         read_stored(FILES / "image_dfl.dcm")

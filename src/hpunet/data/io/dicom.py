@@ -58,6 +58,14 @@ class ImageFile(NamedTuple):
     """Small values are bright (MONOCHROME1), other than in CT, whose values have a unit."""
 
 
+class Frame(NamedTuple):
+    """Where a slice is stored."""
+
+    path: Path
+    number: int
+    """Of the frame in its file, from 0."""
+
+
 def is_dicom(path: Path) -> bool:
     """Whether the file begins as DICOM files do, whatever its name."""
     try:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32, Shaped
 
-from hpunet.data.io.dicom import HOUNSFIELD, is_dicom
+from hpunet.data.io.dicom import HOUNSFIELD, Frame, is_dicom
 from hpunet.data.io.geometry import Geometry
 from hpunet.data.io.images import read_image
 from hpunet.data.io.intensity import loses_negatives, range_of, to_planes, unit_floats
@@ -41,6 +41,8 @@ class Stored:
     """The values that a DICOM file shows as black and white."""
     unit: str = ""
     """The RescaleType of a DICOM file."""
+    frames: tuple[Frame, ...] = field(default=(), repr=False)
+    """Of a DICOM input: the file and frame of each slice."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +156,7 @@ def _read_dicom(paths: Sequence[Path], *, name: str) -> Stored:
     scan = read_scan(paths, name=name)
     z, h, w = scan.values.shape[:3]
     header = None if scan.geometry.affine is None else scan.geometry.nifti_header((z, h, w))
-    return Stored(scan.values, scan.geometry, header, scan.notes, scan.window, scan.unit)
+    return Stored(scan.values, scan.geometry, header, scan.notes, scan.window, scan.unit, scan.frames)
 
 
 def _read_npy(path: Path) -> np.ndarray:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float64, Shaped
 
-from hpunet.data.io.dicom import ImageFile, Plane, is_dicom, read_frames, read_image_file
+from hpunet.data.io.dicom import Frame, ImageFile, Plane, is_dicom, read_frames, read_image_file
 from hpunet.data.io.geometry import Geometry
 from hpunet.errors import DataError
 from hpunet.utils.limits import MAX_SLICES, MAX_VOLUME_BYTES
@@ -29,6 +29,8 @@ class Scan(NamedTuple):
     unit: str
     """The RescaleType; see `Plane`."""
     notes: tuple[str, ...]
+    frames: tuple[Frame, ...]
+    """Of each slice."""
 
 
 def dicom_files(folder: Path) -> list[Path]:
@@ -82,7 +84,8 @@ def read_scan(paths: Sequence[Path], *, name: str) -> Scan:
     if first.is_inverted:
         notes.append("Dark and bright are exchanged: in the file small values are bright (MONOCHROME1).")
     plane = frames[0][0].planes[frames[0][1]]
-    return Scan(values, geometry, plane.window, units[0], tuple(notes))
+    stored = tuple(Frame(file.path, number) for file, number in frames)
+    return Scan(values, geometry, plane.window, units[0], tuple(notes), stored)
 
 
 def _values(frames: Sequence[tuple[ImageFile, int]], *, name: str) -> Shaped[np.ndarray, "z h w *c"]:

@@ -1,0 +1,1 @@
+"""Results as files that other programs open. Start reading at registry.py."""
