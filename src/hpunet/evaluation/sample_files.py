@@ -23,7 +23,7 @@ from hpunet.config.settings import MAX_SAMPLES
 from hpunet.data.folder.names import ENDINGS
 from hpunet.data.io.archives import FileTree
 from hpunet.data.io.images import decode_image
-from hpunet.data.io.inputs import plain_name
+from hpunet.data.io.inputs import without_uids
 from hpunet.data.io.label_maps import class_map
 from hpunet.data.io.limits import ImageSize, named_errors
 from hpunet.data.io.volumes import NIFTI_ENDINGS, NIFTI_HEAD_BYTES, decode_nifti, nifti_raters
@@ -66,9 +66,9 @@ class SampleFiles:
         self._places: dict[str, tuple[str, int]] = {}  # of each image that has samples: name and slice
         self._depths: dict[str, int] = {}
         for key in keys:
-            place = (plain_name(key, endings=()), 0)
+            place = (without_uids(key), 0)
             if place[0] not in self._files and self._are_volumes and (match := _SLICE.fullmatch(key)):
-                place = (plain_name(match[1], endings=()), int(match[2]))
+                place = (without_uids(match[1]), int(match[2]))
             if place[0] in self._files:
                 self._places[key] = place
                 self._depths[place[0]] = max(self._depths.get(place[0], 0), place[1] + 1)
@@ -190,7 +190,7 @@ def _matched(tree: FileTree, pattern: str) -> dict[str, dict[int, str]]:
     found: dict[str, dict[int, str]] = {}
     for match in filter(None, map(_regex(pattern).fullmatch, tree.names)):
         number = 1 + int(match["number"]) if "number" in match.groupdict() else 0
-        files = found.setdefault(plain_name(match["name"], endings=()), {})
+        files = found.setdefault(without_uids(match["name"]), {})
         if (other := files.setdefault(number, match.string)) != match.string:
             raise DataError(f"{tree.where(match.string)}: {other} is the same sample of the same image")
     if not found:
