@@ -50,6 +50,8 @@ def sample_command(
     spacing: Annotated[float | None, typer.Option(help=_SPACING)] = None,
     slices: cli.Slices = None,
     nifti: cli.Nifti = False,
+    visible: cli.Visible = None,
+    labels: cli.Labels = None,
     state: Annotated[Path | None, typer.Option(help=_STATE)] = None,
     kernels: cli.Kernels = "auto",
     replace: cli.Replace = False,
@@ -59,8 +61,9 @@ def sample_command(
     from hpunet.predict.inputs import check_image_files, name_images, parse_slices, select_slices
 
     check_image_files(images)
-    if state is not None and len(images) != 1:
-        raise ConfigError(f"--state: is of one image, got {len(images)}")
+    for option, given in (("state", state), ("visible", visible), ("labels", labels)):
+        if given is not None and len(images) != 1:
+            raise ConfigError(f"--{option}: is of one image, got {len(images)}")
     factors = cli.parse_temperature(temperature)
     with loading(quiet=quiet):
         from hpunet.predict.crop import Region
@@ -89,7 +92,7 @@ def sample_command(
 
     def sample_one(item: tuple[str, Path], begin: Callable[[int], None], advance: Callable[[int], None]) -> None:
         name, path = item
-        source = predictor.read(path, name=name, options=options)
+        source = predictor.read(path, name=name, options=options, visible=visible, labels=labels)
         numbers = select_slices(len(source.images), chosen, where=str(path))
         begin(len(numbers) * samples)
         tables: list[Table] = []

@@ -12,11 +12,13 @@ from hpunet.cli.terminal import notes
 from hpunet.errors import ConfigError
 from hpunet.utils.text import printable
 
-_SAMPLES = "Folder or tar archive with the samples; `hpunet evaluate --save-samples` and `hpunet sample` write such ones."
+_SAMPLES = (
+    "Folder or tar archive with the samples; `hpunet evaluate --save-samples` and `hpunet sample` write such ones."
+)
 _LABELS = "Data with the graders' labels, in any form that --data of hpunet train takes."
 _PATTERN = (
-    "Files of the samples: '{name}.npz' (also .npy, .nii.gz) holds all samples of an image, '{name}/sample-{number}.png' "
-    "one; {name} is the key of the image. By default the first of these two that fits."
+    "Files of the samples: '{name}.npz' (also .npy, .nii.gz) has all samples of an image, "
+    "'{name}/sample-{number}.png' has one; {name} is the key of the image. By default the first of both that fits."
 )
 _NUMBERS = "Numbers of samples to score, such as 16,32,50,100: each time the first ones of every image."
 _CROP = "Score the centre of this height and width, as evaluations of crops do; by default whole images."

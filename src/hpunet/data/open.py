@@ -49,7 +49,8 @@ def detect_kind(where: str) -> str:
     raise DataError(
         f"{where}: unknown layout"
         + (f" (did you mean {' or '.join(map(str, inside[:3]))}?)" if inside else "")
-        + "; expected a pack, lidc_crops (<split>/images or <split>.tar.gz), a .pickle of LIDC crops, SNEMI3D (train-input.*), Cityscapes "
+        + "; expected a pack, lidc_crops (<split>/images or <split>.tar.gz), a .pickle of LIDC crops, "
+        "SNEMI3D (train-input.*), Cityscapes "
         "(leftImg8bit/) or your own folder (images/ with masks/, graders/ or instances/, or images with --graders)"
     )
 

@@ -1,8 +1,8 @@
 """Samples of any method in files, in one of two layouts below a folder or in a tar archive of it.
 
     {name}.npz                  one file per image with all its samples: an array (s, h, w) of classes, called
-                                `samples` or the only one; also .npy, or .nii.gz with the samples in the fourth dimension
-    {name}/sample-{number}.png  one file per sample; also TIFF, GIF or .nii.gz, under other names: {name}_s{number}.png
+                                `samples` or the only one; also .npy, or .nii.gz with samples in the fourth dimension
+    {name}/sample-{number}.png  one file per sample; also TIFF, GIF or .nii.gz, also {name}_s{number}.png and the like
 
 `{name}` is the key of an image in `rows.csv`; it may hold folders. For a NIfTI volume, which holds all slices, it is
 the key without /z-012. Files that do not fit the pattern are not read. `hpunet evaluate --save-samples` writes the
@@ -28,6 +28,7 @@ from hpunet.data.io.label_maps import class_map
 from hpunet.data.io.limits import ImageSize, named_errors
 from hpunet.data.io.volumes import NIFTI_ENDINGS, NIFTI_HEAD_BYTES, decode_nifti, nifti_raters
 from hpunet.errors import ConfigError, DataError
+from hpunet.evaluation.summary import plural
 from hpunet.utils.files import atomic_write
 from hpunet.utils.limits import MAX_VOLUME_BYTES
 
@@ -103,7 +104,9 @@ class SampleFiles:
         if numbers != list(range(numbers[0], numbers[0] + count)):
             lost = next(number for number in range(numbers[0], numbers[-1]) if number not in files)
             raise DataError(f"{where}: sample {lost - 1} of {key} is missing; expected numbers without gaps")
-        return np.concatenate([self._read_one(files[n], key, z, sizes=sizes, num_classes=num_classes) for n in numbers])
+        return np.concatenate(
+            [self._read_one(files[n], key, z, sizes=sizes, num_classes=num_classes) for n in numbers]
+        )
 
     def _read_all(
         self, file: str, key: str, z: int, *, sizes: Sequence[Size], count: int, num_classes: int
@@ -112,7 +115,7 @@ class SampleFiles:
         if self._are_volumes:
             volume = self._volume(file, key, sizes=sizes, num_classes=num_classes)
             _check_shape(volume.shape[3:] + volume.shape[1:3], sizes=sizes, count=count, key=key, name=where)
-            return np.moveaxis(volume[z], -1, 0)[:count]
+            return np.asarray(np.moveaxis(volume[z], -1, 0)[:count])
         content = self.tree.read(file)
         with named_errors(f"{self.pattern[-4:]} file", name=where):
             read = _from_npz if file.lower().endswith(".npz") else _from_npy
@@ -124,7 +127,7 @@ class SampleFiles:
     ) -> Integer[np.ndarray, "1 h w"]:
         where = self.tree.where(file)
         if self._are_volumes:
-            return self._volume(file, key, sizes=sizes, num_classes=num_classes)[z, ..., 0][None]
+            return np.asarray(self._volume(file, key, sizes=sizes, num_classes=num_classes)[z, ..., 0][None])
         content = self.tree.read(file)
         values = _of_one_size(
             lambda size: decode_image(content, name=where, labels=True, size=size), sizes=sizes, depth=1, key=key
@@ -146,17 +149,15 @@ class SampleFiles:
             )  # fmt: skip
             values = values if number > 1 else values[..., None]
             self._last = (file, tuple(sizes)), _as_classes(values, num_classes=num_classes, name=where)
-        return self._last[1]
+        return np.asarray(self._last[1])
 
     def _refuse_extra(self, keys: Sequence[str]) -> None:
         used = {name for name, _ in self._places.values()}
         if extra := [files for name, files in self._files.items() if name not in used]:
             file = min(extra[0].values())
-            more = f", nor for those of {len(extra) - 1} more" if len(extra) > 1 else ""
-            first = f"; the first one is {keys[0]}" if keys else ""
-            raise DataError(
-                f"{self.tree.where(file)}: fits {self.pattern!r}, but there is no image for it{more} in this split{first}"
-            )
+            more = f" and {plural(len(extra) - 1, 'other')}" if len(extra) > 1 else ""
+            words = f"{self.tree.where(file)}: fits {self.pattern!r}, but this split has no image for it{more}"
+            raise DataError(f"{words}; its first image is {keys[0]}")
 
 
 def _checked(pattern: str) -> str:
@@ -165,9 +166,9 @@ def _checked(pattern: str) -> str:
     is_fine = pattern.count("{name}") == 1 and pattern.count("{number}") <= 1 and "{name}{number}" not in pattern
     if not is_fine or not pattern.lower().endswith(endings) or pattern.startswith("/"):
         raise ConfigError(
-            f"--pattern {pattern!r}: expected {{name}} for the image, and for one file per sample also {{number}}, such "
-            f"as {' or '.join(map(repr, USUAL_PATTERNS))}; {'without' if in_one else 'with'} {{number}} it ends with "
-            f"{' '.join(endings)}"
+            f"--pattern {pattern!r}: expected {{name}} for the image and, for one file per sample, {{number}}, "
+            f"such as {' or '.join(map(repr, USUAL_PATTERNS))}; it ends with {' '.join(endings)}"
+            f"{'' if in_one else ' if it has {number}'}"
         )
     return pattern
 
@@ -182,7 +183,9 @@ def _usual_pattern(tree: FileTree) -> str:
 
 def _regex(pattern: str) -> re.Pattern[str]:
     parts = {"{name}": "(?P<name>.+)", "{number}": r"(?P<number>\d{1,9})"}
-    return re.compile("".join(parts.get(part) or re.escape(part) for part in re.split(r"(\{name\}|\{number\})", pattern)))
+    return re.compile(
+        "".join(parts.get(part) or re.escape(part) for part in re.split(r"(\{name\}|\{number\})", pattern))
+    )
 
 
 def _matched(tree: FileTree, pattern: str) -> dict[str, dict[int, str]]:

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -111,9 +111,7 @@ def score_samples(
     return summary
 
 
-def _row(
-    item: Item, samples: SampleFiles, *, source: Source, num_samples: int, crop: tuple[int, int] | None
-) -> Row:
+def _row(item: Item, samples: SampleFiles, *, source: Source, num_samples: int, crop: tuple[int, int] | None) -> Row:
     patient, key = source.identities[item.number]
     if item.sample is None:
         return Row(image=item.number, key=key, patient=patient, error=item.error)

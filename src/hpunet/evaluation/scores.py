@@ -53,10 +53,10 @@ def image_scores(
     batch: Batch,
     info: SetInfo,
 ) -> dict[str, Float64[Tensor, " b"]]:
-    """GED², HM-IoU and their relatives and, of reconstructions, their IoU per image, on the CPU; NaN where undefined."""
+    """GED², HM-IoU and their relatives per image, and the IoU of reconstructions, on the CPU; NaN where undefined."""
     common = metric_arguments(batch, info)
     pairs = pair_ious(samples=samples, **common)
-    scores = {
+    scores: dict[str, Any] = {
         "ged2": pairs.ged2(),
         "ged2_unbiased": pairs.ged2_unbiased(),
         "hm_iou": pairs.hungarian_iou(),

@@ -71,7 +71,9 @@ def split_by_lists(entries: Mapping[str, Entry], *, lists: Mapping[str, str]) ->
                 raise DataError(f"{path}, line {number}: there is no patient or image {name[:_SHOWN]}")
             for file in named:
                 if split_of.setdefault(file, split) != split:
-                    raise DataError(f"{path}, line {number}: {name[:_SHOWN]} is in the list for {split_of[file]}, too")
+                    raise DataError(
+                        f"{path}, line {number}: {name[:_SHOWN]} is in the list for {split_of[file]}, too"
+                    )
     if "train" not in lists:
         split_of = dict.fromkeys(entries, "train") | split_of
     for file, split in split_of.items():
@@ -106,7 +108,9 @@ def assign_splits(
     has_splits = any(entry.split for entry in entries.values())
     if lists:
         if has_splits or val_every is not None:
-            raise ConfigError(f"lists: {name if has_splits else 'val_every'} names splits already; leave one of them out")
+            raise ConfigError(
+                f"lists: {name if has_splits else 'val_every'} names splits already; leave one of them out"
+            )
         return split_by_lists(entries, lists=lists)
     if has_splits:
         if val_every is not None:

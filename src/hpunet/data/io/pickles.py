@@ -59,10 +59,11 @@ _SCALARS = _modules("multiarray.scalar")
 _BUFFERS = _modules("numeric._frombuffer")
 _ARRAY_TYPE, _DTYPE, _ENCODE = _Name("numpy.ndarray"), _Name("numpy.dtype"), _Name("_codecs.encode")
 KNOWN_NAMES = frozenset({*_ARRAYS, *_SCALARS, *_BUFFERS, _ARRAY_TYPE, _DTYPE, _ENCODE})
-_PLAIN = frozenset(
-    "INT BININT BININT1 BININT2 LONG LONG1 LONG4 FLOAT BINFLOAT STRING BINSTRING SHORT_BINSTRING UNICODE BINUNICODE "
-    "SHORT_BINUNICODE BINUNICODE8 BINBYTES SHORT_BINBYTES BINBYTES8 BYTEARRAY8".split()
-)
+_PLAIN = frozenset({
+    *("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT"),
+    *("STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"),
+    *("BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8"),
+})  # fmt: skip
 _CONSTANTS: dict[str, Callable[[], Any]] = {
     "NONE": lambda: None,
     "NEWTRUE": lambda: True,
@@ -124,7 +125,7 @@ class _Interpreter:
                 raise DataError(f"{self._name}: more than {most} instructions in {self._size} bytes; malicious")
             if number % 1024 == 0:
                 deadline.check()
-            if opcode.name == "FRAME" and argument > file.left:
+            if opcode.name == "FRAME" and int(argument or 0) > file.left:
                 raise self._refused(f"claims a frame of {argument} bytes, {file.left} are left")
             if opcode.name == "STOP":
                 break
