@@ -14,7 +14,7 @@ import re
 import zipfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from jaxtyping import Integer, Shaped, UInt8
@@ -132,6 +132,8 @@ class SampleFiles:
         values = _of_one_size(
             lambda size: decode_image(content, name=where, labels=True, size=size), sizes=sizes, depth=1, key=key
         )
+        if values.ndim != 2:
+            raise DataError(f"{where}: expected a label map, got shape {values.shape}")
         return _as_classes(values[None], num_classes=num_classes, name=where)
 
     def _volume(
@@ -219,7 +221,7 @@ def _from_npy(content: bytes, *, sizes: Sequence[Size], count: int, key: str, na
 
 
 def _from_stream(
-    file: IO[bytes], *, size: int, sizes: Sequence[Size], count: int, key: str, name: str
+    file: io.BufferedIOBase, *, size: int, sizes: Sequence[Size], count: int, key: str, name: str
 ) -> Shaped[np.ndarray, "s h w"]:
     """The first samples of an array of `size` bytes; the rest is read, for its checksum, and not kept."""
     version = np.lib.format.read_magic(file)
