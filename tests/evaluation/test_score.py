@@ -241,7 +241,7 @@ def test_single_files_are_checked_too(tmp_path: Path) -> None:
         (lambda: (out / "b/sample-06.png").unlink(), r"sample-05\.png: is the last of 5 samples of b, 6 are scored"),
         (lambda: (out / "b/sample-03.png").rename(out / "b/sample-09.png"), r"sample 3 of b is missing"),
         (lambda: shutil.copy(out / "b/sample-03.png", out / "b/sample-3.png"), r"sample-3\.png: .*the same sample"),
-        (lambda: Image.new("L", (9, 7)).save(out / "b/sample-02.png"), r"sample-02\.png: 7x9 pixels, its image b has 9x7"),
+        (lambda: Image.new("L", (9, 7)).save(out / "b/sample-02.png"), r"sample-02\.png: 7x9 pixels, .* b has 9x7"),
         (lambda: Image.new("RGB", (7, 9)).save(out / "b/sample-02.png"), r"sample-02\.png"),
         (lambda: (out / "b/sample-02.png").write_bytes(b"x"), r"sample-02\.png: not a readable"),
         (lambda: shutil.copytree(out / "b", out / "d"), r"d/sample-01\.png: fits .* no image for it"),

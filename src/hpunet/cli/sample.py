@@ -71,6 +71,7 @@ def sample_command(
         from hpunet.predict.predictor import load
         from hpunet.predict.samples import save_slices
         from hpunet.predict.state import read_state
+        from hpunet.predict.visible import check_visible
         from hpunet.utils.label_painter import parse_colour
 
         predictor = load(run, checkpoint=checkpoint, weights=weights, kernels=kernels, orientations=orientations)
@@ -84,6 +85,7 @@ def sample_command(
         kept.check_model(predictor.trained)
         options, chosen, samples = kept.options, kept.slices, kept.options.num_samples
     predictor.check(options)
+    check_visible(predictor.trained, visible=visible, labels=labels)
     if colour is not None:
         parse_colour(colour)
     say = Notes(quiet=quiet)

@@ -1,4 +1,4 @@
-"""Pickles read without an unpickler: what numpy writes is read, what could run is refused by name and does not run."""
+"""Pickles read without an unpickler: what numpy writes is read, what could run is refused by name and never runs."""
 
 import copyreg
 import os

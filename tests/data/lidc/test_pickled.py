@@ -145,18 +145,18 @@ def test_one_array_cannot_be_many(tmp_path: Path) -> None:
 
 
 def test_lists_are_checked(tmp_path: Path) -> None:
-    path = saved(tmp_path, records())
+    path, one = saved(tmp_path, records()), listed(tmp_path, "crop00")
     for lists, error, words in (
-        ({"val": listed(tmp_path, "crop99", file="a.txt")}, DataError, r"a\.txt, line 3: there is no patient or image crop99"),
-        ({"dev": listed(tmp_path, "crop00")}, ConfigError, "dev"),
+        ({"val": listed(tmp_path, "crop99", file="a.txt")}, DataError, r"a\.txt, line 3: .* image crop99"),
+        ({"dev": one}, ConfigError, "dev"),
         ({"val": str(tmp_path / "none.txt")}, DataError, r"none\.txt: .*does not exist"),
-        ({"val": listed(tmp_path, "crop00"), "test": listed(tmp_path, "crop01", file="b.txt")}, DataError, "one patient"),
-        ({"val": listed(tmp_path, "crop00"), "test": listed(tmp_path, UID.format(0), file="c.txt")}, DataError, "too"),
+        ({"val": one, "test": listed(tmp_path, "crop01", file="b.txt")}, DataError, "one patient"),
+        ({"val": one, "test": listed(tmp_path, UID.format(0), file="c.txt")}, DataError, "too"),
     ):  # fmt: skip
         with pytest.raises(error, match=words):
             open_lidc_pickle(path, split="val", lists=lists)
     with pytest.raises(ConfigError, match="val_every names splits already"):
-        open_lidc_pickle(path, split="val", lists={"val": listed(tmp_path, "crop00")}, val_every=2)
+        open_lidc_pickle(path, split="val", lists={"val": one}, val_every=2)
     (tmp_path / "bytes.txt").write_bytes(b"\xff\xfe")
     with pytest.raises(DataError, match=r"bytes\.txt: not a list in UTF-8"):
         open_lidc_pickle(path, split="val", lists={"val": str(tmp_path / "bytes.txt")})
