@@ -103,7 +103,7 @@ def test_settings_page_lists_every_setting_with_its_default() -> None:
 def test_pages_list_every_command_option_and_preset() -> None:
     lines = re.findall(r"^\| `(hpunet [\w -]+)` \| (`--.*) \|$", text_of("reference/cli.md"), flags=re.MULTILINE)
     assert {name: set(re.findall(r"--[a-z-]+", line)) for name, line in lines} == COMMANDS
-    options = re.findall(r"^\| `(--[a-z]+)", text_of("guides/evaluate.md"), flags=re.MULTILINE)
+    options = re.findall(r"^\| `(--[a-z-]+)", text_of("guides/evaluate.md"), flags=re.MULTILINE)
     assert {*options} <= COMMANDS["hpunet evaluate"]
     presets = re.findall(r"^\| `([a-z0-9-]+)` \|", text_of("guides/train.md").split("\n## ")[1], flags=re.MULTILINE)
     assert sorted(presets) == preset_names()

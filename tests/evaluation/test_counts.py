@@ -21,7 +21,7 @@ from hpunet.metrics import subset_b
 from hpunet.training.build import autocast_for
 from hpunet.utils.host_copies import copied_to_cpu
 
-EXACT = ("ged2", "ged2_unbiased", "hm_iou", "sample_diversity", "iou_rec", "best_match_dice")
+EXACT = ("ged2", "ged2_unbiased", "hm_iou", "hm_iou_best", "sample_diversity", "iou_rec", "best_match_dice")
 """Same operations on the same whole numbers; the others sum up in another order."""
 
 

@@ -22,11 +22,13 @@ from hpunet.data.io.inputs import read_stored
 from hpunet.data.io.limits import ImageSize
 from hpunet.data.io.volumes import read_stack
 from hpunet.data.lidc.importer import ImportSummary, import_lidc
+from hpunet.data.lidc.pickled import open_lidc_pickle
 from hpunet.data.packs import open_pack
 from hpunet.data.snemi3d import open_snemi3d
 from hpunet.data.types import Sample, SetInfo, Source
 from hpunet.errors import DataError, HPUNetError
 from hpunet.evaluation.rows import read_rows
+from hpunet.evaluation.sample_files import SampleFiles
 from hpunet.reports.examples import read_examples
 from hpunet.training.loggers import read_log
 from hpunet.weights.load import load_trained
@@ -211,12 +213,16 @@ def _read_bomb(path: Path, root: Path) -> None:
         read_rows(path)
     elif path.name == "examples.npz":
         read_examples(path)
+    elif path.name == "samples.npz":
+        given = SampleFiles(path.parent, keys=["samples"])
+        given.read("samples", sizes=[(64, 64)], count=4, num_classes=2)
     else:
         readers: dict[str, Callable[[Path], object]] = {
             ".h5": read_stack,
             ".tar": read_tar,
             ".gz": read_tar,
             ".npz": read_variables,
+            ".pickle": lambda path: open_lidc_pickle(path, split="train"),
             ".jsonl": lambda path: read_log(path, strict=True),
             ".toml": lambda path: load_settings(str(path)),
         }

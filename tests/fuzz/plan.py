@@ -8,11 +8,13 @@ from random import Random
 from typing import NamedTuple
 
 import corpus
+import corpus_samples as samples
 from corpus import Corpus
 from mutate import Change, Mutation
 from mutate_lidc import dicom_mutations, scan_mutations, xml_mutations
 from mutate_others import csv_mutations, hdf5_mutations, json_mutations, nifti_mutations, tar_mutations
 from mutate_pictures import gif_mutations, jpeg_mutations, odd_name, png_mutations, same_name_twice, tiff_mutations
+from mutate_samples import pickle_mutations, samples_mutations
 
 SEED = 2019
 Sets = list[tuple[Callable[[], Corpus], list[Mutation]]]
@@ -70,6 +72,21 @@ FORMATS = (
     Format("JPEG", 50, [(corpus.folder_jpeg, jpeg_mutations())]),
     Format("GIF", 50, [(corpus.folder_gif, gif_mutations("graders"))]),
     Format("CSV", 50, [(corpus.folder_table, csv_mutations())]),
+    Format(
+        "pickle",
+        150,
+        [(make, pickle_mutations()) for make in (samples.pickled, samples.pickled_2, samples.pickled_5)],
+    ),
+    Format(
+        "samples",
+        150,
+        [
+            (samples.samples_npz, samples_mutations(".npz")),
+            (samples.samples_npy, samples_mutations(".npy")),
+            (samples.samples_nifti, samples_mutations(".nii.gz")),
+            (samples.samples_png, samples_mutations(".png")),
+        ],
+    ),
 )
 NUM_CASES = sum(entry.num_cases for entry in FORMATS)
 

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 import harness
 import pytest
+from mutate_samples import CANARY
 
 SLOW = ("largest", "masks")  # hold as much as is allowed; `make fuzz` reads them, too
 
@@ -26,6 +27,7 @@ def test_every_bomb_is_refused_or_read_by_a_worker_with_limits() -> None:
         if outcome != ("read" if name in harness.READ else "refused", False)
     }
     assert str(harness._WORKER_LIMIT) in limits
+    assert not CANARY.exists()
     assert (harness.MAX_SECONDS, harness.MAX_BYTES) == (2.0, 2**29)
 
 

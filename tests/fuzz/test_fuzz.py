@@ -10,6 +10,7 @@ import pytest
 from corpus import Corpus, folder_nifti, folder_png, lidc, study, write_files
 from judge import FaultError, judge, read_valid
 from mutate import Change
+from mutate_samples import CANARY
 from plan import FORMATS, NUM_CASES, SEED, case, numbers
 
 
@@ -20,6 +21,7 @@ def test_readers_survive_a_tenth_of_all_cases() -> None:
     assert not any(result.is_fault for result in results), harness.table(results)
     outcomes = {result.outcome for result in results}
     assert outcomes == {"read", "refused", "counted"}
+    assert not CANARY.exists()
 
 
 def test_cases_are_the_same_every_time() -> None:

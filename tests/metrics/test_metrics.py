@@ -18,6 +18,7 @@ from hpunet.metrics import (
     InstanceMatches,
     average_precision,
     best_match_dice,
+    best_subset_iou,
     bootstrap,
     calibration_error,
     ged2,
@@ -41,6 +42,33 @@ NUM_RANDOM_CASES = 200
 def maps(*rows: str) -> np.ndarray:
     """(1, n, 1, w): one map of one line for each row of digits."""
     return np.array([[[[int(digit) for digit in row]] for row in rows]])
+
+
+def test_best_subset_matches_every_grader_with_a_sample_of_its_own() -> None:
+    samples, labels = maps("1100", "0000", "1100", "0011", "1000"), maps("1100", "1110")
+    # 1100 fits both: the pairs are 1100 with 1100 (1) and 1100 with 1110 (2/3); no sample is matched twice.
+    found = best_subset_iou(samples=samples, labels=labels, num_classes=2)
+    assert found == pytest.approx([(1 + 2 / 3) / 2])
+    assert best_subset_iou(samples=samples[:, 3:], labels=labels, num_classes=2) == pytest.approx(
+        [(1 / 2 + 1 / 4) / 2]
+    )
+    assert np.isnan(best_subset_iou(samples=samples[:, :1], labels=labels, num_classes=2)).all()
+    graders = np.array([[False, True]])
+    assert best_subset_iou(samples=samples[:, :1], labels=labels, num_classes=2, graders=graders) == pytest.approx(
+        [2 / 3]
+    )
+
+
+def test_best_subset_is_the_best_of_all_assignments() -> None:
+    rng = np.random.default_rng(4)
+    for _ in range(30):
+        s, r = int(rng.integers(1, 6)), int(rng.integers(1, 5))
+        samples, labels = rng.integers(0, 2, (1, s, 3, 4)), rng.integers(0, 2, (1, r, 3, 4))
+        ious = pair_ious(samples=samples, labels=labels, num_classes=2).cross[0]
+        orders = itertools.permutations(range(s), r)
+        best = max((sum(ious[i, j] for j, i in enumerate(order)) / r for order in orders), default=np.nan)
+        found = best_subset_iou(samples=samples, labels=labels, num_classes=2)
+        np.testing.assert_allclose(found, [best], atol=1e-15)
 
 
 def slow_iou(

@@ -29,6 +29,8 @@ def edit_command(
     region: Annotated[str | None, typer.Option(help=_REGION, metavar="BOX|PIXEL")] = None,
     seed: Annotated[int | None, typer.Option(help="Of new noise; by default the next one.", min=0)] = None,
     temperature: Annotated[float | None, typer.Option(help="Factor on the prior's σ; 0 is the mean.")] = None,
+    visible: cli.Visible = None,
+    labels: cli.Labels = None,
     checkpoint: cli.Checkpoint = "latest",
     weights: cli.Weights = "ema",
     formats: cli.Formats = None,
@@ -51,11 +53,13 @@ def edit_command(
         from hpunet.predict.predictor import load
 
         predictor = load(run, checkpoint=checkpoint, weights=weights)
-        found = predictor.replay(image, state)
+        found = predictor.replay(image, state, visible=visible, labels=labels)
         if picked is not None:
             found = found.pick(*picked)
         if other is not None and where is not None:
-            found = found.combine(predictor.replay(image, other), region=where, scales=None)
+            found = found.combine(
+                predictor.replay(image, other, visible=visible, labels=labels), region=where, scales=None
+            )
         if moved is not None:
             found = found.nudge(scale=round(moved[0]), at=moved[1:3], by=moved[3])
         if redraw is not None:

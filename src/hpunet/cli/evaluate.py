@@ -28,6 +28,7 @@ _JSON = "Write the (pooled) summary to this file."
 _SEEDS = "Number of seeds, starting at --seed; scores per image are means over them."
 _BATCH = "Images per batch; by default a fast size for the device. Large whole images go one by one."
 _WHOLE = "Score whole images, or their centre, as large as the crop of training; by default as in the run's settings."
+_SAVE = "Also save all samples, one file per image, into the folder samples of the results; see hpunet score."
 _REPLACE = "Overwrite results made with other options."
 
 
@@ -51,6 +52,7 @@ def evaluate_command(
     whole: Annotated[bool | None, typer.Option("--whole/--crop", help=_WHOLE)] = None,
     kernels: cli.Kernels = "auto",
     options: cli.DataOptions = None,
+    save_samples: Annotated[bool, typer.Option("--save-samples", help=_SAVE)] = False,
     replace: Annotated[bool, typer.Option("--replace", help=_REPLACE)] = False,
 ) -> None:
     """Score runs on a split: one row per image (CSV), and the mean over images ± its standard deviation.
@@ -79,7 +81,7 @@ def evaluate_command(
             "device": device,
         }
         how |= {"temperature": cli.parse_temperature(temperature)}
-        how |= {"limit": limit, "batch_size": batch, "replace": replace, "whole": whole}
+        how |= {"limit": limit, "batch_size": batch, "replace": replace, "whole": whole, "save_samples": save_samples}
         scoring = {"seed": seed, "num_seeds": seeds, "alpha": alpha, "connected": connected}
         summaries: list[dict[str, Any]] = []
         for run, name in zip(runs, cli.run_names(runs), strict=True):
@@ -91,7 +93,7 @@ def evaluate_command(
         if rank() == 0:
             if json_file:
                 atomic_write(json_file, dump_json(summary, name=str(json_file)))
-            _print_summary(summary)
+            print_summary(summary)
     finally:
         destroy_process_group()
     if summary["num_failed"]:
@@ -121,13 +123,14 @@ def _evaluate_run(
     kernels: str,
     device: Any,
     whole: bool | None,
+    save_samples: bool,
     scoring: Mapping[str, Any],
     **how: Any,
 ) -> dict[str, Any]:
     from hpunet.data.field_of_view import differences
     from hpunet.data.open import adapt_options, open_split
     from hpunet.evaluation.images import read_item
-    from hpunet.evaluation.rows import folder_name
+    from hpunet.evaluation.rows import SAMPLES_FOLDER, folder_name
     from hpunet.evaluation.run import default_processes, evaluate
     from hpunet.evaluation.scorer import Scorer
     from hpunet.evaluation.scores import default_num_samples
@@ -150,6 +153,7 @@ def _evaluate_run(
     whole = settings.evaluate == "whole" if whole is None else whole
     crop = None if whole else settings.crop
     trained_on: dict[str, Any] = {"info": info, "crop": crop, "extrapolate": settings.extrapolate}
+    trained_on |= {"samples_folder": folder / SAMPLES_FOLDER if save_samples else None}
     scorer = Scorer(model=model, sampler=sampler, device=device, num_samples=samples, **trained_on, **scoring)
     listed = {"name": name, "folder": str(run), "step": trained.step, "rows": str(folder / "rows.csv")}
     about = {"runs": [listed], "data": data}
@@ -175,11 +179,14 @@ def _evaluate_run(
         return evaluate(scorer, source=source, folder=folder, **how)
 
 
-def _print_summary(summary: Mapping[str, Any]) -> None:
+def print_summary(summary: Mapping[str, Any]) -> None:
+    """The table of a summary, why metrics are undefined, and what failed."""
     from hpunet.evaluation.summary import counts, listed, plural, scored_part, undefined_note
 
     subset = summary["subset_b"]
-    runs = ", ".join(f"{run['name']} (iteration {run['step']})" for run in summary["runs"])
+    runs = ", ".join(
+        run["name"] + (f" (iteration {run['step']})" if "step" in run else "") for run in summary["runs"]
+    )
     what = ", ".join(filter(None, [counts(summary), scored_part(summary)]))
     table = Table(title=f"{runs}: {what}", title_justify="left")
     table.add_column("", no_wrap=True)

@@ -23,6 +23,7 @@ from hpunet.cli.instances import instances_command
 from hpunet.cli.options import CommandWithBoth, CommandWithGraders, CommandWithWindow
 from hpunet.cli.report import report_command
 from hpunet.cli.sample import sample_command
+from hpunet.cli.score import score_command
 from hpunet.cli.start import raise_again
 from hpunet.cli.terminal import console, flush_streams, notes, prepare_streams, print_error
 from hpunet.cli.train import train_command
@@ -32,7 +33,7 @@ from hpunet.utils.text import printable
 
 _KEPT = {
     "train": "Saved checkpoints are kept.",
-    "evaluate": "Finished rows are kept; re-run the command to resume.",
+    **dict.fromkeys(("evaluate", "score"), "Finished rows are kept; re-run the command to resume."),
     **dict.fromkeys(("sample", "instances"), "Finished images are kept."),
     "view": "What you did is kept; re-run the command to go on.",
 }
@@ -86,6 +87,7 @@ app.add_typer(data_app, name="data")
 app.command(name="init", cls=CommandWithGraders)(init_command)
 app.command(name="train", cls=CommandWithGraders)(train_command)
 app.command(name="evaluate")(evaluate_command)
+app.command(name="score", cls=CommandWithGraders)(score_command)
 app.command(name="compare")(compare_command)
 app.command(name="examples")(examples_command)
 app.command(name="sample", cls=CommandWithWindow)(sample_command)

@@ -93,6 +93,13 @@ Tile = Annotated[
 Window = Annotated[Any, _window]  # a `windows.Window` or None, which typer cannot spell
 Slices = Annotated[str | None, typer.Option(help="Slices of volumes to use, FIRST:END; END is excluded.")]
 Formats = Annotated[str | None, typer.Option("--format", help=_FORMAT, metavar="NAMES")]
+Visible = Annotated[
+    Path | None,
+    typer.Option(help="Models trained with data.extrapolate: a map of the image, 0 where the model is to continue."),
+]
+Labels = Annotated[
+    Path | None, typer.Option(help="With --visible: a label map; labels of the hidden part are not used.")
+]
 Kernels = Annotated[
     str,
     typer.Option(

@@ -50,6 +50,8 @@ def sample_command(
     spacing: Annotated[float | None, typer.Option(help=_SPACING)] = None,
     slices: cli.Slices = None,
     formats: cli.Formats = None,
+    visible: cli.Visible = None,
+    labels: cli.Labels = None,
     state: Annotated[Path | None, typer.Option(help=_STATE)] = None,
     kernels: cli.Kernels = "auto",
     replace: cli.Replace = False,
@@ -61,8 +63,9 @@ def sample_command(
 
     chosen_formats = parse_formats(formats)
     check_image_files(images)
-    if state is not None and len(images) != 1:
-        raise ConfigError(f"--state: is of one image, got {len(images)}")
+    for option, given in (("state", state), ("visible", visible), ("labels", labels)):
+        if given is not None and len(images) != 1:
+            raise ConfigError(f"--{option}: is of one image, got {len(images)}")
     factors = cli.parse_temperature(temperature)
     with loading(quiet=quiet):
         from hpunet.predict.crop import Region
@@ -70,6 +73,7 @@ def sample_command(
         from hpunet.predict.export.writer import export
         from hpunet.predict.predictor import load
         from hpunet.predict.state import read_state
+        from hpunet.predict.visible import check_visible
         from hpunet.utils.label_painter import parse_colour
 
         predictor = load(run, checkpoint=checkpoint, weights=weights, kernels=kernels, orientations=orientations)
@@ -83,6 +87,7 @@ def sample_command(
         kept.check_model(predictor.trained)
         options, chosen, samples = kept.options, kept.slices, kept.options.num_samples
     predictor.check(options)
+    check_visible(predictor.trained, visible=visible, labels=labels)
     if colour is not None:
         parse_colour(colour)
     say = Notes(quiet=quiet)
@@ -91,7 +96,7 @@ def sample_command(
 
     def sample_one(item: tuple[str, Path], begin: Callable[[int], None], advance: Callable[[int], None]) -> None:
         name, path = item
-        source = predictor.read(path, name=name, options=options)
+        source = predictor.read(path, name=name, options=options, visible=visible, labels=labels)
         numbers = select_slices(len(source.images), chosen, where=str(path))
         has_regions = not predictor.info.has_instances
         check_formats(chosen_formats or (), place=source.place, has_regions=has_regions, where=str(path))

@@ -60,7 +60,15 @@ def hide(
 
     The posterior sees the masked image and the full labels; the prior the masked image and `cond`.
     """
-    shown = visibility(uniform, height=image.shape[2], width=image.shape[3]).unsqueeze(1)
+    visible = visibility(uniform, height=image.shape[2], width=image.shape[3])
+    return conceal(image=image, labels=labels, visible=visible, num_classes=num_classes)
+
+
+def conceal(
+    *, image: Float[Tensor, "b c h w"], labels: Int[Tensor, "b h w"], visible: Bool[Tensor, "b h w"], num_classes: int
+) -> Hidden:
+    """Hide all but the visible part of each image."""
+    shown = visible.unsqueeze(1)
     cond = torch.cat([shown, one_hot(labels, num_classes) & shown], dim=1).to(image.dtype)
     # Not a product, in which a hidden NaN would stay NaN.
-    return Hidden(image=torch.where(shown, image, 0), visible=shown.squeeze(1), cond=cond)
+    return Hidden(image=torch.where(shown, image, 0), visible=visible, cond=cond)

@@ -13,6 +13,7 @@ from hpunet.data.fingerprint import FileHashes, fingerprints
 from hpunet.data.folder.layouts import is_folder_of_images
 from hpunet.data.folder.source import open_folder
 from hpunet.data.lidc.crops import open_lidc_crops
+from hpunet.data.lidc.pickled import is_pickle, open_lidc_pickle
 from hpunet.data.options import describe_option, set_arguments, to_toml
 from hpunet.data.packs import is_pack, open_pack, pack_origin, write_pack
 from hpunet.data.snemi3d import open_snemi3d
@@ -24,6 +25,7 @@ from hpunet.errors import ConfigError, DataError
 _OPENERS: dict[str, Callable[..., Source]] = {
     "pack": open_pack,
     "lidc": open_lidc_crops,
+    "pickle": open_lidc_pickle,
     "snemi3d": open_snemi3d,
     "cityscapes": open_cityscapes,
     "folder": open_folder,
@@ -47,7 +49,8 @@ def detect_kind(where: str) -> str:
     raise DataError(
         f"{where}: unknown layout"
         + (f" (did you mean {' or '.join(map(str, inside[:3]))}?)" if inside else "")
-        + "; expected a pack, lidc_crops (<split>/images or <split>.tar.gz), SNEMI3D (train-input.*), Cityscapes "
+        + "; expected a pack, lidc_crops (<split>/images or <split>.tar.gz), a .pickle of LIDC crops, "
+        "SNEMI3D (train-input.*), Cityscapes "
         "(leftImg8bit/) or your own folder (images/ with masks/, graders/ or instances/, or images with --graders)"
     )
 
@@ -55,6 +58,8 @@ def detect_kind(where: str) -> str:
 def _layout(path: Path) -> str | None:
     if is_pack(path):
         return "pack"
+    if is_pickle(path):
+        return "pickle"
     if (path / "leftImg8bit").is_dir():
         return "cityscapes"
     if any(path.glob("train-input.*")):

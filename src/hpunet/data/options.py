@@ -13,6 +13,7 @@ _EXAMPLES: dict[Any, tuple[str, Any]] = {
     tuple[int, int]: ("two whole numbers", (64, 128)),
     tuple[float, float]: ("two numbers", (-1000, 400)),
     Sequence[str]: ("a list of names", ("background", "lesion")),
+    Mapping[str, str]: ("a text file per split", {"val": "val.txt", "test": "test.txt"}),
     Mapping[str, tuple[int, int]]: ("first and end per split", {"train": (0, 16), "val": (16, 18)}),
 }
 _EXAMPLES_BY_NAME: dict[str, tuple[str, Any]] = {

@@ -124,6 +124,7 @@ def scores_from_counts(
         "ged2": ious.ged2(),
         "ged2_unbiased": ious.ged2_unbiased(),
         "hm_iou": ious.hungarian_iou(),
+        "hm_iou_best": ious.best_subset_iou(),
         "sample_diversity": ious.sample_diversity(),
         "iou_rec": mean_over_graders(mean_over_classes(each_rebuilt(), **how), rebuilt_graders),
         "best_match_dice": mean_over_graders(dice.max(axis=1), graders),

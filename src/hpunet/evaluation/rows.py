@@ -6,6 +6,7 @@ rows.csv           one row per image, in the order of the data; written when the
 rows-<n>.part.csv  rows of process n while it runs
 summary.json       means and deviations of the images chosen by its `limit`: rows.csv may hold more
 examples.npz       label maps of a few images, for figures
+samples/           all samples, one file per image, if asked for (`saved_samples.py`)
 """
 
 import csv
@@ -31,10 +32,12 @@ from hpunet.utils.files import (
     parse_json,
     read_file,
     read_live,
+    remove_folder,
 )
 from hpunet.utils.text import UNDECODED, as_utf8, csv_text, from_csv_text, from_utf8
 
 IDENTITY_FILE, ROWS_FILE, SUMMARY_FILE, EXAMPLES_FILE = "evaluation.json", "rows.csv", "summary.json", "examples.npz"
+SAMPLES_FOLDER = "samples"
 FORMAT = "hpunet-evaluation 1"
 HIDDEN_METRICS = (
     *("hidden_iou_rec", "hidden_iou_samples", "hidden_accuracy_rec", "hidden_accuracy_samples"),
@@ -45,7 +48,7 @@ HIDDEN_METRICS = (
 CLUSTER_METRICS = ("background_iou",)
 """Only for images with instances and no hidden part."""
 METRICS = (
-    *("ged2", "ged2_unbiased", "hm_iou", "iou_rec", "best_match_dice", "sample_diversity"),
+    *("ged2", "ged2_unbiased", "hm_iou", "hm_iou_best", "iou_rec", "best_match_dice", "sample_diversity"),
     *("calibration_error", "uncertainty_error_ncc", "rand_error"),
     *CLUSTER_METRICS,
     *HIDDEN_METRICS,
@@ -55,6 +58,8 @@ HIDDEN_COLUMNS = tuple(name for name in _ALL_COLUMNS if name not in CLUSTER_METR
 CLUSTER_COLUMNS = tuple(name for name in _ALL_COLUMNS if name not in HIDDEN_METRICS)
 COLUMNS = tuple(name for name in HIDDEN_COLUMNS if name not in HIDDEN_METRICS)
 """Rows of all other images, and kept rows that are older than these metrics."""
+_NEWER = ("hm_iou_best",)
+"""Metrics whose columns rows that were kept earlier lack."""
 MAX_PAIRS = 2**24  # of predicted and true instances of an image that is read back
 MAX_PAIRS_PER_CHARACTER = 20  # of rows; 1000 predicted and 1000 true instances are hardly 15
 csv.field_size_limit(2**27)  # an image with very many instances
@@ -164,6 +169,8 @@ class RowStore:
             if not keep:
                 for name in (ROWS_FILE, SUMMARY_FILE, EXAMPLES_FILE, *(part.name for part in self._parts())):
                     (self.folder / name).unlink(missing_ok=True)
+                if (self.folder / SAMPLES_FOLDER).is_dir():
+                    remove_folder(self.folder / SAMPLES_FOLDER)
             atomic_write(self.folder / IDENTITY_FILE, dump_json(self.identity, name=IDENTITY_FILE))
             rows = [row for part in self._parts() for row in self._read(part) if not row.error]
             atomic_write(self._part(0), as_utf8(self._as_csv(rows)))
@@ -246,7 +253,8 @@ def _read_table(path: Path) -> tuple[Sequence[str], list[Row]]:
     if not lines and path.name != ROWS_FILE:  # a part that a crash cut off in its header
         return COLUMNS, []
     columns = tuple(lines.pop(0)) if lines else ()
-    if columns not in (COLUMNS, CLUSTER_COLUMNS, HIDDEN_COLUMNS):
+    older = [name for name in _NEWER if name not in columns]
+    if columns not in (_without(older, each) for each in (COLUMNS, CLUSTER_COLUMNS, HIDDEN_COLUMNS)):
         raise DataError(f"{path}: expected the columns {', '.join(COLUMNS)}")
     if lines and len(lines[-1]) != len(columns):
         lines.pop()
@@ -257,6 +265,10 @@ def _read_table(path: Path) -> tuple[Sequence[str], list[Row]]:
         if pairs > MAX_PAIRS + MAX_PAIRS_PER_CHARACTER * len(text):
             raise DataError(f"{path}: {pairs} pairs of instances in {len(text)} characters; damaged or malicious")
     return columns, rows
+
+
+def _without(names: Container[str], columns: Iterable[str]) -> tuple[str, ...]:
+    return tuple(name for name in columns if name not in names)
 
 
 def _row(cells: Sequence[str], *, columns: Sequence[str], where: str) -> Row:

@@ -21,6 +21,7 @@ from hpunet.evaluation.examples import MAX_SIDE, example_arrays
 from hpunet.evaluation.images import Item, fast_batch_size, read_item
 from hpunet.evaluation.instance_scores import start_worker
 from hpunet.evaluation.rows import EXAMPLES_FILE, SUMMARY_FILE, Row, RowStore, first_keys, mean_rows
+from hpunet.evaluation.sample_files import sample_path
 from hpunet.evaluation.scorer import Drawn, Scorer
 from hpunet.evaluation.summary import sizes_scored, summarise
 from hpunet.utils.cores import usable_cores
@@ -85,7 +86,7 @@ def evaluate(
         # Which images go together depends neither on the processes nor, but for the last one, on an interruption.
         size = batch_size or fast_batch_size(scorer.device)
         every = [chosen[i : i + size] for i in range(0, len(chosen), size)]
-        left = [[i for i in batch if source.identities[i].key not in store.done] for batch in every]
+        left = [[i for i in batch if not _is_done(source.identities[i].key, store, scorer)] for batch in every]
         if there := len(chosen) - sum(map(len, left)):
             finished = f"all {there} rows are done already; --replace evaluates them again"
             say(f"{there} of {len(chosen)} rows are done already" if there < len(chosen) else finished)
@@ -120,6 +121,11 @@ def evaluate(
             atomic_write(folder / SUMMARY_FILE, dump_json(summary, name=SUMMARY_FILE))
             _save_examples(scorer, source, rows, folder)
     return summary
+
+
+def _is_done(key: str, store: RowStore, scorer: Scorer) -> bool:
+    has_samples = scorer.samples_folder is None or sample_path(scorer.samples_folder, key).is_file()
+    return key in store.done and has_samples
 
 
 def default_processes(scorer: Scorer) -> int:

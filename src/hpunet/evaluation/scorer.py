@@ -8,6 +8,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,6 +34,7 @@ from hpunet.evaluation.images import (
 )
 from hpunet.evaluation.instance_scores import Clustering, InstanceMaps, score_instances
 from hpunet.evaluation.rows import Row
+from hpunet.evaluation.sample_files import write_samples
 from hpunet.evaluation.scores import hidden_scores, image_scores, marginal_scores, metric_arguments
 from hpunet.evaluation.summary import Scope
 from hpunet.metrics import subset_b
@@ -121,6 +123,7 @@ class Scorer:
     extrapolate: bool = False
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     sampler: SegmentationModel | None = None  # computes in place of the model: the same on fused kernels
+    samples_folder: Path | None = None  # where the samples of each image are saved (`sample_files.py`)
 
     def __post_init__(self) -> None:
         bounds = {"num_samples": (1, MAX_SAMPLES), "num_seeds": (1, MAX_SEEDS), "seed": (0, MAX_SEED)}
@@ -132,6 +135,8 @@ class Scorer:
             raise ConfigError(
                 f"{self.num_seeds} seeds: {why}; evaluate one --seed at a time, each with its own --out"
             )
+        if self.num_seeds > 1 and self.samples_folder is not None:
+            raise ConfigError(f"{self.num_seeds} seeds: samples are saved of one; evaluate one --seed at a time")
         clustering_threshold(self.alpha, num_samples=self.num_samples)
 
     @property
@@ -233,7 +238,7 @@ class Scorer:
             found |= count_maps(
                 samples=labels, reconstructions=rebuilt, **metric_arguments(batch, self.info)
             )._asdict()
-        if not is_counted or self.info.has_instances or self.extrapolate:
+        if not is_counted or self.info.has_instances or self.extrapolate or self.samples_folder is not None:
             found["labels"] = labels
         if not is_counted or self.extrapolate:
             found["rebuilt"] = rebuilt
@@ -257,6 +262,9 @@ class Scorer:
             patient, key = source.identities[item.number]
             named[item.number] = Row(image=item.number, key=key, patient=patient, error=item.error)
         if drawn.maps is not None:
+            if self.samples_folder is not None and drawn.maps.labels is not None:
+                for key, labels in zip(drawn.maps.keys, drawn.maps.labels, strict=True):
+                    write_samples(self.samples_folder, key, labels)
             named |= self._scored(source, drawn.maps, run)
         return [named[item.number] for item in drawn.items]
 

@@ -47,18 +47,24 @@ def metric_arguments(batch: Batch, info: SetInfo) -> dict[str, Any]:
 
 
 def image_scores(
-    *, samples: Integer[Tensor, "b s h w"], reconstructions: Integer[Tensor, "b r h w"], batch: Batch, info: SetInfo
+    *,
+    samples: Integer[Tensor, "b s h w"],
+    reconstructions: Integer[Tensor, "b r h w"] | None,
+    batch: Batch,
+    info: SetInfo,
 ) -> dict[str, Float64[Tensor, " b"]]:
-    """GED², HM-IoU and their relatives and reconstruction IoU per image, on the CPU; NaN where undefined."""
+    """GED², HM-IoU and their relatives per image, and the IoU of reconstructions, on the CPU; NaN where undefined."""
     common = metric_arguments(batch, info)
     pairs = pair_ious(samples=samples, **common)
-    scores = {
+    scores: dict[str, Any] = {
         "ged2": pairs.ged2(),
         "ged2_unbiased": pairs.ged2_unbiased(),
         "hm_iou": pairs.hungarian_iou(),
+        "hm_iou_best": pairs.best_subset_iou(),
         "sample_diversity": pairs.sample_diversity(),
-        "iou_rec": iou_rec(reconstructions=reconstructions, skip_empty=info.has_instances, **common),
     }
+    if reconstructions is not None:
+        scores["iou_rec"] = iou_rec(reconstructions=reconstructions, skip_empty=info.has_instances, **common)
     return {name: torch.as_tensor(values, device="cpu") for name, values in scores.items()}
 
 

@@ -14,7 +14,7 @@ ALL_METRICS = (*METRICS, "ap50", "ap")
 METRIC_GROUPS = (*((name,) for name in METRICS), ("ap50", "ap"))
 """Metrics of a group are defined for the same images and resampled together."""
 _HIGHER_IS_BETTER = (
-    *("hm_iou", "iou_rec", "best_match_dice", "uncertainty_error_ncc", "background_iou", "ap50", "ap"),
+    *("hm_iou", "hm_iou_best", "iou_rec", "best_match_dice", "uncertainty_error_ncc", "background_iou", "ap50", "ap"),
     *("hidden_iou_rec", "hidden_iou_samples", "hidden_accuracy_rec", "hidden_accuracy_samples"),
 )
 DIRECTIONS = {
@@ -81,6 +81,7 @@ def undefined_note(found: Mapping[str, Any], name: str) -> str:
         (name == "rand_error", "the others have no true instance"),
         (name == "iou_rec", "the others have no instance, and their reconstructions none"),
         (name == "ged2_unbiased", "the others have one grader only"),
+        (name == "hm_iou_best", "the others have more graders than samples"),
         (name.startswith("border_agreement"), "in the others no visible label touches the hidden part"),
         (name in HIDDEN_METRICS, "in the others no hidden pixel is valid"),
         (name == "calibration_error", "the others have no valid pixel"),
@@ -183,7 +184,9 @@ def _reason(name: str, rows: Sequence[Row], *, scope: Scope) -> str:
         (name in of_pairs and scope.num_samples == 1, "needs at least two samples"),
         (name == "ged2_unbiased" and one_grader, "needs at least two graders"),
         (name in of_instances, "no image has a true instance"),
+        (name == "iou_rec" and not scope.has_instances, "needs a posterior, which samples alone do not have"),
         (name == "iou_rec", "no image or reconstruction has an instance"),
+        (name == "hm_iou_best", "needs as many samples as graders, or rows are older than this metric"),
         (name in CLUSTER_METRICS, "rows are older than this metric"),
         (name in HIDDEN_METRICS and none_hidden, "no hidden pixel is valid, or rows are older than this metric"),
         (name.startswith("border_agreement"), "no visible label touches the hidden part, in any image"),

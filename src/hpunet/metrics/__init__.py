@@ -11,6 +11,7 @@ from hpunet.metrics.bootstrap import Bootstrap, bootstrap, resampled_means
 from hpunet.metrics.distributions import (
     PairIoUs,
     best_match_dice,
+    best_subset_iou,
     ged2,
     ged2_unbiased,
     hungarian_iou,
@@ -31,6 +32,7 @@ __all__ = [
     "area",
     "average_precision",
     "best_match_dice",
+    "best_subset_iou",
     "bootstrap",
     "border_agreement",
     "calibration_error",

@@ -76,6 +76,10 @@ class PairIoUs:
         """See `hungarian_iou`."""
         return np.array([_matched_mean(iou[:, mine]) for iou, mine in zip(self.cross, self.graders, strict=True)])
 
+    def best_subset_iou(self) -> Float64[np.ndarray, " b"]:
+        """See `best_subset_iou`."""
+        return np.array([_best_subset_mean(iou[:, mine]) for iou, mine in zip(self.cross, self.graders, strict=True)])
+
 
 def _mean_distance(iou: np.ndarray) -> np.ndarray:
     """Mean d (b,) over pairs of different maps, from their IoUs (b, n, n); NaN for a single map."""
@@ -91,6 +95,12 @@ def _matched_mean(iou: np.ndarray) -> float:
         raise DataError(f"{words}; draw a multiple of {r} samples")
     repeated = iou.repeat(size // s, axis=0).repeat(size // r, axis=1)
     return float(repeated[linear_sum_assignment(repeated, maximize=True)].mean())
+
+
+def _best_subset_mean(iou: np.ndarray) -> float:
+    """Mean IoU of the best match of every column with a row of its own; NaN if there are too few rows."""
+    s, r = iou.shape
+    return float(iou[linear_sum_assignment(iou, maximize=True)].mean()) if s >= r else float("nan")
 
 
 def pair_ious(
@@ -123,6 +133,14 @@ def ged2_unbiased(*, samples: SampleMaps, labels: GraderMaps, **options: Unpack[
 def hungarian_iou(*, samples: SampleMaps, labels: GraderMaps, **options: Unpack[PairOptions]) -> PerImage:
     """Hungarian-matched IoU (App. B): mean IoU of the best 1:1 match of both sets, repeated to their LCM."""
     return same_type(pair_ious(samples=samples, labels=labels, **options).hungarian_iou(), like=samples)
+
+
+def best_subset_iou(*, samples: SampleMaps, labels: GraderMaps, **options: Unpack[PairOptions]) -> PerImage:
+    """Mean IoU of the best 1:1 match of all graders with as many of the samples; NaN for fewer samples than graders.
+
+    The other samples do not count, so that more samples never lower the value, unlike that of `hungarian_iou`.
+    """
+    return same_type(pair_ious(samples=samples, labels=labels, **options).best_subset_iou(), like=samples)
 
 
 def sample_diversity(*, samples: SampleMaps, absent: Absent = "skip", **options: Unpack[MapOptions]) -> PerImage:

@@ -69,13 +69,14 @@ def sample_image(
     latents: Sequence[LatentSource] | None = None,
     orientation_ids: Tensor | None = None,
     features: Features | None = None,
+    cond: Float32[np.ndarray, "e h w"] | None = None,
     advance: Callable[[int], None] = lambda _: None,
 ) -> ImageSamples:
     """Sample an image of any size; `advance` is called with the number of new samples.
 
     Border pixels pad the image to a size that the model can halve. The noise of sample n depends only on the seed and
     the image's size, so the slices of a volume share it. `latents` replace what `options.scales` says; `features`, of
-    `encode_image`, skip the encoder. `name` is for errors.
+    `encode_image`, skip the encoder; `cond` goes to it, for models that extrapolate. `name` is for errors.
     """
     model, count = trained.model, options.num_samples
     h, w = image.shape[1:]
@@ -83,6 +84,8 @@ def sample_image(
         words = f"{name}: {count} samples of {h}x{w} pixels are {num_pixels:,} pixels"
         raise ConfigError(f"{words}, at most {MAX_SAMPLED_PIXELS:,} are kept; draw fewer samples")
     sampler, padded, padding = _prepared(trained, image, tile=options.tile)
+    if features is None and trained.model.cond_channels:
+        features = encode_image(trained, image=image, cond=cond, tile=options.tile, name=name)
     labels = np.empty((count, h, w), dtype=np.min_scalar_type(model.num_classes - 1))
     order: list[int] = []
     drawn: list[list[Tensor]] = []
@@ -124,23 +127,36 @@ def sample_image(
 
 
 def encode_image(
-    trained: TrainedModel, *, image: Float32[np.ndarray, "c h w"], tile: str = "auto", name: str = "image"
+    trained: TrainedModel,
+    *,
+    image: Float32[np.ndarray, "c h w"],
+    cond: Float32[np.ndarray, "e h w"] | None = None,
+    tile: str = "auto",
+    name: str = "image",
 ) -> Features:
     """What all samples of an image share, for `sample_image`."""
-    sampler, padded, _ = _prepared(trained, image, tile=tile)
-    return encode_orientations(sampler, image=padded, names=[name])
+    sampler, padded, padding = _prepared(trained, image, tile=tile)
+    if trained.model.cond_channels and cond is None:
+        raise ConfigError(
+            f"{trained.name}: continues the visible part of an image (data.extrapolate), which {name} lacks"
+        )
+    given = None if cond is None else padding.add(torch.from_numpy(cond)[None]).to(padded)
+    return encode_orientations(sampler, image=padded, cond=given, names=[name])
 
 
 def _prepared(
     trained: TrainedModel, image: Float32[np.ndarray, "c h w"], *, tile: str
 ) -> tuple[SegmentationModel, Float[Tensor, "1 c h2 w2"], Padding]:
     """What draws the samples, and the padded image on its device."""
-    if trained.model.cond_channels:
-        raise ConfigError(f"{trained.name}: needs partial labels (data.extrapolate), which images do not have")
     padding = Padding.of(*image.shape[1:], multiple=trained.model.size_multiple)
     padded = padding.add(torch.from_numpy(image)[None]).to(trained.device, compute_type(trained.model))
-    size = padded.shape[2], padded.shape[3]
-    return choose_sampler(trained.model, size=size, tile=tile, sampler=trained.sampler), padded, padding
+    return sampler_for(trained, (padded.shape[2], padded.shape[3]), tile=tile), padded, padding
+
+
+def sampler_for(trained: TrainedModel, size: tuple[int, int], *, tile: str) -> SegmentationModel:
+    """What draws the samples of a padded image of this size; models that extrapolate take large ones whole, too."""
+    tile = "whole" if trained.model.cond_channels and tile == "auto" else tile
+    return choose_sampler(trained.model, size=size, tile=tile, sampler=trained.sampler)
 
 
 def parse_scales(scales: str | Sequence[int], *, latent_dims: Sequence[int]) -> list[Any]:

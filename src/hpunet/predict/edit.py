@@ -89,7 +89,8 @@ def combine(
     _check_latents(other)
     count = len(prediction.samples)
     one, two = ((each.origin.run, each.origin.iteration) for each in (prediction, other))
-    if one != two or not np.array_equal(other.image, prediction.image):
+    inputs = ((each.image, each.image if each.cond is None else each.cond) for each in (prediction, other))
+    if one != two or not all(map(np.array_equal, *inputs)):
         raise DataError("combine: expected hypotheses of the same image by the same model")
     if len(other.samples) == 1:
         other = pick(other, [0] * count)
@@ -143,7 +144,7 @@ def nudge(
 
 def with_features(part: "Prediction") -> "Prediction":
     """A slice that remembers what the encoder gives."""
-    how: dict[str, Any] = {"image": part.image, "tile": part.options.tile, "name": part.name}
+    how: dict[str, Any] = {"image": part.image, "cond": part.cond, "tile": part.options.tile, "name": part.name}
     return part if part.features is not None else replace(part, features=encode_image(part.trained, **how))
 
 
@@ -176,7 +177,7 @@ def _each_slice(prediction: "Prediction", change: Callable[["Prediction", int], 
 def _drawn(part: "Prediction", latents: Sequence[LatentSource], orientation_ids: Tensor | None) -> "Prediction":
     """The slice as its latents decode."""
     how: dict[str, Any] = {"image": part.image, "options": part.options, "name": part.name, "features": part.features}
-    found = sample_image(part.trained, latents=latents, orientation_ids=orientation_ids, **how)
+    found = sample_image(part.trained, latents=latents, orientation_ids=orientation_ids, cond=part.cond, **how)
     return replace(part, **found.maps())
 
 

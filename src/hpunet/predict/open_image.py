@@ -34,6 +34,8 @@ class OpenedImage:
     images: Float32[np.ndarray, "z c h w"]
     place: Place
     notes: tuple[str, ...] = ()
+    cond: Float32[np.ndarray, "z e h w"] | None = None
+    """What the prior of an extrapolating model sees besides (`visible.py`)."""
 
 
 def open_image(

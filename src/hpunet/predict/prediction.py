@@ -69,6 +69,8 @@ class Prediction:
     place: Place
     features: Features | None = None
     """What the caller of `Predictor.each_slice` gave: edits then need no encoder."""
+    cond: Float32[np.ndarray, "e ..."] | None = None
+    """Of a model that extrapolates: what is visible, and its labels as one plane per class."""
 
     def __repr__(self) -> str:
         size = "×".join(map(str, self.mean.shape))
@@ -117,6 +119,7 @@ class Prediction:
             self,
             name=slice_name(self.name, z=first + z, depth=self.place.shape[0]),
             image=self.image[:, z],
+            cond=None if self.cond is None else self.cond[:, z],
             samples=self.samples[:, z],
             mean=self.mean[z],
             std=self.std[z],
@@ -213,6 +216,7 @@ class Prediction:
 def stack_slices(parts: list[Prediction], *, name: str) -> Prediction:
     """One prediction of a volume, from those of its slices."""
     ids = [part.orientation_ids for part in parts if part.orientation_ids is not None]
+    conds = [part.cond for part in parts if part.cond is not None]
     return replace(
         parts[0],
         name=name,
@@ -222,6 +226,7 @@ def stack_slices(parts: list[Prediction], *, name: str) -> Prediction:
         std=np.stack([part.std for part in parts]),
         axes="zyx",
         features=None,
+        cond=np.stack(conds, axis=1) if conds else None,
         latents=tuple(torch.cat(scale) for scale in zip(*(part.latents for part in parts), strict=True)),
         orientation_ids=torch.cat(ids) if ids else None,
         notes=tuple(dict.fromkeys(note for part in parts for note in part.notes)),

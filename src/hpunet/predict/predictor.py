@@ -15,15 +15,16 @@ from hpunet.kernels.dispatch import fast_sampler
 from hpunet.models.hpunet import HPUNet
 from hpunet.models.punet import ProbUNet
 from hpunet.predict.crop import Box, Point, Region, check_region
-from hpunet.predict.draw import SamplingOptions, encode_image, parse_scales, sample_image
+from hpunet.predict.draw import SamplingOptions, encode_image, parse_scales, sample_image, sampler_for
 from hpunet.predict.inputs import select_slices
 from hpunet.predict.open_image import ImageLike, OpenedImage, open_image
 from hpunet.predict.place import slice_name
 from hpunet.predict.prediction import Origin, Prediction, stack_slices
 from hpunet.predict.state import Given, read_state
+from hpunet.predict.visible import MapLike, check_visible, show_part
 from hpunet.sampling.orientations import Features
 from hpunet.sampling.sample import temperature_per_scale
-from hpunet.sampling.tiling import Tiled, choose_sampler
+from hpunet.sampling.tiling import Tiled
 from hpunet.training.build import autocast_for
 from hpunet.weights.load import TrainedModel, load_trained, set_orientations
 
@@ -95,6 +96,8 @@ class Predictor:
         slices: tuple[int, int] | None = None,
         tile: str | int = "auto",
         same_iou: float | None = None,
+        visible: MapLike | None = None,
+        labels: MapLike | None = None,
     ) -> Prediction:
         """Draw hypotheses of an image or volume.
 
@@ -114,12 +117,15 @@ class Predictor:
             tile: "auto", "whole", or the tile side in pixels. Changes the memory needed, not the result.
             same_iou: samples with at least this IoU are the same hypothesis; by default 0.5, or less where groups are
                 too many.
+            visible: for models trained with `data.extrapolate`: a map of the image's size, 0 where the model is to
+                continue; a path, an array or a Pillow image.
+            labels: the labels of the visible part, in the same form; those of the rest are not used.
         """
         sampling: dict[str, Any] = {"num_samples": num_samples, "seed": seed, "scales": scales, "tile": str(tile)}
         sampling |= {"temperature": temperature, "window": window, "same_iou": same_iou}
         options = SamplingOptions(**sampling, region=Region(at=at, box=box, spacing=spacing))
         self.check(options)
-        source = self.read(image, options=options)
+        source = self.read(image, options=options, visible=visible, labels=labels)
         numbers = select_slices(len(source.images), slices, where=source.name)
         parts = list(self.each_slice(source, options=options, numbers=numbers))
         return stack_slices(parts, name=source.name) if source.place.geometry.axes == "zyx" else parts[0]
@@ -128,26 +134,49 @@ class Predictor:
         """Predictions of many images, one at a time in memory; options as for a single one."""
         return (self(image, **how) for image in images)
 
-    def replay(self, image: ImageLike, state: str | Path | Mapping[str, Any]) -> Prediction:
-        """The hypotheses that a `Prediction.state`, or a JSON file of it, holds; the image must be the same."""
+    def replay(
+        self,
+        image: ImageLike,
+        state: str | Path | Mapping[str, Any],
+        *,
+        visible: MapLike | None = None,
+        labels: MapLike | None = None,
+    ) -> Prediction:
+        """The hypotheses that a `Prediction.state`, or a JSON file of it, holds.
+
+        The image must be the same, and so must be `visible` and `labels` of a model that extrapolates.
+        """
         kept = read_state(state)
         kept.check_model(self.trained)
         self.check(kept.options)
-        source = self.read(image, options=kept.options)
+        source = self.read(image, options=kept.options, visible=visible, labels=labels)
         numbers = select_slices(len(source.images), kept.slices, where=source.name)
         parts = list(self.each_slice(source, options=kept.options, numbers=numbers, given=kept.given(numbers)))
         for part in parts:
             kept.check_image(part)
         return parts[0] if kept.axes == "yx" else stack_slices(parts, name=source.name)
 
-    def read(self, image: ImageLike, *, options: SamplingOptions, name: str | None = None) -> OpenedImage:
-        """The image as the model sees it; `name` names the results."""
+    def read(
+        self,
+        image: ImageLike,
+        *,
+        options: SamplingOptions,
+        name: str | None = None,
+        visible: MapLike | None = None,
+        labels: MapLike | None = None,
+    ) -> OpenedImage:
+        """The image as the model sees it; `name` names the results, the others are as in `__call__`."""
+        check_visible(self.trained, visible=visible, labels=labels)
         how: dict[str, Any] = {"window": options.window, "region": options.region}
-        return open_image(image, name=name, info=self.info, crop=self.settings.data.crop, **how)
+        opened = open_image(image, name=name, info=self.info, crop=self.settings.data.crop, **how)
+        if visible is None or labels is None:
+            return opened
+        return show_part(opened, visible=visible, labels=labels, info=self.info)
 
     def encode(self, source: OpenedImage, *, number: int = 0, tile: str = "auto") -> Features:
         """What all samples of a slice share, for `each_slice`."""
-        return encode_image(self.trained, image=source.images[number], tile=tile, name=source.name)
+        cond = None if source.cond is None else source.cond[number]
+        return encode_image(self.trained, image=source.images[number], cond=cond, tile=tile, name=source.name)
 
     def check(self, options: SamplingOptions) -> None:
         """Refuse impossible options before any work."""
@@ -157,7 +186,7 @@ class Predictor:
         parse_scales(options.scales, latent_dims=self.model.latent_dims)
         temperature_per_scale(options.temperature, num_scales=len(self.model.latent_dims))
         check_region(options.region)
-        choose_sampler(self.model, size=(1, 1), tile=options.tile, sampler=self.trained.sampler)
+        sampler_for(self.trained, (1, 1), tile=options.tile)
 
     def each_slice(
         self,
@@ -182,7 +211,13 @@ class Predictor:
         notes = (*source.notes, *size_notes)
         for z in range(depth) if numbers is None else numbers:
             name = slice_name(source.name, z=z, depth=depth)
-            how: dict[str, Any] = {"name": name, "features": (features or {}).get(z), "advance": advance}
+            cond = None if source.cond is None else source.cond[z]
+            how: dict[str, Any] = {
+                "name": name,
+                "features": (features or {}).get(z),
+                "advance": advance,
+                "cond": cond,
+            }
             if given is not None:
                 how |= {"latents": given[z].latents, "orientation_ids": given[z].orientation_ids}
             drawn = sample_image(trained, image=source.images[z], options=options, **how)
@@ -198,6 +233,7 @@ class Predictor:
                 origin=origin,
                 place=replace(source.place, offset=(z, top, left)),
                 features=(features or {}).get(z),
+                cond=cond,
             )
 
     def _how_computed(self, size: tuple[int, int], *, tile: str) -> tuple[str, list[str]]:
@@ -206,7 +242,7 @@ class Predictor:
         before, after = (f"{h}×{w}" for h, w in (size, sides))
         if before != after:
             notes.append(f"Padded from {before} to {after} pixels with border pixels; results are cut back.")
-        sampler = choose_sampler(self.model, size=(sides[0], sides[1]), tile=tile, sampler=self.trained.sampler)
+        sampler = sampler_for(self.trained, (sides[0], sides[1]), tile=tile)
         if isinstance(sampler, Tiled):
             notes.append(f"Computed in tiles of {sampler.tile} pixels, which does not change the result.")
         return "torch" if sampler is self.model or isinstance(sampler, Tiled) else "fused", notes

@@ -47,7 +47,7 @@ class ImageRecord(_Strict):
 
     shape: list[_Count]
     sha256: str
-    """Of its values, rounded to 16 bits."""
+    """Of its values, rounded to 16 bits, and of what is visible and its labels, for a model that extrapolates."""
 
 
 class LatentRecord(_Strict):
@@ -112,7 +112,7 @@ class State(_Strict):
         first = self.slices[0] if self.slices else 0
         if _record(part) != self.images[part.place.offset[0] - first]:
             raise DataError(
-                "state: was drawn from another image, or one that was read with another window or spacing"
+                "state: was drawn from another image or visible part, or read with another window or spacing"
             )
 
 
@@ -155,4 +155,5 @@ def _latents(scale: Tensor) -> LatentRecord:
 
 def _record(part: "Prediction") -> ImageRecord:
     values = np.rint(np.clip(part.image, 0, 1) * 65535).astype("<u2")
-    return ImageRecord(shape=list(values.shape), sha256=hashlib.sha256(values.tobytes()).hexdigest())
+    content = values.tobytes() + (b"" if part.cond is None else np.packbits(part.cond > 0).tobytes())
+    return ImageRecord(shape=list(values.shape), sha256=hashlib.sha256(content).hexdigest())

@@ -12,6 +12,7 @@ from hpunet.errors import DataError
 MAX_FILE_BYTES = 2**30
 """Of a file that is read as a whole, if its kind has no limit of its own."""
 MAX_TABLE_BYTES = 2**23  # data.csv
+MAX_PICKLE_BYTES = 2**32  # of LIDC crops; the usual file has a third of it
 MAX_SETTINGS_BYTES = 2**16  # as TOML; those of a run have a tenth of it
 MAX_XML_BYTES = 2**23  # the annotations of a LIDC study
 MAX_POLYGON_BYTES = 2**22  # of Cityscapes; the official files have less than 1 MiB

@@ -13,7 +13,7 @@ from places import SHARED
 
 from hpunet.data.folder.source import FolderSource, open_folder
 from hpunet.data.folder.table import Entry, assign_splits, read_table
-from hpunet.data.types import Source
+from hpunet.data.types import NoSuchSplitError, Source
 from hpunet.errors import ConfigError, DataError
 
 NUCLEI = SHARED / "data" / "nuclei.tar.gz"
@@ -188,6 +188,34 @@ def test_assign_splits_leaves_something_for_validation_and_training(count: int) 
     splits = assign_splits(entries, val_every=None, seed=0, name="x")
     assert splits.keys() == entries.keys()
     assert {"train", "val"} <= set(splits.values())
+
+
+def test_lists_of_patients_or_images_are_the_splits(tmp_path: Path) -> None:
+    root = put_pairs(tmp_path / "data", 6)
+    names = [f"case{i:02d}" for i in range(6)]
+    val, test, train = (tmp_path / f"{split}.txt" for split in ("val", "test", "train"))
+    val.write_text(f"# of the paper\r\n{names[3]}\r\n  {names[0]}\r\n")
+    test.write_text(names[5])
+    train.write_text(names[1])
+    lists = {"val": str(val), "test": str(test)}
+
+    def of(split: str, **lists: str) -> list[str]:
+        return [key for _, key in open_folder(root, split=split, lists=lists).identities]
+
+    assert (of("val", **lists), of("test", **lists)) == ([names[0], names[3]], [names[5]])
+    assert of("train", **lists) == [names[1], names[2], names[4]]
+    assert of("train", **lists, train=str(train)) == [names[1]]
+    with pytest.raises(NoSuchSplitError):
+        of("test", val=str(val))
+    (root / "data.csv").write_text("file,patient\n" + "".join(f"{name}.png,{name[-1] in '01'}\n" for name in names))
+    assert of("val", val=str(listed_patient(tmp_path, "True"))) == names[:2]
+    with pytest.raises(DataError, match=r"val\.txt.*of one patient"):
+        of("val", val=str(val))
+
+
+def listed_patient(folder: Path, name: str) -> Path:
+    (folder / "patients.txt").write_text(name)
+    return folder / "patients.txt"
 
 
 def test_assign_splits_keeps_patients_whole() -> None:

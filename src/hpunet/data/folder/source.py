@@ -48,6 +48,7 @@ def open_folder(
     window: tuple[float, float] | None = None,
     graders: Sequence[str] = (),
     patient: str | None = None,
+    lists: Mapping[str, str] | None = None,
     val_every: int | None = None,
     seed: int = 0,
 ) -> "FolderSource":
@@ -56,6 +57,7 @@ def open_folder(
     `classes` names the values of class maps; `num_random_ids` is the number of stochastic classes of instance maps.
     `graders` are the names of their files, '{name}_1.png' beside the images or 'masks/{name}_1.png'. `patient` is a
     regular expression whose one group is the patient, found in the name of an image: 'Image_(\\d+)'.
+    `lists` names text files with one patient or image per line, by split; other images are for training.
     If the table has no splits, every `val_every`-th patient in sorted order, from the first on, is for validation and
     the rest for training; without `val_every`, a shuffle by `seed` splits patients 0.8 / 0.1 / 0.1.
     """
@@ -69,7 +71,7 @@ def open_folder(
     tree, items = layout.tree, layout.items
     entries = _entries(tree, items, patient=patient)
     named = tree.where(TABLE) if TABLE in tree.names else str(path)
-    splits = assign_splits(entries, val_every=val_every, seed=seed, name=named)
+    splits = assign_splits(entries, lists=lists, val_every=val_every, seed=seed, name=named)
     first, affine = _load_images(tree, items[0].image, window)
     has_instances = layout.has_instances
     fixed = ("background",) if has_instances else tuple(classes)
@@ -85,7 +87,7 @@ def open_folder(
         intensity_window=window,
         spacing=None if affine is None else Geometry.from_affine(affine, axes="yx").spacing,
     )
-    chosen = [item for item in items if splits[item.stem] == split]
+    chosen = [item for item in items if splits.get(item.stem) == split]
     if not chosen:
         raise NoSuchSplitError(f"{path}: none of {len(items)} images is in the split {split!r}")
     return FolderSource(tree, chosen, split=split, info=info, first=items[0].image, entries=entries)

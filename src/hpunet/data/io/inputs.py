@@ -25,6 +25,7 @@ from hpunet.utils.limits import MAX_PIXELS
 from hpunet.utils.text import as_utf8
 
 _UID = re.compile(r"\d+(\.\d+){4}")
+_WHOLE_UID = re.compile(r"\d{1,64}(\.\d{1,64}){4,64}")
 ENDINGS = (*NIFTI_ENDINGS, ".png", ".jpg", ".jpeg", ".tif", ".tiff", ".gif", ".npy", ".dcm")
 
 
@@ -71,6 +72,11 @@ def plain_name(name: str, *, endings: Sequence[str] = ENDINGS) -> str:
     ending = next((ending for ending in endings if name.lower().endswith(ending)), "")
     name = name[: len(name) - len(ending)]
     return f"image-{hashlib.sha256(as_utf8(name)).hexdigest()[:8]}" if _UID.search(name) else name
+
+
+def without_uids(name: str) -> str:
+    """A name in which each DICOM UID is replaced by "image-" and a hash of it; its other parts stay."""
+    return _WHOLE_UID.sub(lambda found: f"image-{hashlib.sha256(as_utf8(found[0])).hexdigest()[:12]}", name)
 
 
 def read_stored(path: Path | Sequence[Path]) -> Stored:
