@@ -26,15 +26,17 @@ from hpunet.errors import ConfigError, DataError
 from hpunet.evaluation import summary as evaluation_summary
 from hpunet.evaluation.images import read_item
 from hpunet.evaluation.rows import (
-    CLUSTER_COLUMNS,
+    CLASS_METRICS,
     CLUSTER_METRICS,
     COLUMNS,
     EXAMPLES_FILE,
     HIDDEN_METRICS,
     METRICS,
+    REPRESENTATIVE_METRICS,
     ROWS_FILE,
     SUMMARY_FILE,
     Row,
+    columns_of,
     read_evaluation,
     read_rows,
 )
@@ -427,7 +429,8 @@ def test_undefined_metrics_are_null_with_a_reason(tmp_path: Path) -> None:
     assert 0 <= one_grader["rand_error"]["mean"] <= 1
     for summary in (one_sample, one_grader, one_sample["subset_b"]):
         assert {name for name in listed(summary) if summary[name] is None} == summary["reasons"].keys()
-        absent = {*HIDDEN_METRICS, *(CLUSTER_METRICS if summary is not one_grader else ())}
+        absent = {*HIDDEN_METRICS, *REPRESENTATIVE_METRICS}
+        absent |= {*(CLASS_METRICS if summary is one_grader else CLUSTER_METRICS)}
         assert set(listed(summary)) == set(ALL_METRICS) - absent
 
 
@@ -584,8 +587,12 @@ def test_rows_with_random_damage_are_read_or_refused(tmp_path: Path) -> None:
 
 
 def test_rows_have_all_metrics_as_columns() -> None:
-    assert set(METRICS) - set(HIDDEN_METRICS) < set(CLUSTER_COLUMNS)
-    assert set(METRICS) - set(HIDDEN_METRICS) - set(CLUSTER_METRICS) < set(COLUMNS)
+    always = set(METRICS) - {*HIDDEN_METRICS, *CLUSTER_METRICS, *CLASS_METRICS, *REPRESENTATIVE_METRICS}
+    assert always < set(COLUMNS)
+    for kind, own in (({"alpha": 4}, CLUSTER_METRICS), ({"alpha": None}, CLASS_METRICS)):
+        assert set(columns_of(kind)) - set(COLUMNS) == set(own)
+        assert set(columns_of({**kind, "representatives": 4})) - set(COLUMNS) == {*own, *REPRESENTATIVE_METRICS}
+        assert set(columns_of({**kind, "extrapolate": True})) - set(COLUMNS) == set(HIDDEN_METRICS)
 
 
 def test_summary_says_which_part_of_the_images_was_scored(tmp_path: Path) -> None:

@@ -44,17 +44,23 @@ HIDDEN_METRICS = (
 """Only for images with a hidden part (`data.extrapolate`)."""
 CLUSTER_METRICS = ("background_iou",)
 """Only for images with instances and no hidden part."""
+CLASS_METRICS = ("area_crps",)
+"""Only for images with classes and no hidden part."""
+REPRESENTATIVE_METRICS = ("representatives_ged2", "representatives_hm_iou")
+"""Only with a number of representatives: of those and their weights, apart from the independent samples."""
 METRICS = (
     *("ged2", "ged2_unbiased", "hm_iou", "iou_rec", "best_match_dice", "sample_diversity"),
-    *("calibration_error", "uncertainty_error_ncc", "rand_error"),
+    *("calibration_error", "uncertainty_error_ncc"),
+    *CLASS_METRICS,
+    "rand_error",
     *CLUSTER_METRICS,
     *HIDDEN_METRICS,
+    *REPRESENTATIVE_METRICS,
 )
 _ALL_COLUMNS = ("image", "key", "patient", "num_graders", "subset_b", *METRICS, "instances", "error")
-HIDDEN_COLUMNS = tuple(name for name in _ALL_COLUMNS if name not in CLUSTER_METRICS)
-CLUSTER_COLUMNS = tuple(name for name in _ALL_COLUMNS if name not in HIDDEN_METRICS)
-COLUMNS = tuple(name for name in HIDDEN_COLUMNS if name not in HIDDEN_METRICS)
-"""Rows of all other images, and kept rows that are older than these metrics."""
+_NOT_ALWAYS = {*CLUSTER_METRICS, *HIDDEN_METRICS, *CLASS_METRICS, *REPRESENTATIVE_METRICS}
+COLUMNS = tuple(name for name in _ALL_COLUMNS if name not in _NOT_ALWAYS)
+"""Of all rows; kept rows that are older than the other metrics have only these."""
 MAX_PAIRS = 2**24  # of predicted and true instances of an image that is read back
 MAX_PAIRS_PER_CHARACTER = 20  # of rows; 1000 predicted and 1000 true instances are hardly 15
 csv.field_size_limit(2**27)  # an image with very many instances
@@ -74,6 +80,14 @@ class Row:
     error: str = ""
 
 
+def columns_of(identity: Mapping[str, Any]) -> tuple[str, ...]:
+    """The columns of an evaluation's rows."""
+    of_whole_images = CLASS_METRICS if identity.get("alpha") is None else CLUSTER_METRICS
+    own = HIDDEN_METRICS if identity.get("extrapolate") else of_whole_images
+    own += REPRESENTATIVE_METRICS if identity.get("representatives") else ()
+    return tuple(name for name in _ALL_COLUMNS if name in COLUMNS or name in own)
+
+
 def mean_rows(by_seed: Sequence[Sequence[Row]]) -> list[Row]:
     """One row per image: the mean of each score over the seeds where it is defined."""
     means = []
@@ -84,9 +98,10 @@ def mean_rows(by_seed: Sequence[Sequence[Row]]) -> list[Row]:
     return means
 
 
-def folder_name(*, split: str, num_samples: int, num_seeds: int = 1) -> str:
-    """The default folder in `RUN/evaluation`: val-16, or val-16x3 with 3 seeds."""
-    return f"{split}-{num_samples}" + (f"x{num_seeds}" if num_seeds > 1 else "")
+def folder_name(*, split: str, num_samples: int, num_seeds: int = 1, representatives: int | None = None) -> str:
+    """The default folder in `RUN/evaluation`: val-16, val-16x3 with 3 seeds, val-16-k4 with 4 representatives."""
+    name = f"{split}-{num_samples}" + (f"x{num_seeds}" if num_seeds > 1 else "")
+    return name if representatives is None else f"{name}-k{representatives}"
 
 
 class RowStore:
@@ -101,8 +116,7 @@ class RowStore:
     ) -> None:
         self.folder = folder
         self.identity = {"format": FORMAT, **identity}
-        of_whole_images = COLUMNS if identity.get("alpha") is None else CLUSTER_COLUMNS
-        self._columns = HIDDEN_COLUMNS if identity.get("extrapolate") else of_whole_images
+        self._columns = columns_of(identity)
         earlier = _read_identity(folder)
         if earlier is not None and not replace:
             self._refuse_others(earlier, altered)
@@ -246,7 +260,7 @@ def _read_table(path: Path) -> tuple[Sequence[str], list[Row]]:
     if not lines and path.name != ROWS_FILE:  # a part that a crash cut off in its header
         return COLUMNS, []
     columns = tuple(lines.pop(0)) if lines else ()
-    if columns not in (COLUMNS, CLUSTER_COLUMNS, HIDDEN_COLUMNS):
+    if columns != tuple(name for name in _ALL_COLUMNS if name in columns or name in COLUMNS):
         raise DataError(f"{path}: expected the columns {', '.join(COLUMNS)}")
     if lines and len(lines[-1]) != len(columns):
         lines.pop()
