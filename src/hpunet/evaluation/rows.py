@@ -82,8 +82,8 @@ class Row:
 
 def columns_of(identity: Mapping[str, Any]) -> tuple[str, ...]:
     """The columns of an evaluation's rows."""
-    of_whole_images = CLASS_METRICS if identity.get("alpha") is None else CLUSTER_METRICS
-    own = HIDDEN_METRICS if identity.get("extrapolate") else of_whole_images
+    of_whole_images: tuple[str, ...] = CLASS_METRICS if identity.get("alpha") is None else CLUSTER_METRICS
+    own: tuple[str, ...] = HIDDEN_METRICS if identity.get("extrapolate") else of_whole_images
     own += REPRESENTATIVE_METRICS if identity.get("representatives") else ()
     return tuple(name for name in _ALL_COLUMNS if name in COLUMNS or name in own)
 

@@ -44,4 +44,5 @@ def area_crps(*, samples: SampleMaps, labels: GraderMaps, **options: Unpack[Grad
 def crps_of_areas(drawn: np.ndarray, marked: np.ndarray, *, graders: np.ndarray) -> np.ndarray:
     """The mean over classes (b,) of areas (b, k, s) and (b, k, r)."""
     exists = np.broadcast_to(graders[:, None], marked.shape)
-    return crps(drawn.astype(np.float64), marked.astype(np.float64), graders=exists).mean(axis=1)
+    each = crps(drawn.astype(np.float64), marked.astype(np.float64), graders=exists)
+    return np.asarray(each.mean(axis=1))

@@ -66,7 +66,7 @@ class Measurements:
         """One quantity; `class_name` may be left away where there is only one class."""
         if class_name is None and len(self.classes) == 1:
             (class_name,) = self.classes
-        if class_name not in self.classes:
+        if class_name is None or class_name not in self.classes:
             raise ConfigError(f"class: expected one of {', '.join(self.classes)}, got {class_name!r}")
         sizes = self.classes[class_name]
         if quantity not in sizes:
@@ -83,9 +83,8 @@ class Measurements:
         class_name: str | None = None,
     ) -> float:
         """See `Sizes.growth`."""
-        which = (quantity, class_name)
-        before_sizes, after_sizes = (each.of(which[0], class_name=which[1]) for each in (self, after))
-        return before_sizes.growth(after_sizes, more_than=more_than)
+        mine, later = (each.of(quantity, class_name=class_name) for each in (self, after))
+        return mine.growth(later, more_than=more_than)
 
 
 def measure(
@@ -104,7 +103,7 @@ def measure(
     found: dict[str, dict[str, Sizes]] = {}
     for name, number in classes.items():
         table = np.array([_measured(labels == number, sides) for labels in samples])
-        quantities = [name for name in DIMENSIONS if name != ("area", "volume")[3 - num_axes]]
+        quantities = [quantity for quantity in DIMENSIONS if quantity != ("area", "volume")[3 - num_axes]]
         units = {quantity: _unit(DIMENSIONS[quantity], known=spacing is not None) for quantity in quantities}
         found[name] = {q: Sizes(table[:, i], units[q]) for i, q in enumerate(quantities)}
     return Measurements(None if spacing is None else sides, found)
@@ -112,7 +111,7 @@ def measure(
 
 def _measured(marked: np.ndarray, spacing: tuple[float, ...]) -> tuple[float, ...]:
     size = area if marked.ndim == 2 else volume
-    return size(marked, spacing=spacing), *diameters(marked, spacing=spacing), num_parts(marked)
+    return size(marked, spacing=spacing), *diameters(marked, spacing=spacing), float(num_parts(marked))
 
 
 def _unit(power: int, *, known: bool) -> str:

@@ -3,22 +3,26 @@
 sample-01.png …     label maps, the class of every pixel
 mean.png, std.png   mean and standard deviation of the summed probability of the stochastic classes; 65535 is 1
 hypotheses.json     distinct hypotheses, their shares and samples (null for instance ids)
+measurements.*      their sizes and those of all samples (`measurements.py`); none for instance ids
+representatives.json if asked for: so many samples, with the weights by which they stand for all
 state.json          what makes the samples again from image and model, also edited (`Predictor.replay`)
 sheet.png           all of it on one page
 *.nii.gz            the same as volumes, if the input is one; each slice then has its own folder, `z-012`
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
+from hpunet.predict.measurements import CSV_FILE, JSON_FILE, measurement_files
 from hpunet.predict.output_folder import VolumeWriter, result_folder, slice_folder
 from hpunet.predict.prediction import Prediction
-from hpunet.sampling.hypotheses import summarise
+from hpunet.sampling.hypotheses import Hypothesis, summarise
 from hpunet.utils.pictures import save_picture
 
 
@@ -28,13 +32,17 @@ def save_slices(
     *,
     colour: str | None = None,
     nifti: bool = False,
+    representatives: int | None = None,
     replace: bool = False,
 ) -> None:
     """Write the slices of one image or volume into the folder `target`, one at a time in memory."""
     volumes = None
     with result_folder(target, replace=replace) as folder:
         for part in parts:
-            _save_slice(part, slice_folder(folder, part.place), colour=colour)
+            _save_slice(part, place := slice_folder(folder, part.place), colour=colour)
+            if representatives is not None:
+                few = {"image": part.name, "representatives": _listed(part.representatives(representatives))}
+                (place / "representatives.json").write_text(json.dumps(few, indent=1) + "\n")
             if nifti or part.place.header is not None:
                 maps = {sample_name(number): labels for number, labels in enumerate(part.samples)}
                 volumes = volumes or VolumeWriter(folder, part.place)
@@ -52,7 +60,24 @@ def _save_slice(part: Prediction, folder: Path, *, colour: str | None) -> None:
         save_picture(Image.fromarray(values), folder / f"{name}.png")
     save_picture(part.sheet(colour=colour), folder / "sheet.png")
     hypotheses = part.hypotheses
-    listed = [
+    about = {
+        "image": part.name,
+        **asdict(part.origin),
+        **asdict(part.options),
+        "notes": part.notes,
+    }
+    grouping = {"same_iou": hypotheses[0].same_iou, "summary": summarise(hypotheses)} if hypotheses else {}
+    content = {**about, **grouping, "hypotheses": _listed(hypotheses) or None}
+    (folder / "hypotheses.json").write_text(json.dumps(content, indent=1) + "\n")
+    if not part.info.has_instances:
+        tables = measurement_files(part)
+        (folder / CSV_FILE).write_bytes(tables[CSV_FILE])
+        (folder / JSON_FILE).write_text(json.dumps(tables[JSON_FILE], indent=1, allow_nan=False) + "\n")
+    (folder / "state.json").write_text(json.dumps(part.state()) + "\n")
+
+
+def _listed(hypotheses: Sequence[Hypothesis]) -> list[dict[str, Any]]:
+    return [
         {
             "share": hypothesis.share,
             "count": len(hypothesis.members),
@@ -64,16 +89,6 @@ def _save_slice(part: Prediction, folder: Path, *, colour: str | None) -> None:
         }
         for hypothesis in hypotheses
     ]
-    about = {
-        "image": part.name,
-        **asdict(part.origin),
-        **asdict(part.options),
-        "notes": part.notes,
-    }
-    grouping = {"same_iou": hypotheses[0].same_iou, "summary": summarise(hypotheses)} if hypotheses else {}
-    content = {**about, **grouping, "hypotheses": listed or None}
-    (folder / "hypotheses.json").write_text(json.dumps(content, indent=1) + "\n")
-    (folder / "state.json").write_text(json.dumps(part.state()) + "\n")
 
 
 def sample_name(number: int) -> str:

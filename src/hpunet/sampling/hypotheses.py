@@ -98,7 +98,8 @@ def _ious(
     samples: Integer[np.ndarray, "s ..."], *, num_classes: int, classes: Sequence[int] | None
 ) -> Float64[np.ndarray, "s s"]:
     maps = samples.reshape(1, len(samples), -1, samples.shape[-1])
-    return pair_ious(samples=maps, labels=maps[:, :1], num_classes=num_classes, classes=classes).samples[0]
+    pairs = pair_ious(samples=maps, labels=maps[:, :1], num_classes=num_classes, classes=classes)
+    return np.asarray(pairs.samples[0])
 
 
 def _described(
