@@ -37,6 +37,7 @@ from hpunet.evaluation.rows import (
     SUMMARY_FILE,
     Row,
     columns_of,
+    folder_name,
     read_evaluation,
     read_rows,
 )
@@ -652,3 +653,39 @@ def test_images_without_any_instance_have_no_iou_rec(tmp_path: Path) -> None:
         scores = image_scores(samples=maps, reconstructions=maps, batch=batch, info=source.info)
         assert int(scores["iou_rec"].isfinite().sum()) == num_defined
         assert torch.equal(scores["hm_iou"], torch.ones(2, dtype=torch.float64))
+
+
+def test_representatives_are_scored_apart(tmp_path: Path) -> None:
+    """All other columns stay as they are; as many representatives as samples have the samples' own scores."""
+    plain = run_it(tmp_path / "plain", lesions(4), scorer_of(small_model(), num_samples=6))
+    summaries, rows = {}, {}
+    for num in (2, 6):
+        scorer = scorer_of(small_model(), num_samples=6, representatives=num)
+        summaries[num] = run_it(tmp_path / f"{num}", lesions(4), scorer)
+        rows[num] = read_rows(tmp_path / f"{num}" / ROWS_FILE)
+    for one, few, all_of_them in zip(read_rows(tmp_path / "plain" / ROWS_FILE), rows[2], rows[6], strict=True):
+        assert set(few.scores) - set(one.scores) == set(REPRESENTATIVE_METRICS)
+        assert {name: few.scores[name] for name in one.scores} == one.scores
+        for name in ("ged2", "hm_iou"):
+            assert all_of_them.scores[f"representatives_{name}"] == pytest.approx(one.scores[name])
+    assert not set(REPRESENTATIVE_METRICS) & set(listed(plain))
+    assert set(REPRESENTATIVE_METRICS) < set(listed(summaries[2]))
+    assert summaries[2]["area_crps"] == plain["area_crps"]
+    assert folder_name(split="val", num_samples=100, representatives=4) == "val-100-k4"
+    with pytest.raises(ConfigError, match="representatives"):
+        run_it(tmp_path / "2", lesions(4), scorer_of(small_model(), num_samples=6, representatives=3))
+    with pytest.raises(ConfigError, match="expected 1 to 6"):
+        scorer_of(small_model(), num_samples=6, representatives=7)
+    with pytest.raises(ConfigError, match="random ids"):
+        scorer_of(small_model("neurites"), "neurites", representatives=2)
+
+
+def test_rows_without_the_crps_of_areas_can_still_be_read(tmp_path: Path) -> None:
+    run_it(tmp_path / "new", lesions(4))
+    run_it(tmp_path / "old", lesions(4))
+    make_older(tmp_path / "old" / ROWS_FILE)
+    new, old = (read_evaluation(tmp_path / name)[1] for name in ("new", "old"))
+    assert [set(one.scores) - set(other.scores) for one, other in zip(new, old, strict=True)] == [{"area_crps"}] * 4
+    scope = scorer_of(small_model()).scope
+    assert "older" in summarise(old, scope=scope)["reasons"]["area_crps"]
+    assert summarise(new, scope=scope)["area_crps"]["mean"] >= 0

@@ -32,7 +32,7 @@ class Sizes:
         """The central interval that holds this share of the samples: by default from 5 to 95 %."""
         if not 0 < share < 1:
             raise ConfigError(f"share: expected a number between 0 and 1, got {share}")
-        low, high = np.quantile(self.values, (0.5 - share / 2, 0.5 + share / 2)).tolist()
+        low, high = np.quantile(self.values, [round(0.5 + side * share / 2, 12) for side in (-1, 1)]).tolist()
         return low, high
 
     def larger_than(self, size: float) -> float:
