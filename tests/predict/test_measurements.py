@@ -185,3 +185,11 @@ def test_damaged_files_are_read_or_refused(tmp_path: Path) -> None:
         except HPUNetError:
             outcomes.add("refused")
     assert outcomes == {"read", "refused"}
+
+
+def test_sample_says_the_sizes_of_classes_that_it_shows(run: Callable[..., Any]) -> None:
+    np.save("a.npy", np.zeros((20, 28), dtype=np.uint8))
+    result = run("sample", "lesions", "a.npy", "--out", "out", "--samples", 3)
+    area = read_measurements("out/a").of("area")
+    assert area.values.any()
+    assert f"area {area.median:.4g} pixels" in " ".join(result.output.split())

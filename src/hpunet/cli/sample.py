@@ -140,6 +140,8 @@ def _hypotheses_table(part: "Prediction") -> Table:
 
 def _size_lines(part: "Prediction") -> Iterator[str]:
     for name, sizes in part.measurements.classes.items():
+        if not sizes["area"].values.any():
+            continue
         words = []
         for quantity in ("area", "longest_diameter"):
             found, (low, high) = sizes[quantity], sizes[quantity].interval()

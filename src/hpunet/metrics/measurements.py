@@ -15,7 +15,7 @@ DIMENSIONS = {"area": 2, "volume": 3, "longest_diameter": 1, "perpendicular_diam
 _ROUNDING = 1e-9  # relative: an area of exactly 1.25 times another is not larger than that
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Sizes:
     """One quantity in every sample of an image."""
 
@@ -53,7 +53,7 @@ class Sizes:
         return float(1 - not_larger.mean() / len(after.values))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Measurements:
     """All that was measured in the samples of an image."""
 
