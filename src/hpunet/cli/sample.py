@@ -66,6 +66,7 @@ def sample_command(
         raise ConfigError(f"--state: is of one image, got {len(images)}")
     factors = cli.parse_temperature(temperature)
     with loading(quiet=quiet):
+        from hpunet.evaluation.summary import plural
         from hpunet.predict.crop import Region
         from hpunet.predict.draw import SamplingOptions
         from hpunet.predict.measurements import require_classes
@@ -113,7 +114,7 @@ def sample_command(
                     tables.append(_hypotheses_table(part))
                 if representatives is not None:
                     few = part.representatives(representatives)
-                    title = f"{part.name}: {len(few)} representatives, weighted"
+                    title = f"{part.name}: {plural(len(few), 'representative')}, weighted"
                     tables.append(_table_of(few, title=title))
                 yield part
 
