@@ -122,6 +122,7 @@ def test_average_precision_is_compared_on_the_same_draws() -> None:
         (3, {}, r"1 only in a \(image-3\); use the same --data"),
         (4, {"samples": 8}, "differently: samples 8 and 4; evaluate both with the same --samples"),
         (4, {"seeds": 3}, "differently: seeds 3 and 1; evaluate both with the same --seeds"),
+        (4, {"representatives": 4}, "differently: representatives 4 and none; .* same --representatives"),
         (4, {"limit": 3}, "differently: limit 3 and none; evaluate both with the same --limit"),
         (4, {"crop": [9, 9], "data": "y"}, "crop 9×9 and 8×8, other data; evaluate both with --whole"),
     ],

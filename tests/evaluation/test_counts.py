@@ -21,7 +21,19 @@ from hpunet.metrics import subset_b
 from hpunet.training.build import autocast_for
 from hpunet.utils.host_copies import copied_to_cpu
 
-EXACT = ("ged2", "ged2_unbiased", "hm_iou", "hm_iou_best", "sample_diversity", "iou_rec", "best_match_dice")
+EXACT = (
+    *(
+        "ged2",
+        "ged2_unbiased",
+        "hm_iou",
+        "hm_iou_best",
+        "sample_diversity",
+        "iou_rec",
+        "best_match_dice",
+        "area_crps",
+    ),
+    *("representatives_ged2", "representatives_hm_iou"),
+)
 """Same operations on the same whole numbers; the others sum up in another order."""
 
 
@@ -56,9 +68,10 @@ def test_scores_from_counts_are_those_of_the_metrics(at_once: int, monkeypatch: 
         counts = count_maps(**maps, **common)
         as_arrays = counts._make(each.numpy() for each in counts)
         graders = batch.graders.numpy()
-        found = scores_from_counts(as_arrays, graders=graders, skip_empty=seed % 2 == 1)
+        few = {"representatives": 1 + seed % maps["samples"].shape[1]}
+        found = scores_from_counts(as_arrays, graders=graders, skip_empty=seed % 2 == 1, **few)
         expected = {
-            **image_scores(**maps, batch=batch, info=info),
+            **image_scores(**maps, batch=batch, info=info, **few),
             **marginal_scores(samples=maps["samples"], batch=batch, info=info),
         }
         assert found.keys() == expected.keys()

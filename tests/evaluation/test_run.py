@@ -26,15 +26,19 @@ from hpunet.errors import ConfigError, DataError
 from hpunet.evaluation import summary as evaluation_summary
 from hpunet.evaluation.images import read_item
 from hpunet.evaluation.rows import (
-    CLUSTER_COLUMNS,
+    CLASS_METRICS,
     CLUSTER_METRICS,
     COLUMNS,
     EXAMPLES_FILE,
     HIDDEN_METRICS,
     METRICS,
+    NEWER_METRICS,
+    REPRESENTATIVE_METRICS,
     ROWS_FILE,
     SUMMARY_FILE,
     Row,
+    columns_of,
+    folder_name,
     read_evaluation,
     read_rows,
 )
@@ -440,7 +444,8 @@ def test_undefined_metrics_are_null_with_a_reason(tmp_path: Path) -> None:
     assert 0 <= one_grader["rand_error"]["mean"] <= 1
     for summary in (one_sample, one_grader, one_sample["subset_b"]):
         assert {name for name in listed(summary) if summary[name] is None} == summary["reasons"].keys()
-        absent = {*HIDDEN_METRICS, *(CLUSTER_METRICS if summary is not one_grader else ())}
+        absent = {*HIDDEN_METRICS, *REPRESENTATIVE_METRICS}
+        absent |= {*(CLASS_METRICS if summary is one_grader else CLUSTER_METRICS)}
         assert set(listed(summary)) == set(ALL_METRICS) - absent
 
 
@@ -597,8 +602,13 @@ def test_rows_with_random_damage_are_read_or_refused(tmp_path: Path) -> None:
 
 
 def test_rows_have_all_metrics_as_columns() -> None:
-    assert set(METRICS) - set(HIDDEN_METRICS) < set(CLUSTER_COLUMNS)
-    assert set(METRICS) - set(HIDDEN_METRICS) - set(CLUSTER_METRICS) < set(COLUMNS)
+    always = set(METRICS) - {*NEWER_METRICS, *HIDDEN_METRICS, *CLUSTER_METRICS, *CLASS_METRICS}
+    assert always - set(REPRESENTATIVE_METRICS) < set(COLUMNS)
+    for kind, of_kind in (({"alpha": 4}, CLUSTER_METRICS), ({"alpha": None}, CLASS_METRICS)):
+        own = {*NEWER_METRICS, *of_kind}
+        assert set(columns_of(kind)) - set(COLUMNS) == own
+        assert set(columns_of({**kind, "representatives": 4})) - set(COLUMNS) == {*own, *REPRESENTATIVE_METRICS}
+        assert set(columns_of({**kind, "extrapolate": True})) - set(COLUMNS) == {*NEWER_METRICS, *HIDDEN_METRICS}
 
 
 def test_summary_says_which_part_of_the_images_was_scored(tmp_path: Path) -> None:
@@ -658,3 +668,39 @@ def test_images_without_any_instance_have_no_iou_rec(tmp_path: Path) -> None:
         scores = image_scores(samples=maps, reconstructions=maps, batch=batch, info=source.info)
         assert int(scores["iou_rec"].isfinite().sum()) == num_defined
         assert torch.equal(scores["hm_iou"], torch.ones(2, dtype=torch.float64))
+
+
+def test_representatives_are_scored_apart(tmp_path: Path) -> None:
+    """All other columns stay as they are; as many representatives as samples have the samples' own scores."""
+    plain = run_it(tmp_path / "plain", lesions(4), scorer_of(small_model(), num_samples=6))
+    summaries, rows = {}, {}
+    for num in (2, 6):
+        scorer = scorer_of(small_model(), num_samples=6, representatives=num)
+        summaries[num] = run_it(tmp_path / f"{num}", lesions(4), scorer)
+        rows[num] = read_rows(tmp_path / f"{num}" / ROWS_FILE)
+    for one, few, all_of_them in zip(read_rows(tmp_path / "plain" / ROWS_FILE), rows[2], rows[6], strict=True):
+        assert set(few.scores) - set(one.scores) == set(REPRESENTATIVE_METRICS)
+        assert {name: few.scores[name] for name in one.scores} == one.scores
+        for name in ("ged2", "hm_iou"):
+            assert all_of_them.scores[f"representatives_{name}"] == pytest.approx(one.scores[name])
+    assert not set(REPRESENTATIVE_METRICS) & set(listed(plain))
+    assert set(REPRESENTATIVE_METRICS) < set(listed(summaries[2]))
+    assert summaries[2]["area_crps"] == plain["area_crps"]
+    assert folder_name(split="val", num_samples=100, representatives=4) == "val-100-k4"
+    with pytest.raises(ConfigError, match="representatives"):
+        run_it(tmp_path / "2", lesions(4), scorer_of(small_model(), num_samples=6, representatives=3))
+    with pytest.raises(ConfigError, match="expected 1 to 6"):
+        scorer_of(small_model(), num_samples=6, representatives=7)
+    with pytest.raises(ConfigError, match="random ids"):
+        scorer_of(small_model("neurites"), "neurites", representatives=2)
+
+
+def test_rows_without_the_crps_of_areas_can_still_be_read(tmp_path: Path) -> None:
+    run_it(tmp_path / "new", lesions(4))
+    run_it(tmp_path / "old", lesions(4))
+    make_older(tmp_path / "old" / ROWS_FILE)
+    new, old = (read_evaluation(tmp_path / name)[1] for name in ("new", "old"))
+    assert [set(one.scores) - set(other.scores) for one, other in zip(new, old, strict=True)] == [{"area_crps"}] * 4
+    scope = scorer_of(small_model()).scope
+    assert "older" in summarise(old, scope=scope)["reasons"]["area_crps"]
+    assert summarise(new, scope=scope)["area_crps"]["mean"] >= 0

@@ -21,11 +21,10 @@ from hpunet.evaluation import summary as evaluation_summary
 from hpunet.evaluation.compare import compare, comparison_csv, read_evaluated
 from hpunet.evaluation.images import true_instances, with_evaluation_ids
 from hpunet.evaluation.rows import (
-    CLUSTER_COLUMNS,
     EXAMPLES_FILE,
-    HIDDEN_COLUMNS,
     HIDDEN_METRICS,
     ROWS_FILE,
+    columns_of,
     read_evaluation,
     read_rows,
 )
@@ -122,9 +121,9 @@ def test_undefined_metrics_say_why(tmp_path: Path) -> None:
 def test_models_that_see_all_have_neither_columns_nor_metrics_of_hidden_parts(tmp_path: Path) -> None:
     whole = run_it(tmp_path / "whole", scorer_of("neurites", extrapolate=False))
     assert not set(HIDDEN_METRICS) & {*whole, *whole["reasons"], *whole["subset_b"]}
-    assert header(tmp_path / "whole") == CLUSTER_COLUMNS
+    assert header(tmp_path / "whole") == columns_of({"alpha": 4})
     completed = run_it(tmp_path / "part", scorer_of("neurites"))
-    assert header(tmp_path / "part") == HIDDEN_COLUMNS
+    assert header(tmp_path / "part") == columns_of({"alpha": 4, "extrapolate": True})
     for pair in ([whole, completed], [completed, whole]):
         both = pooled(pair)
         assert not set(HIDDEN_METRICS) & {*both, *both["reasons"], *both["subset_b"]}

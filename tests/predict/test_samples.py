@@ -69,6 +69,8 @@ def test_sample_writes_maps_shares_and_a_sheet(hpunet_command: Callable[..., Any
         "std.png",
         "sheet.png",
         "hypotheses.json",
+        "measurements.csv",
+        "measurements.json",
         "state.json",
     }
     assert {path.name for path in Path("out/a").iterdir()} == names
@@ -378,7 +380,7 @@ def test_results_of_dicom_name_no_patient(hpunet_command: Callable[..., Any], tm
     result = hpunet_command("sample", "lesions", folder, broken, *words)
     assert "broken.dcm" in result.stderr
     written = [path for path in Path("out").rglob("*") if path.is_file()]
-    assert {path.suffix for path in written} == {".png", ".json", ".gz"}
+    assert {path.suffix for path in written} == {".png", ".json", ".csv", ".gz"}
     shown = [result.stdout, *map(str, written), result.stderr.replace(str(broken), "")]
     for path in written:
         content = path.read_bytes()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hpunet.errors import ConfigError, DataError
-from hpunet.sampling.hypotheses import distinct_hypotheses, summarise
+from hpunet.sampling.hypotheses import distinct_hypotheses, representatives, summarise
 
 
 def disc(radius: float, *, x: int = 32, y: int = 32, size: int = 64) -> np.ndarray:
@@ -111,3 +111,23 @@ def test_a_single_group_says_how_to_look_closer() -> None:
     samples[:, :4] = 1
     samples[0, 3] = 0
     assert "--same-iou" in summarise(distinct_hypotheses(samples, num_classes=2))
+
+
+@pytest.mark.parametrize("num_samples", [16, 100])  # all subsets are tried, or swaps
+def test_representatives_are_a_known_mixture_with_its_weights(num_samples: int) -> None:
+    rng = np.random.default_rng(num_samples)
+    opinions = [np.zeros((64, 64), dtype=np.int64), disc(8), disc(13), disc(20)]
+    drawn = np.concatenate([np.arange(4), rng.choice(4, p=[0.4, 0.3, 0.2, 0.1], size=num_samples - 4)])
+    samples = np.stack([with_border_noise(opinions[i], rng) for i in drawn])
+    found = representatives(samples, num=4, num_classes=2)
+    assert len(found) == 4
+    assert [h.share for h in found] == sorted(np.bincount(drawn) / num_samples, reverse=True)
+    for hypothesis in found:
+        opinion = drawn[hypothesis.representative]
+        assert hypothesis.members == tuple(np.flatnonzero(drawn == opinion).tolist())
+        inside = [samples[member] for member in hypothesis.members]
+        pairs = [(a & b).sum() / (a | b).sum() if (a | b).any() else 1.0 for a in inside for b in inside]
+        assert hypothesis.same_iou == pytest.approx(min(pairs))
+        np.testing.assert_array_equal(hypothesis.labels, samples[hypothesis.representative])
+    exact = representatives(np.stack([opinions[i] for i in drawn]), num=8, num_classes=2)
+    assert len(exact) == 4  # no more differ

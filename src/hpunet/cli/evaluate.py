@@ -29,6 +29,10 @@ _SEEDS = "Number of seeds, starting at --seed; scores per image are means over t
 _BATCH = "Images per batch; by default a fast size for the device. Large whole images go one by one."
 _WHOLE = "Score whole images, or their centre, as large as the crop of training; by default as in the run's settings."
 _SAVE = "Also save all samples, one file per image, into the folder samples of the results; see hpunet score."
+_REPRESENTATIVES = (
+    "Also reduce the samples of each image to so many, with weights, and score those apart (representatives_ged2, "
+    "representatives_hm_iou)."
+)
 _REPLACE = "Overwrite results made with other options."
 
 
@@ -49,6 +53,7 @@ def evaluate_command(
     batch: Annotated[int | None, typer.Option(help=_BATCH, min=1)] = None,
     alpha: cli.Alpha = None,
     connected: cli.Connected = False,
+    representatives: Annotated[int | None, typer.Option(help=_REPRESENTATIVES, min=1, max=MAX_SAMPLES)] = None,
     whole: Annotated[bool | None, typer.Option("--whole/--crop", help=_WHOLE)] = None,
     kernels: cli.Kernels = "auto",
     options: cli.DataOptions = None,
@@ -82,7 +87,8 @@ def evaluate_command(
         }
         how |= {"temperature": cli.parse_temperature(temperature)}
         how |= {"limit": limit, "batch_size": batch, "replace": replace, "whole": whole, "save_samples": save_samples}
-        scoring = {"seed": seed, "num_seeds": seeds, "alpha": alpha, "connected": connected}
+        scoring: dict[str, Any] = {"seed": seed, "num_seeds": seeds, "alpha": alpha, "connected": connected}
+        scoring |= {"representatives": representatives}
         summaries: list[dict[str, Any]] = []
         for run, name in zip(runs, cli.run_names(runs), strict=True):
             summaries.append(_evaluate_run(run, name=name, out=out, samples=samples, scoring=scoring, **how))
@@ -147,7 +153,8 @@ def _evaluate_run(
     source = open_split(data, split=split, options=options)
     sampler = fast_sampler(model, kernels=kernels, device=device)
     samples = samples or default_num_samples(info, clustered=not settings.extrapolate)
-    own = folder_name(split=split, num_samples=samples, num_seeds=scoring["num_seeds"])
+    numbers = {name: scoring[name] for name in ("num_seeds", "representatives")}
+    own = folder_name(split=split, num_samples=samples, **numbers)
     own += "-raw" if weights == "raw" else ""
     folder = out / name if out else _own_folder(run, name=name) / own
     whole = settings.evaluate == "whole" if whole is None else whole

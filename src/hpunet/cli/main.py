@@ -20,6 +20,7 @@ from hpunet.cli.examples import examples_command
 from hpunet.cli.export import export_command
 from hpunet.cli.init import init_command
 from hpunet.cli.instances import instances_command
+from hpunet.cli.measure import measure_command
 from hpunet.cli.options import CommandWithBoth, CommandWithGraders, CommandWithWindow
 from hpunet.cli.report import report_command
 from hpunet.cli.sample import sample_command
@@ -92,6 +93,7 @@ app.command(name="compare")(compare_command)
 app.command(name="examples")(examples_command)
 app.command(name="sample", cls=CommandWithWindow)(sample_command)
 app.command(name="edit")(edit_command)
+app.command(name="measure")(measure_command)
 app.command(name="instances", cls=CommandWithWindow)(instances_command)
 app.command(name="view", cls=CommandWithBoth)(view_command)
 app.command(name="report")(report_command)

@@ -11,6 +11,7 @@ from hpunet.cli import options as cli
 from hpunet.cli.progress import Notes, loading, process_each, skip_existing
 from hpunet.cli.terminal import console
 from hpunet.errors import ConfigError
+from hpunet.utils.text import printable
 
 if TYPE_CHECKING:
     from hpunet.predict.prediction import Prediction
@@ -28,6 +29,7 @@ _BOX = "A box around the object, instead of a point."
 _SPACING = "Distance of pixels in mm to resample to; by default stored pixels are used."
 _STATE = "Make the samples of this state.json again, of one image; what is said of drawing is that of the file."
 _SAME_IOU = "Samples with at least this IoU are the same hypothesis; default: 0.5, or less where groups are too many."
+_REPRESENTATIVES = "Also choose so many samples that, with weights, stand best for all: representatives.json."
 
 
 def sample_command(
@@ -43,6 +45,7 @@ def sample_command(
     temperature: cli.Temperature = "1",
     orientations: cli.Orientations = None,
     same_iou: Annotated[float | None, typer.Option(help=_SAME_IOU, min=0.01, max=1)] = None,
+    representatives: Annotated[int | None, typer.Option(help=_REPRESENTATIVES, min=1)] = None,
     colour: Annotated[str | None, typer.Option(help=_COLOUR)] = None,
     window: cli.Window = None,
     at: Annotated[str | None, typer.Option(help=_AT, metavar="X,Y")] = None,
@@ -68,9 +71,11 @@ def sample_command(
             raise ConfigError(f"--{option}: is of one image, got {len(images)}")
     factors = cli.parse_temperature(temperature)
     with loading(quiet=quiet):
+        from hpunet.evaluation.summary import plural
         from hpunet.predict.crop import Region
         from hpunet.predict.draw import SamplingOptions
         from hpunet.predict.export.writer import export
+        from hpunet.predict.measurements import require_classes
         from hpunet.predict.predictor import load
         from hpunet.predict.state import read_state
         from hpunet.predict.visible import check_visible
@@ -88,6 +93,10 @@ def sample_command(
         options, chosen, samples = kept.options, kept.slices, kept.options.num_samples
     predictor.check(options)
     check_visible(predictor.trained, visible=visible, labels=labels)
+    if representatives is not None:
+        require_classes(predictor.info, what="--representatives")
+        if representatives > samples:
+            raise ConfigError(f"--representatives: expected at most {samples}, the samples, got {representatives}")
     if colour is not None:
         parse_colour(colour)
     say = Notes(quiet=quiet)
@@ -111,10 +120,15 @@ def sample_command(
                     kept.check_image(part)
                 say(*part.notes)
                 if part.hypotheses:
-                    tables.append(_hypotheses_table(part.name, part.hypotheses))
+                    tables.append(_hypotheses_table(part))
+                if representatives is not None:
+                    few = part.representatives(representatives)
+                    title = f"{part.name}: {plural(len(few), 'representative')}, weighted"
+                    tables.append(_table_of(few, title=title))
                 yield part
 
-        export(parts(), out / name, formats=chosen_formats, colour=colour, replace=replace)
+        what: dict[str, Any] = {"formats": chosen_formats, "colour": colour, "representatives": representatives}
+        export(parts(), out / name, **what, replace=replace)
         if quiet:
             return
         for table in tables:
@@ -125,11 +139,29 @@ def sample_command(
     process_each(left, sample_one, command="sample", quiet=quiet, num_skipped=num_skipped)
 
 
-def _hypotheses_table(name: str, hypotheses: Sequence["Hypothesis"]) -> Table:
-    from hpunet.predict.export.collector import sample_name
+def _hypotheses_table(part: "Prediction") -> Table:
+    """Distinct hypotheses; below them sizes over all samples."""
     from hpunet.sampling.hypotheses import summarise
 
-    title = f"{name}: {summarise(hypotheses)}"
+    table = _table_of(part.hypotheses, title=f"{part.name}: {summarise(part.hypotheses)}")
+    table.caption, table.caption_justify = "\n".join(_size_lines(part)), "left"
+    return table
+
+
+def _size_lines(part: "Prediction") -> Iterator[str]:
+    for name, sizes in part.measurements.classes.items():
+        if not sizes["area"].values.any():
+            continue
+        words = []
+        for quantity in ("area", "longest_diameter"):
+            found, (low, high) = sizes[quantity], sizes[quantity].interval()
+            words.append(f"{quantity.replace('_', ' ')} {found.median:.4g} {found.unit} ({low:.4g} to {high:.4g})")
+        yield printable(f"{name}: median and 5 to 95 % of samples: {', '.join(words)}")
+
+
+def _table_of(hypotheses: Sequence["Hypothesis"], *, title: str) -> Table:
+    from hpunet.predict.export.collector import sample_name
+
     table = Table("share", "samples", "what it shows", "typical", title=title, title_justify="left")
     for hypothesis in hypotheses:
         share, count = f"{hypothesis.share:.0%}", str(len(hypothesis.members))

@@ -14,7 +14,7 @@ from hpunet.evaluation.rows import IDENTITY_FILE, Row, folder_name, read_evaluat
 from hpunet.evaluation.summary import Scope, is_defined, listed, metric_entries, metric_groups, pooled, resampled
 from hpunet.utils.text import csv_text
 
-_OPTIONS, _RUN_SETTINGS = ("split", "samples", "seeds", "limit"), ("crop", "extrapolate")
+_OPTIONS, _RUN_SETTINGS = ("split", "samples", "seeds", "limit", "representatives"), ("crop", "extrapolate")
 """Options of an evaluation, and settings of its run, that must be equal."""
 _NUM_KEYS_SHOWN = 3
 _Rows = Sequence[Sequence[Row]]  # of one model: the rows of each run, for the same images
@@ -77,6 +77,7 @@ def compare(models: Mapping[str, Sequence[Evaluated]]) -> dict[str, Any]:
         has_instances=first.identity["alpha"] is not None,
         has_average_precision=any(row.matches is not None for row in rows[0][0]),
         extrapolates=first.identity["extrapolate"],
+        has_representatives=first.identity.get("representatives") is not None,
     )
     return {
         "runs": [{"name": name, "folders": [str(run.folder) for run in runs]} for name, runs in models.items()],
@@ -93,8 +94,8 @@ def compare(models: Mapping[str, Sequence[Evaluated]]) -> dict[str, Any]:
 
 def _refuse_different_images(first: Evaluated, other: Evaluated) -> None:
     both, one, two = f"{other.name} and {first.name}", other.identity, first.identity
-    if different := [key for key in (*_OPTIONS, *_RUN_SETTINGS) if one[key] != two[key]]:
-        details = [f"{key} {_shown(one[key])} and {_shown(two[key])}" for key in different]
+    if different := [key for key in (*_OPTIONS, *_RUN_SETTINGS) if one.get(key) != two.get(key)]:
+        details = [f"{key} {_shown(one.get(key))} and {_shown(two.get(key))}" for key in different]
         details += ["other data"] if one["data"] != two["data"] else []
         advice = "evaluate both with the same " + ", ".join(f"--{key}" for key in different)
         if "crop" in different:

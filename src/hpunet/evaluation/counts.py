@@ -14,8 +14,10 @@ import torch
 from jaxtyping import Bool, Float64, Int64, Integer, UInt8
 from torch import Tensor
 
+from hpunet.evaluation.scores import representative_scores
 from hpunet.metrics import PairIoUs
 from hpunet.metrics.arrays import Array
+from hpunet.metrics.crps import crps_of_areas
 from hpunet.metrics.overlap import dice_from_counts, iou_from_counts, mean_over_classes, mean_over_graders
 from hpunet.metrics.pixels import NUM_BINS, ratio
 
@@ -95,7 +97,7 @@ def _counted(
 
 
 def scores_from_counts(
-    counts: Counts, *, graders: Bool[np.ndarray, "b r"], skip_empty: bool
+    counts: Counts, *, graders: Bool[np.ndarray, "b r"], skip_empty: bool, representatives: int | None = None
 ) -> dict[str, Float64[np.ndarray, " b"]]:
     """The scores of counts on the CPU, as `hpunet.metrics` has them; NaN where undefined."""
     r = graders.shape[1]
@@ -129,7 +131,9 @@ def scores_from_counts(
         "iou_rec": mean_over_graders(mean_over_classes(each_rebuilt(), **how), rebuilt_graders),
         "best_match_dice": mean_over_graders(dice.max(axis=1), graders),
         "calibration_error": _calibration_error(np.asarray(counts.agreement), graders),
+        "area_crps": crps_of_areas(areas[..., drawn], areas[..., marked], graders=graders),
         "uncertainty_error_ncc": _correlation(counts, graders),
+        **representative_scores(ious, representatives),
     }
 
 

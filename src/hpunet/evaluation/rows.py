@@ -6,7 +6,7 @@ rows.csv           one row per image, in the order of the data; written when the
 rows-<n>.part.csv  rows of process n while it runs
 summary.json       means and deviations of the images chosen by its `limit`: rows.csv may hold more
 examples.npz       label maps of a few images, for figures
-samples/           all samples, one file per image, if asked for (`saved_samples.py`)
+samples/           all samples, one file per image, if asked for (`sample_files.py`)
 """
 
 import csv
@@ -45,21 +45,27 @@ HIDDEN_METRICS = (
     "hidden_sample_disagreement",
 )
 """Only for images with a hidden part (`data.extrapolate`)."""
+NEWER_METRICS = ("hm_iou_best",)
+"""Of all images, but not in rows that were kept earlier."""
 CLUSTER_METRICS = ("background_iou",)
 """Only for images with instances and no hidden part."""
+CLASS_METRICS = ("area_crps",)
+"""Only for images with classes and no hidden part."""
+REPRESENTATIVE_METRICS = ("representatives_ged2", "representatives_hm_iou")
+"""Only with a number of representatives: of those and their weights, apart from the independent samples."""
 METRICS = (
-    *("ged2", "ged2_unbiased", "hm_iou", "hm_iou_best", "iou_rec", "best_match_dice", "sample_diversity"),
-    *("calibration_error", "uncertainty_error_ncc", "rand_error"),
+    *("ged2", "ged2_unbiased", "hm_iou", *NEWER_METRICS, "iou_rec", "best_match_dice", "sample_diversity"),
+    *("calibration_error", "uncertainty_error_ncc"),
+    *CLASS_METRICS,
+    "rand_error",
     *CLUSTER_METRICS,
     *HIDDEN_METRICS,
+    *REPRESENTATIVE_METRICS,
 )
 _ALL_COLUMNS = ("image", "key", "patient", "num_graders", "subset_b", *METRICS, "instances", "error")
-HIDDEN_COLUMNS = tuple(name for name in _ALL_COLUMNS if name not in CLUSTER_METRICS)
-CLUSTER_COLUMNS = tuple(name for name in _ALL_COLUMNS if name not in HIDDEN_METRICS)
-COLUMNS = tuple(name for name in HIDDEN_COLUMNS if name not in HIDDEN_METRICS)
-"""Rows of all other images, and kept rows that are older than these metrics."""
-_NEWER = ("hm_iou_best",)
-"""Metrics whose columns rows that were kept earlier lack."""
+_NOT_ALWAYS = {*NEWER_METRICS, *CLUSTER_METRICS, *HIDDEN_METRICS, *CLASS_METRICS, *REPRESENTATIVE_METRICS}
+COLUMNS = tuple(name for name in _ALL_COLUMNS if name not in _NOT_ALWAYS)
+"""Of all rows; kept rows that are older than the other metrics have only these."""
 MAX_PAIRS = 2**24  # of predicted and true instances of an image that is read back
 MAX_PAIRS_PER_CHARACTER = 20  # of rows; 1000 predicted and 1000 true instances are hardly 15
 csv.field_size_limit(2**27)  # an image with very many instances
@@ -79,6 +85,14 @@ class Row:
     error: str = ""
 
 
+def columns_of(identity: Mapping[str, Any]) -> tuple[str, ...]:
+    """The columns of an evaluation's rows."""
+    of_whole_images: tuple[str, ...] = CLASS_METRICS if identity.get("alpha") is None else CLUSTER_METRICS
+    own: tuple[str, ...] = HIDDEN_METRICS if identity.get("extrapolate") else of_whole_images
+    own += NEWER_METRICS + (REPRESENTATIVE_METRICS if identity.get("representatives") else ())
+    return tuple(name for name in _ALL_COLUMNS if name in COLUMNS or name in own)
+
+
 def mean_rows(by_seed: Sequence[Sequence[Row]]) -> list[Row]:
     """One row per image: the mean of each score over the seeds where it is defined."""
     means = []
@@ -89,9 +103,10 @@ def mean_rows(by_seed: Sequence[Sequence[Row]]) -> list[Row]:
     return means
 
 
-def folder_name(*, split: str, num_samples: int, num_seeds: int = 1) -> str:
-    """The default folder in `RUN/evaluation`: val-16, or val-16x3 with 3 seeds."""
-    return f"{split}-{num_samples}" + (f"x{num_seeds}" if num_seeds > 1 else "")
+def folder_name(*, split: str, num_samples: int, num_seeds: int = 1, representatives: int | None = None) -> str:
+    """The default folder in `RUN/evaluation`: val-16, val-16x3 with 3 seeds, val-16-k4 with 4 representatives."""
+    name = f"{split}-{num_samples}" + (f"x{num_seeds}" if num_seeds > 1 else "")
+    return name if representatives is None else f"{name}-k{representatives}"
 
 
 class RowStore:
@@ -106,8 +121,7 @@ class RowStore:
     ) -> None:
         self.folder = folder
         self.identity = {"format": FORMAT, **identity}
-        of_whole_images = COLUMNS if identity.get("alpha") is None else CLUSTER_COLUMNS
-        self._columns = HIDDEN_COLUMNS if identity.get("extrapolate") else of_whole_images
+        self._columns = columns_of(identity)
         earlier = _read_identity(folder)
         if earlier is not None and not replace:
             self._refuse_others(earlier, altered)
@@ -253,8 +267,7 @@ def _read_table(path: Path) -> tuple[Sequence[str], list[Row]]:
     if not lines and path.name != ROWS_FILE:  # a part that a crash cut off in its header
         return COLUMNS, []
     columns = tuple(lines.pop(0)) if lines else ()
-    older = [name for name in _NEWER if name not in columns]
-    if columns not in (_without(older, each) for each in (COLUMNS, CLUSTER_COLUMNS, HIDDEN_COLUMNS)):
+    if columns != tuple(name for name in _ALL_COLUMNS if name in columns or name in COLUMNS):
         raise DataError(f"{path}: expected the columns {', '.join(COLUMNS)}")
     if lines and len(lines[-1]) != len(columns):
         lines.pop()
@@ -265,10 +278,6 @@ def _read_table(path: Path) -> tuple[Sequence[str], list[Row]]:
         if pairs > MAX_PAIRS + MAX_PAIRS_PER_CHARACTER * len(text):
             raise DataError(f"{path}: {pairs} pairs of instances in {len(text)} characters; damaged or malicious")
     return columns, rows
-
-
-def _without(names: Container[str], columns: Iterable[str]) -> tuple[str, ...]:
-    return tuple(name for name in columns if name not in names)
 
 
 def _row(cells: Sequence[str], *, columns: Sequence[str], where: str) -> Row:

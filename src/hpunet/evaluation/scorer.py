@@ -121,6 +121,7 @@ class Scorer:
     alpha: int | None = None  # clustering threshold; by default the number of samples, as in the paper (App. G)
     connected: bool = False  # whether disconnected parts of a cluster are separate instances
     extrapolate: bool = False
+    representatives: int | None = None  # samples are also reduced to so many
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     sampler: SegmentationModel | None = None  # computes in place of the model: the same on fused kernels
     samples_folder: Path | None = None  # where the samples of each image are saved (`sample_files.py`)
@@ -130,6 +131,10 @@ class Scorer:
         for name, (least, most) in bounds.items():
             if not least <= getattr(self, name) <= most:
                 raise ConfigError(f"{name}: expected {least} to {most}, got {getattr(self, name)}")
+        if self.representatives is not None and self.info.has_instances:
+            raise ConfigError("representatives: only for classes, since random ids make all samples differ")
+        if not 1 <= (self.representatives or 1) <= self.num_samples:
+            raise ConfigError(f"representatives: expected 1 to {self.num_samples}, got {self.representatives}")
         if self.num_seeds > 1 and self.info.has_instances:
             why = "only for classes, since ids and clusters of instances depend on the seed"
             raise ConfigError(
@@ -143,7 +148,8 @@ class Scorer:
     def scope(self) -> Scope:
         """Which metrics apply. Average precision is for instances among other classes (street scenes)."""
         among_others = self.finds_instances and self.info.num_fixed_classes > 1
-        return Scope(self.num_samples, self.info.has_instances, among_others, self.extrapolate)
+        few = self.representatives is not None
+        return Scope(self.num_samples, self.info.has_instances, among_others, self.extrapolate, few)
 
     @property
     def finds_instances(self) -> bool:
@@ -164,6 +170,7 @@ class Scorer:
             **({"connected": True} if self.connected else {}),
             "crop": None if self.crop is None else list(self.crop),
             "extrapolate": self.extrapolate,
+            **({} if self.representatives is None else {"representatives": self.representatives}),
             **({} if self.model.orientations == 1 else {"orientations": self.model.orientations}),
             **({} if self.sampler is None else {"kernels": "fused"}),
         }
@@ -251,9 +258,10 @@ class Scorer:
         """GED², HM-IoU and their relatives, and reconstruction IoU per image; the maps must have arrived."""
         if maps.counts is not None:
             how: dict[str, Any] = {"graders": maps.batch.graders.numpy(), "skip_empty": self.info.has_instances}
+            how |= {"representatives": self.representatives}
             return {name: torch.from_numpy(v) for name, v in scores_from_counts(maps.counts, **how).items()}
         predicted = {"samples": maps.samples, "reconstructions": maps.reconstructions}
-        return image_scores(**predicted, batch=maps.batch, info=self.info)
+        return image_scores(**predicted, batch=maps.batch, info=self.info, representatives=self.representatives)
 
     def score(self, source: Source, drawn: Drawn, run: Run = map) -> list[Row]:
         """All metrics for one seed, whose maps have arrived, on the CPU beside drawing; `run` maps over images."""

@@ -11,6 +11,8 @@ from hpunet.data.batch import Batch
 from hpunet.data.types import SetInfo
 from hpunet.evaluation.images import of_first_grader
 from hpunet.metrics import (
+    PairIoUs,
+    area_crps,
     best_match_dice,
     border_agreement,
     calibration_error,
@@ -52,8 +54,12 @@ def image_scores(
     reconstructions: Integer[Tensor, "b r h w"] | None,
     batch: Batch,
     info: SetInfo,
+    representatives: int | None = None,
 ) -> dict[str, Float64[Tensor, " b"]]:
-    """GED², HM-IoU and their relatives per image, and the IoU of reconstructions, on the CPU; NaN where undefined."""
+    """GED², HM-IoU and their relatives per image, and the IoU of reconstructions, on the CPU; NaN where undefined.
+
+    With a number of `representatives`, also the scores of so many that stand for the samples.
+    """
     common = metric_arguments(batch, info)
     pairs = pair_ious(samples=samples, **common)
     scores: dict[str, Any] = {
@@ -62,21 +68,31 @@ def image_scores(
         "hm_iou": pairs.hungarian_iou(),
         "hm_iou_best": pairs.best_subset_iou(),
         "sample_diversity": pairs.sample_diversity(),
+        **representative_scores(pairs, representatives),
     }
     if reconstructions is not None:
         scores["iou_rec"] = iou_rec(reconstructions=reconstructions, skip_empty=info.has_instances, **common)
     return {name: torch.as_tensor(values, device="cpu") for name, values in scores.items()}
 
 
+def representative_scores(pairs: PairIoUs, num: int | None) -> dict[str, Float64[np.ndarray, " b"]]:
+    """GED² and HM-IoU of so many representatives, weighted by the samples they stand for; none without a number."""
+    if num is None:
+        return {}
+    few = pairs.represented(num)
+    return {"representatives_ged2": few.ged2(), "representatives_hm_iou": few.hungarian_iou()}
+
+
 def marginal_scores(
     *, samples: Integer[Tensor, "b s h w"], batch: Batch, info: SetInfo
 ) -> dict[str, Float64[Tensor, " b"]]:
-    """Dice of the best sample, calibration and correlation of uncertainty and error; NaN where undefined."""
+    """Dice of the best sample, calibration, CRPS of areas, correlation of uncertainty and error; NaN if undefined."""
     common = metric_arguments(batch, info)
     all_classes = {name: value for name, value in common.items() if name != "classes"}
     scores = {
         "best_match_dice": best_match_dice(samples=samples, **common),
         "calibration_error": calibration_error(samples=samples, **common),
+        "area_crps": area_crps(samples=samples, **common),
         "uncertainty_error_ncc": uncertainty_error_ncc(samples=samples, **all_classes),
     }
     return {name: torch.as_tensor(values, device="cpu") for name, values in scores.items()}

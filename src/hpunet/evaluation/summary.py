@@ -6,7 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from hpunet.evaluation.rows import CLUSTER_METRICS, HIDDEN_METRICS, METRICS, Row
+from hpunet.evaluation.rows import (
+    CLASS_METRICS,
+    CLUSTER_METRICS,
+    HIDDEN_METRICS,
+    METRICS,
+    REPRESENTATIVE_METRICS,
+    Row,
+)
 from hpunet.metrics import average_precision, resampled_average_precision, resampled_means
 
 ALL_METRICS = (*METRICS, "ap50", "ap")
@@ -16,9 +23,13 @@ METRIC_GROUPS = (*((name,) for name in METRICS), ("ap50", "ap"))
 _HIGHER_IS_BETTER = (
     *("hm_iou", "hm_iou_best", "iou_rec", "best_match_dice", "uncertainty_error_ncc", "background_iou", "ap50", "ap"),
     *("hidden_iou_rec", "hidden_iou_samples", "hidden_accuracy_rec", "hidden_accuracy_samples"),
+    "representatives_hm_iou",
+)
+_LOWER_IS_BETTER = (
+    *("ged2", "ged2_unbiased", "calibration_error", "area_crps", "rand_error", "representatives_ged2"),
 )
 DIRECTIONS = {
-    **dict.fromkeys(("ged2", "ged2_unbiased", "calibration_error", "rand_error"), "↓"),
+    **dict.fromkeys(_LOWER_IS_BETTER, "↓"),
     **dict.fromkeys(_HIGHER_IS_BETTER, "↑"),
 }
 """Whether lower or higher is better, if either."""
@@ -36,6 +47,7 @@ class Scope:
     has_instances: bool
     has_average_precision: bool  # instances among other classes, as in street scenes
     extrapolates: bool = False  # a part of each image was hidden
+    has_representatives: bool = False  # samples were also reduced to a few
 
 
 def plural(number: int, noun: str) -> str:
@@ -93,7 +105,9 @@ def undefined_note(found: Mapping[str, Any], name: str) -> str:
 
 def metric_groups(scope: Scope) -> list[tuple[str, ...]]:
     """The groups of metrics that an evaluation lists."""
-    unlisted: tuple[str, ...] = CLUSTER_METRICS if scope.extrapolates else HIDDEN_METRICS
+    unlisted: tuple[str, ...] = () if scope.has_representatives else REPRESENTATIVE_METRICS
+    unlisted += CLUSTER_METRICS if scope.extrapolates else HIDDEN_METRICS
+    unlisted += CLASS_METRICS if scope.has_instances or scope.extrapolates else ()
     unlisted += () if scope.has_instances else CLUSTER_METRICS
     return [names for names in METRIC_GROUPS if names[0] not in unlisted]
 
@@ -174,7 +188,7 @@ def _reason(name: str, rows: Sequence[Row], *, scope: Scope) -> str:
     """Why a metric is undefined for these rows."""
     one_grader = all(row.num_graders == 1 for row in rows)
     of_instances = ("rand_error", "ap", "ap50")
-    of_pairs = ("ged2_unbiased", "sample_diversity", "hidden_sample_disagreement")
+    of_pairs = ("ged2_unbiased", "sample_diversity", "area_crps", "hidden_sample_disagreement")
     none_hidden = not any("hidden_accuracy_rec" in row.scores for row in rows)
     reasons: Iterable[tuple[bool, str]] = (
         (name in of_instances and not scope.has_instances, "labels are classes, not instances"),
@@ -187,7 +201,7 @@ def _reason(name: str, rows: Sequence[Row], *, scope: Scope) -> str:
         (name == "iou_rec" and not scope.has_instances, "needs a posterior, which samples alone do not have"),
         (name == "iou_rec", "no image or reconstruction has an instance"),
         (name == "hm_iou_best", "needs as many samples as graders, or rows are older than this metric"),
-        (name in CLUSTER_METRICS, "rows are older than this metric"),
+        (name in (*CLUSTER_METRICS, *CLASS_METRICS), "rows are older than this metric"),
         (name in HIDDEN_METRICS and none_hidden, "no hidden pixel is valid, or rows are older than this metric"),
         (name.startswith("border_agreement"), "no visible label touches the hidden part, in any image"),
         (name == "calibration_error", "no image has a valid pixel"),

@@ -3,7 +3,7 @@
 Options and the rule for absent classes are those of `overlap.py`; d is 1 − IoU. One float64 value per image.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import lcm
 from typing import Unpack
 
@@ -23,6 +23,7 @@ from hpunet.metrics.arrays import (
     check_maps,
     same_type,
 )
+from hpunet.metrics.medoids import k_medoids
 from hpunet.metrics.overlap import dice_from_counts, iou_from_counts, mean_over_graders, score_pairs
 
 MAX_MATCHED = 2**12  # maps on each side of a match, which takes the cube of this many operations
@@ -71,6 +72,18 @@ class PairIoUs:
     def sample_diversity(self) -> Float64[np.ndarray, " b"]:
         """See `sample_diversity`."""
         return _mean_distance(self.samples)
+
+    def represented(self, num: int) -> "PairIoUs":
+        """Each sample replaced by the nearest of `num` representatives (`medoids.py`): the scores of those, weighted.
+
+        GED² becomes 2·Σ w_i·E[d(S_i,Y)] − Σ w_i·w_j·d(S_i,S_j) − E[d(Y,Y')], matched IoU that of the best transport
+        of the weights to graders of equal weight. Only scores without pairs of different samples have a meaning.
+        """
+        found = [k_medoids(1 - iou, num=num) for iou in self.samples]
+        stands_for = np.stack([medoids.chosen[medoids.nearest] for medoids in found])
+        cross = np.take_along_axis(self.cross, stands_for[:, :, None], axis=1)
+        samples = np.take_along_axis(self.samples, stands_for[:, :, None], axis=1)
+        return replace(self, cross=cross, samples=np.take_along_axis(samples, stands_for[:, None], axis=2))
 
     def hungarian_iou(self) -> Float64[np.ndarray, " b"]:
         """See `hungarian_iou`."""

@@ -15,14 +15,16 @@ from torch import Tensor
 
 from hpunet.data.io.geometry import Geometry
 from hpunet.data.types import SetInfo
+from hpunet.metrics import Measurements
 from hpunet.models.gaussian import Gaussian
 from hpunet.predict import edit
 from hpunet.predict.contact_sheet import sample_sheet
 from hpunet.predict.crop import Number
 from hpunet.predict.draw import SamplingOptions
+from hpunet.predict.measurements import measure_prediction, require_classes
 from hpunet.predict.place import Place, slice_name
 from hpunet.predict.state import state_of
-from hpunet.sampling.hypotheses import Hypothesis, distinct_hypotheses
+from hpunet.sampling.hypotheses import Hypothesis, distinct_hypotheses, representatives
 from hpunet.sampling.orientations import Features
 from hpunet.weights.load import TrainedModel
 
@@ -102,6 +104,28 @@ class Prediction:
         how: dict[str, Any] = {"num_classes": self.info.num_classes, "classes": self.info.foreground}
         return distinct_hypotheses(self.samples, **how, same_iou=self.options.same_iou)
 
+    def representatives(self, num: int) -> list[Hypothesis]:
+        """The `num` samples that, with their shares as weights, stand best for all; fewer where fewer differ."""
+        require_classes(self.info, what="representatives")
+        how: dict[str, Any] = {"num_classes": self.info.num_classes, "classes": self.info.foreground}
+        return representatives(self.samples, num=num, **how)
+
+    @cached_property
+    def measurements(self) -> Measurements:
+        """Sizes in every sample, by class; in mm if the file says the spacing. Of an image or a slice, no stack."""
+        return measure_prediction(self)
+
+    def growth(
+        self, after: "Prediction", *, more_than: float = 0.25, quantity: str = "area", class_name: str | None = None
+    ) -> float:
+        """The probability that what a later image of the patient shows is larger by more than this share.
+
+        `quantity` is "area", "longest_diameter", "perpendicular_diameter" or "num_parts", compared in all pairs of
+        samples. `class_name` may be left away where there is only one class.
+        """
+        how: dict[str, Any] = {"more_than": more_than, "quantity": quantity, "class_name": class_name}
+        return self.measurements.growth(after.measurements, **how)
+
     @cached_property
     def prior(self) -> list[Gaussian]:
         """Of a slice: the prior of its samples at each scale, given their coarser latents, as the samples lie."""
@@ -178,6 +202,7 @@ class Prediction:
         *,
         formats: str | Sequence[str] | None = None,
         colour: str | None = None,
+        representatives: int | None = None,
         replace: bool = False,
     ) -> None:
         """Write what `hpunet sample` writes: samples, mean, spread, hypotheses and a sheet (see `samples.py`).
@@ -188,7 +213,12 @@ class Prediction:
         from hpunet.predict.export.registry import parse_formats
         from hpunet.predict.export.writer import export
 
-        export(self, Path(folder), formats=parse_formats(formats), colour=colour, replace=replace)
+        how: dict[str, Any] = {
+            "formats": parse_formats(formats),
+            "colour": colour,
+            "representatives": representatives,
+        }
+        export(self, Path(folder), **how, replace=replace)
 
     def sheet(self, *, colour: str | None = None) -> Image.Image:
         """Image, mean, spread, distinct hypotheses and samples on one page; of a volume, where they differ most.

@@ -3,6 +3,8 @@
 sample-01.png …     label maps, the class of every pixel
 mean.png, std.png   mean and standard deviation of the summed probability of the stochastic classes; 65535 is 1
 hypotheses.json     distinct hypotheses, their shares and samples (null for instance ids)
+measurements.*      their sizes and those of all samples (`measurements.py`); none for instance ids
+representatives.json if asked for: so many samples, with the weights by which they stand for all
 state.json          what makes the samples again from image and model, also edited (`Predictor.replay`)
 sheet.png           all of it on one page
 
@@ -10,15 +12,18 @@ Each slice of a volume has its own folder, `z-012`. Other formats are of the who
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
 from hpunet.predict.export.collector import sample_name
+from hpunet.predict.measurements import CSV_FILE, JSON_FILE, measurement_files
 from hpunet.predict.prediction import Prediction
-from hpunet.sampling.hypotheses import summarise
+from hpunet.sampling.hypotheses import Hypothesis, summarise
 from hpunet.utils.pictures import save_picture
 
 
@@ -32,10 +37,30 @@ def save_pictures(part: Prediction, folder: Path, *, colour: str | None) -> None
     save_picture(part.sheet(colour=colour), folder / "sheet.png")
 
 
-def save_record(part: Prediction, folder: Path) -> None:
-    """Write the hypotheses and the state of a slice, which are there in every format."""
+def save_record(part: Prediction, folder: Path, *, representatives: int | None = None) -> None:
+    """Write hypotheses, measurements and state of a slice, which are there in every format."""
     hypotheses = part.hypotheses
-    listed = [
+    if representatives is not None:
+        few = {"image": part.name, "representatives": _listed(part.representatives(representatives))}
+        (folder / "representatives.json").write_text(json.dumps(few, indent=1) + "\n")
+    about = {
+        "image": part.name,
+        **asdict(part.origin),
+        **asdict(part.options),
+        "notes": part.notes,
+    }
+    grouping = {"same_iou": hypotheses[0].same_iou, "summary": summarise(hypotheses)} if hypotheses else {}
+    content = {**about, **grouping, "hypotheses": _listed(hypotheses) or None}
+    (folder / "hypotheses.json").write_text(json.dumps(content, indent=1) + "\n")
+    if not part.info.has_instances:
+        tables = measurement_files(part)
+        (folder / CSV_FILE).write_bytes(tables[CSV_FILE])
+        (folder / JSON_FILE).write_text(json.dumps(tables[JSON_FILE], indent=1, allow_nan=False) + "\n")
+    (folder / "state.json").write_text(json.dumps(part.state()) + "\n")
+
+
+def _listed(hypotheses: Sequence[Hypothesis]) -> list[dict[str, Any]]:
+    return [
         {
             "share": hypothesis.share,
             "count": len(hypothesis.members),
@@ -47,13 +72,3 @@ def save_record(part: Prediction, folder: Path) -> None:
         }
         for hypothesis in hypotheses
     ]
-    about = {
-        "image": part.name,
-        **asdict(part.origin),
-        **asdict(part.options),
-        "notes": part.notes,
-    }
-    grouping = {"same_iou": hypotheses[0].same_iou, "summary": summarise(hypotheses)} if hypotheses else {}
-    content = {**about, **grouping, "hypotheses": listed or None}
-    (folder / "hypotheses.json").write_text(json.dumps(content, indent=1) + "\n")
-    (folder / "state.json").write_text(json.dumps(part.state()) + "\n")

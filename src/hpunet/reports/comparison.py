@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from hpunet.evaluation.rows import CLASS_METRICS
 from hpunet.evaluation.summary import DIRECTIONS, counts, listed
 from hpunet.reports.curves import run_style
 from hpunet.reports.layout import as_png, as_svg, figure_text, new_figure
@@ -14,7 +15,8 @@ def draw_comparison(comparison: Mapping[str, Any]) -> dict[str, bytes]:
     On the left the metrics of each run, on the right the differences to the first run with 95 % intervals.
     """
     names = [figure_text(run["name"]) for run in comparison["runs"]]
-    shown = [name for name in listed(comparison) if any(comparison[name]["runs"])]
+    scores = [name for name in listed(comparison) if name not in CLASS_METRICS]  # pixels have no place on this axis
+    shown = [name for name in scores if any(comparison[name]["runs"])]
     figure = new_figure(layout="constrained", figsize=(12, 1.6 + (0.25 + 0.2 * len(names)) * len(shown)))
     left, right = figure.subplots(1, 2, sharey=True)
     for number, name in enumerate(names):

@@ -9,13 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from jaxtyping import Integer
-from scipy import ndimage
+from jaxtyping import Float64, Int, Integer
 from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import squareform
 
 from hpunet.errors import ConfigError
-from hpunet.metrics import pair_ious
+from hpunet.metrics import k_medoids, num_parts, pair_ious
 
 _THRESHOLDS = (0.5, 0.4, 0.3, 0.2, 0.1)
 _FEW_GROUPS, _SAMPLES_PER_GROUP = 5, 4  # more groups than both allow are no summary
@@ -23,7 +22,7 @@ _FEW_GROUPS, _SAMPLES_PER_GROUP = 5, 4  # more groups than both allow are no sum
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """One opinion: a group of similar samples."""
+    """One opinion: a group of similar samples, or a representative with the samples that are nearest to it."""
 
     representative: int
     """The medoid: the sample with the highest IoU to the rest of its group."""
@@ -64,9 +63,8 @@ def distinct_hypotheses(
     """
     if same_iou is not None and not 0 < same_iou <= 1:
         raise ConfigError(f"same_iou: expected a number above 0 and up to 1, got {same_iou}")
+    iou = _ious(samples, num_classes=num_classes, classes=classes)
     num_samples = len(samples)
-    maps = samples.reshape(1, num_samples, -1, samples.shape[-1])
-    iou = pair_ious(samples=maps, labels=maps[:, :1], num_classes=num_classes, classes=classes).samples[0]
     numbers, used = np.ones(num_samples, dtype=np.int32), _THRESHOLDS[0] if same_iou is None else same_iou
     if num_samples > 1:
         tree = linkage(squareform(1 - iou, checks=False), method="complete")
@@ -74,24 +72,59 @@ def distinct_hypotheses(
             numbers = fcluster(tree, t=1 - used, criterion="distance")
             if numbers.max() <= _most_groups(num_samples):
                 break
+    groups = [np.flatnonzero(numbers == number) for number in np.unique(numbers)]
+    medoids = [int(members[iou[np.ix_(members, members)].sum(axis=1).argmax()]) for members in groups]
+    return _described(
+        samples, groups, medoids, num_classes=num_classes, classes=classes, same_iou=[used] * len(groups)
+    )
+
+
+def representatives(
+    samples: Integer[np.ndarray, "s ..."], *, num: int, num_classes: int, classes: Sequence[int] | None = None
+) -> list[Hypothesis]:
+    """The `num` samples that, weighted by their shares, stand best for all: the most frequent first.
+
+    They minimise the mean of 1 − IoU between a sample and the nearest of them (`metrics.k_medoids`). Fewer, where
+    fewer samples differ.
+    """
+    iou = _ious(samples, num_classes=num_classes, classes=classes)
+    chosen, nearest = k_medoids(1 - iou, num=num)
+    groups = [np.flatnonzero(nearest == number) for number in range(len(chosen))]
+    least = [float(iou[np.ix_(members, members)].min()) for members in groups]
+    return _described(samples, groups, chosen.tolist(), num_classes=num_classes, classes=classes, same_iou=least)
+
+
+def _ious(
+    samples: Integer[np.ndarray, "s ..."], *, num_classes: int, classes: Sequence[int] | None
+) -> Float64[np.ndarray, "s s"]:
+    maps = samples.reshape(1, len(samples), -1, samples.shape[-1])
+    pairs = pair_ious(samples=maps, labels=maps[:, :1], num_classes=num_classes, classes=classes)
+    return np.asarray(pairs.samples[0])
+
+
+def _described(
+    samples: Integer[np.ndarray, "s ..."],
+    groups: Sequence[Int[np.ndarray, " _"]],
+    shown: Sequence[int],
+    *,
+    num_classes: int,
+    classes: Sequence[int] | None,
+    same_iou: Sequence[float],
+) -> list[Hypothesis]:
+    """The hypotheses of groups of samples, each with the one that is shown, in order."""
     chosen = list(range(1, num_classes)) if classes is None else list(classes)
-    neighbours = np.ones((3,) * (samples.ndim - 1), dtype=np.bool_)
-    found = []
-    for number in np.unique(numbers):
-        members = np.flatnonzero(numbers == number)
-        medoid = int(members[iou[np.ix_(members, members)].sum(axis=1).argmax()])
-        shown = samples[medoid]
-        found.append(
-            Hypothesis(
-                representative=medoid,
-                members=tuple(members.tolist()),
-                share=len(members) / num_samples,
-                area=int(np.isin(shown, chosen).sum()),
-                num_parts=sum(ndimage.label(shown == c, structure=neighbours)[1] for c in chosen),
-                same_iou=used,
-                labels=shown,
-            )
+    found = [
+        Hypothesis(
+            representative=number,
+            members=tuple(members.tolist()),
+            share=len(members) / len(samples),
+            area=int(np.isin(samples[number], chosen).sum()),
+            num_parts=sum(num_parts(samples[number] == c) for c in chosen),
+            same_iou=iou,
+            labels=samples[number],
         )
+        for number, members, iou in zip(shown, groups, same_iou, strict=True)
+    ]
     return sorted(found, key=lambda hypothesis: (-hypothesis.share, hypothesis.members))
 
 

@@ -21,11 +21,13 @@ def export(
     *,
     formats: Sequence[str] | None = None,
     colour: str | None = None,
+    representatives: int | None = None,
     replace: bool = False,
 ) -> None:
     """Write a prediction, or its slices one at a time in memory, into the folder `target`.
 
-    `formats` are names of `registry.FORMATS`; by default PNG, and NIfTI of volumes.
+    `formats` are names of `registry.FORMATS`; by default PNG, and NIfTI of volumes. With a number of
+    `representatives`, also so many samples that stand for all.
     """
     parts = results.slices if isinstance(results, Prediction) else results
     with result_folder(target, replace=replace) as folder:
@@ -34,7 +36,7 @@ def export(
             place = writer.begin(part, has_regions=not part.info.has_instances)
             if PNG in writer.formats:
                 save_pictures(part, place, colour=colour)
-            save_record(part, place)
+            save_record(part, place, representatives=representatives)
             samples = {sample_name(number): labels for number, labels in enumerate(part.samples)}
             writer.add(part, {**samples, "mean": part.mean, "std": part.std})
         writer.finish()
