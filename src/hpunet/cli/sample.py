@@ -28,6 +28,8 @@ _BOX = "A box around the object, instead of a point."
 _SPACING = "Distance of pixels in mm to resample to; by default stored pixels are used."
 _STATE = "Make the samples of this state.json again, of one image; what is said of drawing is that of the file."
 _SAME_IOU = "Samples with at least this IoU are the same hypothesis; default: 0.5, or less where groups are too many."
+_GUARANTEE = "Also inner and outer masks and areas that hold with this probability, of a calibrated model: 0.9."
+_CALIBRATION = "Folder that `hpunet calibrate --out` wrote; by default that of the model."
 
 
 def sample_command(
@@ -51,6 +53,8 @@ def sample_command(
     slices: cli.Slices = None,
     nifti: cli.Nifti = False,
     state: Annotated[Path | None, typer.Option(help=_STATE)] = None,
+    guarantee: Annotated[float | None, typer.Option(help=_GUARANTEE)] = None,
+    calibration: Annotated[Path | None, typer.Option(help=_CALIBRATION)] = None,
     kernels: cli.Kernels = "auto",
     replace: cli.Replace = False,
     quiet: cli.Quiet = False,
@@ -70,7 +74,8 @@ def sample_command(
         from hpunet.predict.state import read_state
         from hpunet.utils.label_painter import parse_colour
 
-        predictor = load(run, checkpoint=checkpoint, weights=weights, kernels=kernels, orientations=orientations)
+        how: dict[str, Any] = {"kernels": kernels, "orientations": orientations, "calibration": calibration}
+        predictor = load(run, checkpoint=checkpoint, weights=weights, **how)
     named = name_images(images)
     chosen = parse_slices(slices)
     sampling: dict[str, Any] = {"num_samples": samples, "scales": scales, "seed": seed, "tile": tile}
@@ -81,6 +86,11 @@ def sample_command(
         kept.check_model(predictor.trained)
         options, chosen, samples = kept.options, kept.slices, kept.options.num_samples
     predictor.check(options)
+    if guarantee is not None:
+        predictor.calibrated.check(options, level=guarantee)
+        if kept is not None:
+            raise ConfigError("--guarantee: is for samples as they are drawn; omit --state")
+        Notes(quiet=quiet)(*predictor.calibrated.calibration.notes)
     if colour is not None:
         parse_colour(colour)
     say = Notes(quiet=quiet)
@@ -92,7 +102,7 @@ def sample_command(
         source = predictor.read(path, name=name, options=options)
         numbers = select_slices(len(source.images), chosen, where=str(path))
         begin(len(numbers) * samples)
-        tables: list[Table] = []
+        tables: list[Table | str] = []
         given = None if kept is None else kept.given(numbers)
 
         def parts() -> Iterator["Prediction"]:
@@ -101,11 +111,13 @@ def sample_command(
                 if kept is not None:
                     kept.check_image(part)
                 say(*part.notes)
+                if guarantee is not None:
+                    tables.append(part.guarantee(guarantee).note)
                 if part.hypotheses:
                     tables.append(_hypotheses_table(part.name, part.hypotheses))
                 yield part
 
-        save_slices(parts(), out / name, colour=colour, nifti=nifti, replace=replace)
+        save_slices(parts(), out / name, colour=colour, nifti=nifti, replace=replace, guarantee=guarantee)
         if quiet:
             return
         for table in tables:
