@@ -23,6 +23,7 @@ from hpunet.errors import ConfigError, DataError
 from hpunet.metrics.bootstrap import group_numbers
 
 _ROUNDING = 1e-9
+_LEAST, _FAR = 1e-6, 0.25  # smallest probability; see `mask_order`
 
 
 class Interval(NamedTuple):
@@ -75,9 +76,9 @@ def coverage(scores: Float64[np.ndarray, " n"], *, weights: Float64[np.ndarray, 
 def mask_order(samples: Bool[np.ndarray, "s h w"], *, mean: Float32[np.ndarray, "h w"]) -> Float64[np.ndarray, "h w"]:
     """A nested family of masks, {order ≤ t}: from pixels that all samples share to the whole image.
 
-    Below 1, it is one minus the probability of a pixel *among samples that mark something*: `mean`, the mean
-    probability of all samples, divided by their share. From 1 on, it grows with the distance from where the samples
-    end, in units of their radius. If all samples are empty, the mean probability is divided by its maximum.
+    The order is minus the decimal logarithm of a pixel's probability *among samples that mark something*: `mean`, the
+    mean probability of all samples, divided by their share (by its own maximum if all samples are empty). A quarter
+    of the distance from where samples end, in units of their radius, is added: far away, probabilities say little.
     """
     marked = samples.any(axis=(1, 2))
     share = max(float(marked.mean()), float(mean.max()), 1e-9)
@@ -87,7 +88,8 @@ def mask_order(samples: Bool[np.ndarray, "s h w"], *, mean: Float32[np.ndarray, 
         core = np.asarray(probability >= probability.max())
     area = float(samples[marked].sum(axis=(1, 2)).mean()) if marked.any() else float(core.sum())
     distance = ndimage.distance_transform_edt(~core)
-    return np.asarray(1 - probability + distance / max(np.sqrt(area / np.pi), 1))
+    radius = max(np.sqrt(area / np.pi), 1)
+    return np.asarray(_FAR * distance / radius - np.log10(np.maximum(probability, _LEAST)))
 
 
 def outer_score(order: Float64[np.ndarray, "h w"], *, marked: Bool[np.ndarray, "h w"], miss_rate: float) -> float:

@@ -121,7 +121,7 @@ class Calibrated:
     def check(self, options: SamplingOptions, *, level: float) -> None:
         """Refuse a guarantee that is not calibrated, or samples drawn otherwise, before any work."""
         check_sampling(options, self.calibration)
-        level_for(self.calibration, level=level, area=0)
+        level_for(self.calibration, level=level, area=0.0)
 
     def guarantee(
         self,

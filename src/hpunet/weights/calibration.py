@@ -94,8 +94,8 @@ def own_folder(trained: TrainedModel) -> Path:
 
 def find_calibration(trained: TrainedModel, *, file: str = CALIBRATION, folder: Path | None = None) -> Path | None:
     """The file for this model, if there is one, in `folder` or in the places named above."""
-    places = [own_folder(trained), trained.folder] if folder is None else [folder]
-    found = [place / file for place in places if place is not None and (place / file).is_file()]
+    places = [] if trained.folder is None else [own_folder(trained), trained.folder]
+    found = [place / file for place in (places if folder is None else [folder]) if (place / file).is_file()]
     if folder is not None and not found:
         raise CheckpointError(f"{folder}: has no {file}; `hpunet calibrate {trained.name} --data DATA` writes one")
     return found[0] if found else None
