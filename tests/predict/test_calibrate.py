@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -247,3 +248,38 @@ def test_images_are_spread_over_patients() -> None:
     counts = [sum(identities[i].patient == patient for i in chosen) for patient in "abc"]
     assert (len(set(chosen)), counts[1]) == (9, 2)
     assert sorted(counts) in ([2, 3, 4],)
+
+
+def test_published_weights_are_calibrated_and_say_on_whom(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HPUNET_HOME", str(tmp_path))
+    predictor = hpunet.load("lidc-hpu-2026", device="cpu", orientations=8)
+    calibration = predictor.calibrated.calibration
+    assert (calibration.split, calibration.num_patients, calibration.num_images) == ("val", 125, 2399)
+    assert "used for selecting lidc-hpu-2026" in calibration.notes[0]
+    assert predictor.trained.folder is not None
+    path = predictor.trained.folder / files.REVIEW
+    assert path.stat().st_size <= 300_000
+    assert len(files.read_review(path)[1]) == 625
+    image = np.array(hpunet.example("lidc-2").image)
+    usual, inverted, noise = (
+        predictor.calibrated.review((values / np.float32(255))[None].astype(np.float32))
+        for values in (image, 255 - image, np.random.default_rng(0).integers(0, 256, image.shape))
+    )
+    assert usual is not None
+    assert inverted is not None
+    assert noise is not None
+    assert [found.is_unusual for found in (usual, inverted, noise)] == [False, True, True]
+    # A calibration made later, for published weights, is found first.
+    assert files.own_folder(predictor.trained) == tmp_path / "calibration" / "lidc-hpu-2026"
+
+
+def test_a_changed_statistic_is_read_or_refused(run: Path) -> None:
+    path = run / files.REVIEW
+    content, rng = path.read_bytes(), np.random.default_rng(0)
+    for _ in range(150):
+        changed = bytearray(content)
+        for place in rng.integers(len(content), size=rng.integers(1, 4)):
+            changed[place] = rng.integers(256)
+        path.write_bytes(bytes(changed[: rng.integers(len(content))] if rng.random() < 0.3 else changed))
+        with suppress(CheckpointError):
+            files.read_review(path)
