@@ -19,8 +19,14 @@ from hpunet.cli.main import app
 from hpunet.data.open import open_data
 from hpunet.data.types import Identity
 from hpunet.errors import CheckpointError, ConfigError, DataError
-from hpunet.metrics.conformal import coverage
-from hpunet.predict.calibrate import area_groups, collect_scores, refuse_training_patients, spread_over_patients
+from hpunet.metrics.conformal import coverage, patient_quantile
+from hpunet.predict.calibrate import (
+    area_groups,
+    collect_scores,
+    patients_needed,
+    refuse_training_patients,
+    spread_over_patients,
+)
 from hpunet.training.loop import train
 from hpunet.utils.files import dump_hashed_json, parse_json
 from hpunet.weights import calibration as files
@@ -91,6 +97,8 @@ def test_prediction_gives_what_the_thresholds_say(made: Path) -> None:
     assert found[0.9].area.low <= found[0.8].area.low <= found[0.8].area.high <= found[0.9].area.high
     assert "90%" in found[0.9].note
     assert prediction.review is not None
+    assert prediction.statements == [found[0.9].note]
+    assert predictor(image, num_samples=5, window=(0.0, 1.0)).statements == []
     with pytest.raises(ConfigError, match=r"0\.8, 0\.9"):
         prediction.guarantee(0.95)
     with pytest.raises(ConfigError, match="4 samples"):
@@ -116,6 +124,29 @@ def test_sample_writes_masks_and_statement_and_warns_of_noise(run: Path) -> None
     assert "unlike" in result.output
     notes = [json.loads(Path(f"o/{name}/hypotheses.json").read_text())["notes"] for name in ("good", "noise")]
     assert [any(note.startswith("Warning") for note in each) for each in notes] == [False, True]
+
+
+@pytest.mark.parametrize(("level", "needed"), [(0.5, 1), (0.8, 4), (0.9, 9), (0.95, 19), (0.99, 99)])
+def test_number_of_patients_that_a_guarantee_needs(level: float, needed: int) -> None:
+    assert patients_needed(level) == needed
+    for count, is_enough in ((needed, True), (needed - 1, False)):
+        found = patient_quantile(np.zeros(count), weights=np.ones(count), level=level)
+        assert np.isfinite(found) == is_enough
+
+
+def test_too_few_patients_are_said(run: Path) -> None:
+    how = ("--set", "num_images=16", "--samples", "2", "--guarantee", "0.9", "--out", "c")
+    result = command("calibrate", run, "--data", DATA, *how)
+    assert result.exit_code == 0, result.output
+    calibration = files.read_calibration(Path("c/calibration.json"))
+    assert calibration.levels[0].outer is None
+    assert calibration.review_threshold is None
+    assert "4 of at least 9 patients" in " ".join(calibration.notes)
+    predictor = hpunet.load(run, device="cpu", calibration="c")
+    prediction = predictor(np.zeros((16, 16), dtype=np.uint8), num_samples=2)
+    assert prediction.review is None
+    assert prediction.guarantee(0.9).outer.all()
+    assert prediction.guarantee(0.9).area == (0, 256)
 
 
 def test_groups_have_their_own_thresholds(run: Path) -> None:

@@ -3,6 +3,7 @@ trained on, and the review statistic from images that it was trained on.
 """
 
 import hashlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -240,6 +241,11 @@ def check_numbers(*, guarantees: Sequence[float], miss_rate: float, groups: Sequ
         raise ConfigError(f"--groups: expected ascending areas in pixels, such as 100,400; got {list(groups)}")
 
 
+def patients_needed(level: float) -> int:
+    """The fewest patients K with K / (K + 1) ≥ level."""
+    return math.ceil(level / (1 - level) - 1e-9)
+
+
 def area_groups(bounds: Sequence[float]) -> list[tuple[float, float | None]]:
     """Groups of areas between these bounds."""
     ends = [0.0, *bounds, None]
@@ -262,6 +268,13 @@ def make_calibration(
     """The calibration of a model from the scores of a set that was opened with `options`."""
     patients = [identity.patient for identity in source.identities]
     found = [scores.level(level, areas=areas) for level in levels for areas in area_groups(groups)]
+    threshold = None if reviews is None else review_threshold(reviews, patients=patients)
+    notes = [*notes_on(trained, split=source.split, hashes_known=hashes_known)]
+    for level in (each for each in found if each.num_patients < patients_needed(each.guarantee)):
+        few = f"{level.num_patients} of at least {patients_needed(level.guarantee)} patients"
+        notes.append(f"Guarantee {level.guarantee:g}: {few}; the outer mask is the whole image, the inner one empty.")
+    if reviews is not None and threshold is None:
+        notes.append(f"No review flag: it needs at least {patients_needed(1 - FALSE_ALARMS)} patients.")
     return Calibration(
         model=trained.name,
         weights_sha256=weights_sum(trained),
@@ -270,11 +283,11 @@ def make_calibration(
         kernels="torch" if trained.sampler is None else "fused",
         miss_rate=miss_rate,
         levels=tuple(found),
-        review_threshold=None if reviews is None else review_threshold(reviews, patients=patients),
+        review_threshold=threshold,
         false_alarms=FALSE_ALARMS,
         data=read_contents(source, options=options, hashes=FileHashes()).fingerprint,
         split=source.split,
         num_patients=len(set(patients)),
         num_images=len(source),
-        notes=notes_on(trained, split=source.split, hashes_known=hashes_known),
+        notes=tuple(notes),
     )

@@ -67,10 +67,10 @@ class Guarantee:
     def note(self) -> str:
         """The statements in one line."""
         outer, inner = (int(each.sum()) for each in (self.outer, self.inner))
-        most, sure = f"{1 - self.miss_rate:.0%} of what a grader marks", f"{1 - self.miss_rate:.0%} of the inner mask"
-        words = f"{most} is within the outer mask ({outer} pixels); they mark {sure} ({inner} pixels)"
-        sizes = f"and {self.area.low:.0f} to {self.area.high:.0f} pixels in all"
-        return f"For a grader who marks something, each with {self.level:.0%} probability: {words}, {sizes}."
+        least = f"at least {1 - self.miss_rate:.0%}"
+        words = f"{least} of what they mark lies in the outer mask ({outer} pixels); they mark {least} of the inner "
+        words += f"mask ({inner} pixels), and {self.area.low:.0f} to {self.area.high:.0f} pixels in all"
+        return f"For a grader who marks something, each with {self.level:.0%} probability: {words}."
 
 
 @dataclass(frozen=True, eq=False)

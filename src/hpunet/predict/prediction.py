@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from hpunet.data.io.geometry import Geometry
 from hpunet.data.types import SetInfo
-from hpunet.errors import ConfigError
+from hpunet.errors import ConfigError, HPUNetError
 from hpunet.models.gaussian import Gaussian
 from hpunet.predict import edit
 from hpunet.predict.contact_sheet import sample_sheet
@@ -122,6 +123,13 @@ class Prediction:
             raise ConfigError(f"{self.name}: is a volume; guarantees are for images, such as its `slices`")
         how: dict[str, Any] = {"mean": self.mean, "info": self.info, "options": self.options, "level": level}
         return self.calibrated.guarantee(self.samples, **how)
+
+    @property
+    def statements(self) -> list[str]:
+        """What is guaranteed with 90 %, in one line; nothing without a calibration of samples like these."""
+        with suppress(HPUNetError):
+            return [self.guarantee().note]
+        return []
 
     @property
     def slices(self) -> list["Prediction"]:

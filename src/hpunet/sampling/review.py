@@ -18,7 +18,7 @@ from hpunet.models.base import SegmentationModel, compute_type
 from hpunet.sampling.tiling import Padding
 
 NUM_DIRECTIONS = 64
-MAX_PIXELS = 2**22
+MAX_PIXELS = 2**21
 """Larger images are not scored: the encoder would need too much memory."""
 _LEAST_IMAGES = 20
 _STEPS, _RIDGE = 25, 1e-3  # of the logistic regression, by Newton's method
