@@ -142,7 +142,7 @@ def draw(run: str, data: str, split: str, out: Path) -> None:
     """Draw samples as `hpunet calibrate` does, and keep them."""
     import hpunet
     from hpunet.data.open import open_split
-    from hpunet.predict.calibrate import keyed_seed
+    from hpunet.evaluation.scorer import image_seed
     from hpunet.predict.draw import SamplingOptions, sample_image
 
     trained = hpunet.load(run).trained
@@ -151,7 +151,7 @@ def draw(run: str, data: str, split: str, out: Path) -> None:
     start = time.perf_counter()
     for i, identity in enumerate(source.identities):
         sample = source[i]
-        options = SamplingOptions(num_samples=NUM_SAMPLES, seed=keyed_seed(identity.key, seed=0))
+        options = SamplingOptions(num_samples=NUM_SAMPLES, seed=image_seed(identity.key, seed=0))
         drawn = sample_image(trained, image=sample.image, options=options)
         foreground = trained.info.foreground
         for name, maps in (("samples", drawn.labels), ("graders", sample.labels)):

@@ -2,7 +2,6 @@
 trained on, and the review statistic from images that it was trained on.
 """
 
-import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,6 +19,7 @@ from hpunet.data.packs import is_pack, open_pack
 from hpunet.data.types import Identity, Source
 from hpunet.errors import ConfigError, DataError
 from hpunet.evaluation.images import as_batch, centre_crop
+from hpunet.evaluation.scorer import image_seed
 from hpunet.metrics.bootstrap import group_numbers
 from hpunet.metrics.conformal import (
     area_range,
@@ -33,7 +33,6 @@ from hpunet.metrics.conformal import (
 from hpunet.predict.draw import SamplingOptions, sample_image
 from hpunet.predict.guarantee import median_area
 from hpunet.sampling.review import ReviewStatistic, fit_review, pooled_features
-from hpunet.utils.text import as_utf8
 from hpunet.weights.calibration import Calibration, Level, hash_patients, weights_sum
 from hpunet.weights.load import TrainedModel
 
@@ -105,11 +104,6 @@ def _finite(value: float) -> float | None:
     return value if np.isfinite(value) else None
 
 
-def keyed_seed(key: str, *, seed: int) -> int:
-    """The seed of an image's samples, as in `evaluation/scorer.py`."""
-    return int.from_bytes(hashlib.sha256(as_utf8(f"{seed}\0{key}")).digest()[:7])
-
-
 def collect_scores(
     trained: TrainedModel,
     source: Source,
@@ -129,7 +123,7 @@ def collect_scores(
         batch = as_batch(source[index])
         batch = batch if crop is None else centre_crop(batch, crop=crop)
         image = batch.image[0].numpy()
-        keyed = replace(options, seed=keyed_seed(identity.key, seed=seed))
+        keyed = replace(options, seed=image_seed(identity.key, seed=seed))
         drawn = sample_image(trained, image=image, options=keyed, name=identity.key)
         if not batch.valid.all():
             raise DataError(f"{identity.key}: has pixels that are not graded; guarantees need whole gradings")
