@@ -131,7 +131,8 @@ def test_start_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
-    "page", ["guides/sample.md", "guides/latents.md", "guides/measure.md", "reference/metrics.md"]
+    "page",
+    ["guides/sample.md", "guides/guarantees.md", "guides/latents.md", "guides/measure.md", "reference/metrics.md"],
 )
 def test_python_of_page_runs(page: str, capsys: pytest.CaptureFixture[str]) -> None:
     for block in re.findall(r"```python\n(.*?)```", text_of(page), flags=re.DOTALL):

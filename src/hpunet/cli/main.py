@@ -10,6 +10,7 @@ from typer.core import TyperGroup
 
 from hpunet import __version__
 from hpunet.cli.bench import bench_command
+from hpunet.cli.calibrate import calibrate_command
 from hpunet.cli.compare import compare_command
 from hpunet.cli.convert_tf import convert_tf_command
 from hpunet.cli.data import app as data_app
@@ -89,6 +90,7 @@ app.command(name="init", cls=CommandWithGraders)(init_command)
 app.command(name="train", cls=CommandWithGraders)(train_command)
 app.command(name="evaluate")(evaluate_command)
 app.command(name="score", cls=CommandWithGraders)(score_command)
+app.command(name="calibrate")(calibrate_command)
 app.command(name="compare")(compare_command)
 app.command(name="examples")(examples_command)
 app.command(name="sample", cls=CommandWithWindow)(sample_command)

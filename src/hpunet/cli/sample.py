@@ -30,6 +30,8 @@ _SPACING = "Distance of pixels in mm to resample to; by default stored pixels ar
 _STATE = "Make the samples of this state.json again, of one image; what is said of drawing is that of the file."
 _SAME_IOU = "Samples with at least this IoU are the same hypothesis; default: 0.5, or less where groups are too many."
 _REPRESENTATIVES = "Also choose so many samples that, with weights, stand best for all: representatives.json."
+_GUARANTEE = "Also inner and outer masks and areas that hold with this probability, of a calibrated model: 0.9."
+_CALIBRATION = "Folder that `hpunet calibrate --out` wrote; by default that of the model."
 
 
 def sample_command(
@@ -56,6 +58,8 @@ def sample_command(
     visible: cli.Visible = None,
     labels: cli.Labels = None,
     state: Annotated[Path | None, typer.Option(help=_STATE)] = None,
+    guarantee: Annotated[float | None, typer.Option(help=_GUARANTEE)] = None,
+    calibration: Annotated[Path | None, typer.Option(help=_CALIBRATION)] = None,
     kernels: cli.Kernels = "auto",
     replace: cli.Replace = False,
     quiet: cli.Quiet = False,
@@ -81,7 +85,8 @@ def sample_command(
         from hpunet.predict.visible import check_visible
         from hpunet.utils.label_painter import parse_colour
 
-        predictor = load(run, checkpoint=checkpoint, weights=weights, kernels=kernels, orientations=orientations)
+        how: dict[str, Any] = {"kernels": kernels, "orientations": orientations, "calibration": calibration}
+        predictor = load(run, checkpoint=checkpoint, weights=weights, **how)
     named = name_images(images)
     chosen = parse_slices(slices)
     sampling: dict[str, Any] = {"num_samples": samples, "scales": scales, "seed": seed, "tile": tile}
@@ -97,6 +102,11 @@ def sample_command(
         require_classes(predictor.info, what="--representatives")
         if representatives > samples:
             raise ConfigError(f"--representatives: expected at most {samples}, the samples, got {representatives}")
+    if guarantee is not None:
+        predictor.calibrated.check(options, level=guarantee)
+        if kept is not None:
+            raise ConfigError("--guarantee: is for samples as they are drawn; omit --state")
+        Notes(quiet=quiet)(*predictor.calibrated.calibration.notes)
     if colour is not None:
         parse_colour(colour)
     say = Notes(quiet=quiet)
@@ -110,7 +120,7 @@ def sample_command(
         has_regions = not predictor.info.has_instances
         check_formats(chosen_formats or (), place=source.place, has_regions=has_regions, where=str(path))
         begin(len(numbers) * samples)
-        tables: list[Table] = []
+        tables: list[Table | str] = []
         given = None if kept is None else kept.given(numbers)
 
         def parts() -> Iterator["Prediction"]:
@@ -119,6 +129,8 @@ def sample_command(
                 if kept is not None:
                     kept.check_image(part)
                 say(*part.notes)
+                if guarantee is not None:
+                    tables.append(part.guarantee(guarantee).note)
                 if part.hypotheses:
                     tables.append(_hypotheses_table(part))
                 if representatives is not None:
@@ -128,7 +140,7 @@ def sample_command(
                 yield part
 
         what: dict[str, Any] = {"formats": chosen_formats, "colour": colour, "representatives": representatives}
-        export(parts(), out / name, **what, replace=replace)
+        export(parts(), out / name, **what, guarantee=guarantee, replace=replace)
         if quiet:
             return
         for table in tables:

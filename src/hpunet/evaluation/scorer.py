@@ -370,8 +370,12 @@ class Scorer:
 
     def generators(self, keys: Sequence[str], *, seed: int) -> list[torch.Generator]:
         """One generator per image, keyed by seed and image."""
-        digests = [hashlib.sha256(as_utf8(f"{seed}\0{key}")).digest() for key in keys]
-        return [torch.Generator().manual_seed(int.from_bytes(digest[:7])) for digest in digests]
+        return [torch.Generator().manual_seed(image_seed(key, seed=seed)) for key in keys]
+
+
+def image_seed(key: str, *, seed: int) -> int:
+    """The seed of the noise of the image with this key."""
+    return int.from_bytes(hashlib.sha256(as_utf8(f"{seed}\0{key}")).digest()[:7])
 
 
 def weights_sum(model: SegmentationModel) -> str:

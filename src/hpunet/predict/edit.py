@@ -178,7 +178,7 @@ def _drawn(part: "Prediction", latents: Sequence[LatentSource], orientation_ids:
     """The slice as its latents decode."""
     how: dict[str, Any] = {"image": part.image, "options": part.options, "name": part.name, "features": part.features}
     found = sample_image(part.trained, latents=latents, orientation_ids=orientation_ids, cond=part.cond, **how)
-    return replace(part, **found.maps())
+    return replace(part, **found.maps(), calibrated=None)
 
 
 def _ids(part: "Prediction") -> Tensor:

@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,12 +16,14 @@ from torch import Tensor
 
 from hpunet.data.io.geometry import Geometry
 from hpunet.data.types import SetInfo
+from hpunet.errors import ConfigError, HPUNetError
 from hpunet.metrics import Measurements
 from hpunet.models.gaussian import Gaussian
 from hpunet.predict import edit
 from hpunet.predict.contact_sheet import sample_sheet
 from hpunet.predict.crop import Number
 from hpunet.predict.draw import SamplingOptions
+from hpunet.predict.guarantee import Calibrated, Guarantee, Review
 from hpunet.predict.measurements import measure_prediction, require_classes
 from hpunet.predict.place import Place, slice_name
 from hpunet.predict.state import state_of
@@ -73,6 +76,10 @@ class Prediction:
     """What the caller of `Predictor.each_slice` gave: edits then need no encoder."""
     cond: Float32[np.ndarray, "e ..."] | None = None
     """Of a model that extrapolates: what is visible, and its labels as one plane per class."""
+    review: Review | None = None
+    """How unlike the training images this is (of a volume, the most unusual slice); None if not known."""
+    calibrated: Calibrated | None = None
+    """For guarantees; None if samples were edited."""
 
     def __repr__(self) -> str:
         size = "×".join(map(str, self.mean.shape))
@@ -130,6 +137,25 @@ class Prediction:
     def prior(self) -> list[Gaussian]:
         """Of a slice: the prior of its samples at each scale, given their coarser latents, as the samples lie."""
         return edit.prior(self)
+
+    def guarantee(self, level: float = 0.9) -> Guarantee:
+        """Inner and outer mask and an interval of areas that hold with this probability (`hpunet calibrate`).
+
+        Of an image or a slice; samples must have been drawn as in the calibration, and not edited.
+        """
+        if self.calibrated is None:
+            raise ConfigError(f"{self.name}: samples were edited; guarantees are for samples as they are drawn")
+        if self.axes != "yx":
+            raise ConfigError(f"{self.name}: is a volume; guarantees are for images, such as its `slices`")
+        how: dict[str, Any] = {"mean": self.mean, "info": self.info, "options": self.options, "level": level}
+        return self.calibrated.guarantee(self.samples, **how)
+
+    @property
+    def statements(self) -> list[str]:
+        """What is guaranteed with 90 %, in one line; nothing without a calibration of samples like these."""
+        with suppress(HPUNetError):
+            return [self.guarantee().note]
+        return []
 
     @property
     def slices(self) -> list["Prediction"]:
@@ -257,6 +283,7 @@ def stack_slices(parts: list[Prediction], *, name: str) -> Prediction:
         axes="zyx",
         features=None,
         cond=np.stack(conds, axis=1) if conds else None,
+        review=max((part.review for part in parts if part.review), key=lambda found: found.score, default=None),
         latents=tuple(torch.cat(scale) for scale in zip(*(part.latents for part in parts), strict=True)),
         orientation_ids=torch.cat(ids) if ids else None,
         notes=tuple(dict.fromkeys(note for part in parts for note in part.notes)),

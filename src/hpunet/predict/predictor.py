@@ -16,6 +16,7 @@ from hpunet.models.hpunet import HPUNet
 from hpunet.models.punet import ProbUNet
 from hpunet.predict.crop import Box, Point, Region, check_region
 from hpunet.predict.draw import SamplingOptions, encode_image, parse_scales, sample_image, sampler_for
+from hpunet.predict.guarantee import Calibrated
 from hpunet.predict.inputs import select_slices
 from hpunet.predict.open_image import ImageLike, OpenedImage, open_image
 from hpunet.predict.place import slice_name
@@ -37,6 +38,7 @@ def load(
     device: torch.device | str | None = None,
     kernels: str = "auto",
     orientations: int | None = None,
+    calibration: str | Path | None = None,
 ) -> "Predictor":
     """Load a model to predict with.
 
@@ -48,18 +50,22 @@ def load(
         kernels: "auto" for fast bf16 kernels on GPUs that can run them, else float32; "fused" for bf16 or an error,
             also on a CPU with bf16 instructions; "torch" for float32.
         orientations: number of image orientations to sample from; by default as in the model's settings.
+        calibration: folder that `hpunet calibrate --out` wrote; see docs/guides/guarantees.md.
     """
     trained = set_orientations(load_trained(run, checkpoint=checkpoint, weights=weights, device=device), orientations)
     autocast_for("fp32", trained.device)  # no TF32: tiles give what the whole image gives
     sampler = fast_sampler(trained.model, kernels=kernels, device=trained.device)
-    return Predictor(replace(trained, sampler=sampler))
+    return Predictor(
+        replace(trained, sampler=sampler), calibration=None if calibration is None else Path(calibration)
+    )
 
 
 class Predictor:
     """A trained model that takes images as they are: scaling, channels, padding and tiling happen inside."""
 
-    def __init__(self, trained: TrainedModel) -> None:
+    def __init__(self, trained: TrainedModel, *, calibration: Path | None = None) -> None:
         self.trained = trained
+        self.calibrated = Calibrated(trained, calibration)
 
     @property
     def name(self) -> str:
@@ -221,12 +227,13 @@ class Predictor:
             if given is not None:
                 how |= {"latents": given[z].latents, "orientation_ids": given[z].orientation_ids}
             drawn = sample_image(trained, image=source.images[z], options=options, **how)
+            review = self.calibrated.review(source.images[z])
             yield Prediction(
                 name=name,
                 image=source.images[z],
                 **drawn.maps(),
                 axes="yx",
-                notes=notes,
+                notes=(*notes, review.note) if review is not None and review.is_unusual else notes,
                 options=options,
                 trained=trained,
                 info=trained.info,
@@ -234,6 +241,8 @@ class Predictor:
                 place=replace(source.place, offset=(z, top, left)),
                 features=(features or {}).get(z),
                 cond=cond,
+                review=review,
+                calibrated=self.calibrated if given is None else None,
             )
 
     def _how_computed(self, size: tuple[int, int], *, tile: str) -> tuple[str, list[str]]:

@@ -5,6 +5,7 @@ mean.png, std.png   mean and standard deviation of the summed probability of the
 hypotheses.json     distinct hypotheses, their shares and samples (null for instance ids)
 measurements.*      their sizes and those of all samples (`measurements.py`); none for instance ids
 representatives.json if asked for: so many samples, with the weights by which they stand for all
+outer.png, inner.png, guarantee.json   with --guarantee: masks, areas, and what is guaranteed (`guarantee.py`)
 state.json          what makes the samples again from image and model, also edited (`Predictor.replay`)
 sheet.png           all of it on one page
 
@@ -72,3 +73,21 @@ def _listed(hypotheses: Sequence[Hypothesis]) -> list[dict[str, Any]]:
         }
         for hypothesis in hypotheses
     ]
+
+
+def save_guarantee(part: Prediction, folder: Path, *, level: float) -> None:
+    """Write what holds for the slice with this probability."""
+    found = part.guarantee(level)
+    for name in ("outer", "inner"):
+        save_picture(Image.fromarray(getattr(found, name).astype(np.uint8)), folder / f"{name}.png")
+    calibration = found.calibration
+    about = {
+        "image": part.name,
+        "guarantee": level,
+        "miss_rate": found.miss_rate,
+        "area_pixels": list(found.area),
+        "statement": found.note,
+        "calibrated_on": {"data": calibration.data, "split": calibration.split, "patients": calibration.num_patients},
+        "notes": calibration.notes,
+    }
+    (folder / "guarantee.json").write_text(json.dumps(about, indent=1) + "\n")

@@ -352,7 +352,7 @@ def _answer(prediction: "Prediction", wish: Wish) -> dict[str, Any]:
         "samples": [measured(labels, foreground=foreground, spacing=spacing) for labels in prediction.samples],
         "units": "px" if spacing is None else "mm",
         **latent_grid(prediction),
-        "notes": list(prediction.notes),
+        "notes": [*prediction.notes, *prediction.statements],
     }
 
 

@@ -48,6 +48,8 @@ class TrainedModel:
     """False if published weights are for sampling only."""
     credit: str = ""
     """Attribution and licence of published weights."""
+    folder: Path | None = None
+    """The run's folder, or that of the published weights."""
 
 
 class _MissingPosterior(nn.Module):
@@ -117,7 +119,9 @@ def load_trained(
     model = _model_without_values(settings, info, name=str(found.path))
     averaged = found.tensors.get("averaged", {}) if weights == "ema" else {}
     _fill(model, {**found.tensors.get("model", {}), **averaged}, name=str(found.path))
-    return TrainedModel(name or real_path(folder).name, model.to(where).eval(), settings, info, found.step, where)
+    return TrainedModel(
+        name or real_path(folder).name, model.to(where).eval(), settings, info, found.step, where, folder=folder
+    )
 
 
 def _device(wanted: torch.device | str | None) -> torch.device:
@@ -144,7 +148,7 @@ def _load_published(
     if found.posterior is None:
         model.posterior = _MissingPosterior(folder)  # type: ignore[assignment]
     _fill(model, {**found.sampling, **(found.posterior or {})}, name=str(folder))
-    about: dict[str, Any] = {"has_posterior": found.posterior is not None, "credit": found.credit}
+    about: dict[str, Any] = {"has_posterior": found.posterior is not None, "credit": found.credit, "folder": folder}
     return TrainedModel(name or found.name, model.to(device).eval(), settings, info, found.step, device, **about)
 
 

@@ -11,7 +11,7 @@ from hpunet.predict.export.collector import Collector, sample_name
 from hpunet.predict.export.registry import FORMATS, NIFTI, PNG, check_formats, usual_formats
 from hpunet.predict.output_folder import result_folder, slice_folder
 from hpunet.predict.prediction import Prediction
-from hpunet.predict.samples import save_pictures, save_record
+from hpunet.predict.samples import save_guarantee, save_pictures, save_record
 from hpunet.utils.files import write_synced
 
 
@@ -22,12 +22,13 @@ def export(
     formats: Sequence[str] | None = None,
     colour: str | None = None,
     representatives: int | None = None,
+    guarantee: float | None = None,
     replace: bool = False,
 ) -> None:
     """Write a prediction, or its slices one at a time in memory, into the folder `target`.
 
     `formats` are names of `registry.FORMATS`; by default PNG, and NIfTI of volumes. With a number of
-    `representatives`, also so many samples that stand for all.
+    `representatives`, also so many samples that stand for all; with `guarantee`, what holds with this probability.
     """
     parts = results.slices if isinstance(results, Prediction) else results
     with result_folder(target, replace=replace) as folder:
@@ -37,6 +38,8 @@ def export(
             if PNG in writer.formats:
                 save_pictures(part, place, colour=colour)
             save_record(part, place, representatives=representatives)
+            if guarantee is not None:
+                save_guarantee(part, place, level=guarantee)
             samples = {sample_name(number): labels for number, labels in enumerate(part.samples)}
             writer.add(part, {**samples, "mean": part.mean, "std": part.std})
         writer.finish()

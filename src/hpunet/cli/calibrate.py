@@ -1,0 +1,146 @@
+"""`hpunet calibrate`: guarantees and the review flag of a model, from images that it was not trained on."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from hpunet.cli import options as cli
+from hpunet.cli.progress import loading, progress_bar
+from hpunet.cli.terminal import console, notes
+from hpunet.config.settings import parse_assignments
+from hpunet.errors import ConfigError
+
+if TYPE_CHECKING:
+    from hpunet.data.types import Source
+    from hpunet.weights.calibration import Calibration
+    from hpunet.weights.load import TrainedModel
+
+_OUT = (
+    "Output folder; by default the run's, or, for published weights, calibration/NAME beside the cache of weights, "
+    "where `hpunet sample` finds it."
+)
+_GUARANTEE = "Probability with which a statement about a new patient holds; may be repeated."
+_MISS_RATE = "Share of a grader's pixels that the outer mask may miss, and of the inner mask that they may not mark."
+_GROUPS = "Calibrate groups of images by themselves: ascending bounds of the samples' median area in pixels, 100,400."
+
+
+def calibrate_command(
+    run: cli.Run,
+    data: cli.Data,
+    split: cli.Split = "val",
+    guarantee: Annotated[list[float], typer.Option(help=_GUARANTEE)] = [0.8, 0.9, 0.95],  # noqa: B006
+    miss_rate: Annotated[float, typer.Option(help=_MISS_RATE)] = 0.05,
+    samples: cli.Samples = 16,
+    groups: Annotated[str | None, typer.Option(help=_GROUPS)] = None,
+    seed: cli.Seed = 0,
+    checkpoint: cli.Checkpoint = "latest",
+    weights: cli.Weights = "ema",
+    kernels: cli.Kernels = "auto",
+    options: cli.DataOptions = None,
+    out: Annotated[Path | None, typer.Option(help=_OUT)] = None,
+    replace: cli.Replace = False,
+) -> None:
+    """Calibrate a model, so that statements about new patients hold as often as stated.
+
+    Gives `hpunet sample --guarantee` its thresholds: inner and outer masks, intervals of areas; and the review flag
+    its statistic, from training images, and threshold. The patients must not be those of training.
+    """
+    bounds = cli.parse_numbers("groups", groups, example="100,400") if groups else ()
+    with loading(quiet=False):
+        from hpunet.data.open import adapt_options, open_split
+        from hpunet.data.types import refuse_other_data
+        from hpunet.predict import calibrate as work
+        from hpunet.predict.predictor import load
+        from hpunet.weights import calibration as files
+
+        work.check_numbers(guarantees=guarantee, miss_rate=miss_rate, groups=bounds)
+        trained = load(run, checkpoint=checkpoint, weights=weights, kernels=kernels).trained
+    info, settings = trained.info, trained.settings.data
+    if info.has_instances or settings.extrapolate:
+        raise ConfigError(f"{trained.name}: guarantees are for classes, not for instances or partly given labels")
+    if split == "train":
+        raise ConfigError(
+            "--split train: guarantees need patients that the model was not trained on; use val or test"
+        )
+    chosen = adapt_options(data, kind=info.kind, options=settings.options, changes=parse_assignments(options or []))
+    source = open_split(data, split=split, options=chosen)
+    refuse_other_data(source, info=info)
+    folder = out or files.own_folder(trained)
+    if (folder / files.CALIBRATION).exists() and not replace:
+        raise ConfigError(f"{folder / files.CALIBRATION}: exists already; use --replace or another --out")
+    crop = None if settings.evaluate == "whole" else settings.crop
+    how: dict[str, Any] = {"crop": crop, "seed": seed}
+    statistic, is_known = _statistic(trained, source, data=data, options=chosen, folder=folder, **how)
+    with progress_bar(hidden=False) as progress:
+        task = progress.add_task(f"{split} images", total=len(source))
+        levels = sorted(set(guarantee))
+        how |= {"levels": levels, "miss_rate": miss_rate, "num_samples": samples, "statistic": statistic}
+        scores, reviews = work.collect_scores(
+            trained, source, **how, advance=lambda number: progress.advance(task, number)
+        )
+    calibration = work.make_calibration(
+        trained, source, scores, reviews if statistic is not None else None, levels=levels, groups=bounds,
+        miss_rate=miss_rate, num_samples=samples, options=chosen, hashes_known=is_known,
+    )  # fmt: skip
+    files.write_calibration(folder, calibration)
+    _print(calibration)
+    console.print(str(folder / files.CALIBRATION))
+
+
+def _statistic(
+    trained: "TrainedModel", source: "Source", *, data: str, options: dict[str, Any], folder: Path, **how: Any
+) -> tuple[Any, bool]:
+    """The review statistic, if there are training images, and whether the patients of training are known.
+
+    Raises a `DataError` if patients of the calibration are among them.
+    """
+    from hpunet.data.open import open_data
+    from hpunet.data.types import NoSuchSplitError
+    from hpunet.predict import calibrate as work
+    from hpunet.weights import calibration as files
+
+    own = files.weights_sum(trained)
+    found = files.find_calibration(trained, file=files.REVIEW)
+    if found is not None:
+        statistic, hashes, belongs_to = files.read_review(found)
+        if belongs_to == own:
+            work.refuse_training_patients(source, hashes=hashes, weights=own)
+            if found.parent != folder:
+                files.write_review(folder, statistic, patients=hashes, weights=own)
+            return statistic, bool(len(hashes))
+    training = work.training_source(trained)
+    is_known = training is not None
+    if training is None:
+        try:
+            training = open_data(data, split="train", options=options)
+        except NoSuchSplitError:
+            notes.print(f"{data}: has no split train, so no review statistic is made")
+            return None, False
+    hashes = files.hash_patients((each.patient for each in training.identities), weights=own)
+    work.refuse_training_patients(source, hashes=hashes, weights=own)
+    with progress_bar(hidden=False) as progress:
+        task = progress.add_task("training images", total=min(len(training), work.MAX_TRAINING_IMAGES))
+        statistic = work.make_statistic(
+            trained, training, **how, advance=lambda number: progress.advance(task, number)
+        )
+    files.write_review(folder, statistic, patients=hashes if is_known else hashes[:0], weights=own)
+    return statistic, is_known
+
+
+def _print(calibration: "Calibration") -> None:
+    title = f"{calibration.model}: {calibration.num_images} images of {calibration.num_patients} patients"
+    table = Table(title=title, title_justify="left")
+    for column in ("guarantee", "median area", "outer ≤", "inner <", "area ±", "patients", "images"):
+        table.add_column(column)
+    for level in calibration.levels:
+        low, high = level.areas
+        group = "all" if (low, high) == (0, None) else f"{low:g}–{'' if high is None else f'{high:g}'}"
+        numbers = ("–" if each is None else f"{each:.3f}" for each in (level.outer, level.inner, level.area))
+        table.add_row(f"{level.guarantee:g}", group, *numbers, str(level.num_patients), str(level.num_images))
+    console.print(table)
+    if calibration.review_threshold is not None:
+        console.print(f"review flag: score above {calibration.review_threshold:.3f}")
+    for note in calibration.notes:
+        console.print(note)

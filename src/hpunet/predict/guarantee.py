@@ -1,0 +1,176 @@
+"""Statements about a new image that hold as often as stated, from a calibration; see docs/guides/guarantees.md."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float32, Integer
+
+from hpunet.data.types import SetInfo
+from hpunet.errors import ConfigError
+from hpunet.metrics.conformal import Interval, area_interval, area_range, mask_order
+from hpunet.predict.draw import SamplingOptions
+from hpunet.sampling.review import MAX_PIXELS, ReviewStatistic, pooled_features
+from hpunet.weights.calibration import (
+    REVIEW,
+    Calibration,
+    Level,
+    check_model,
+    find_calibration,
+    read_calibration,
+    read_review,
+    weights_sum,
+)
+from hpunet.weights.load import TrainedModel
+
+
+class Review(NamedTuple):
+    """How unlike the training images an image is."""
+
+    score: float
+    threshold: float
+    false_alarms: float
+    """Share of images like those of the calibration whose score is above the threshold, at most."""
+
+    @property
+    def is_unusual(self) -> bool:
+        """Whether somebody should look at the image before using its samples."""
+        return self.score > self.threshold
+
+    @property
+    def note(self) -> str:
+        """A warning in one line."""
+        words = f"review score {self.score:.1f}, above {self.threshold:.1f}; {self.false_alarms:.0%} false alarms"
+        return f"Warning: the image is unlike those of training; do not rely on its samples ({words})."
+
+
+@dataclass(frozen=True, eq=False)
+class Guarantee:
+    """About a grader who marks something, drawn at random, in an image of a new patient; each statement by itself."""
+
+    level: float
+    """The probability with which each of the three statements holds."""
+    miss_rate: float
+    outer: Bool[np.ndarray, "h w"]
+    """The grader marks at most a share `miss_rate` of their pixels outside of this mask."""
+    inner: Bool[np.ndarray, "h w"]
+    """The grader marks all of these pixels, but for at most a share `miss_rate` of them."""
+    area: Interval
+    """The number of pixels that the grader marks."""
+    calibration: Calibration
+
+    @property
+    def note(self) -> str:
+        """The statements in one line."""
+        outer, inner = (int(each.sum()) for each in (self.outer, self.inner))
+        least = f"at least {1 - self.miss_rate:.0%}"
+        words = f"{least} of what they mark lies in the outer mask ({outer} pixels); they mark {least} of the inner "
+        words += f"mask ({inner} pixels), and {self.area.low:.0f} to {self.area.high:.0f} pixels in all"
+        return f"For a grader who marks something, each with {self.level:.0%} probability: {words}."
+
+
+@dataclass(frozen=True, eq=False)
+class Calibrated:
+    """A model with what `hpunet calibrate` has found out about it; read when it is needed."""
+
+    trained: TrainedModel
+    folder: Path | None = None
+    """Where to look; by default where `hpunet calibrate` writes, then beside the weights."""
+
+    @cached_property
+    def _weights(self) -> str:
+        return weights_sum(self.trained)
+
+    @cached_property
+    def calibration(self) -> Calibration:
+        """The calibration of these weights, or an error that says what is missing."""
+        path = find_calibration(self.trained, folder=self.folder)
+        if path is None:
+            name = self.trained.name
+            raise ConfigError(f"{name}: is not calibrated; run `hpunet calibrate {name} --data DATA` first")
+        found = read_calibration(path)
+        check_model(found, self.trained, path=path)
+        return found
+
+    @cached_property
+    def _statistic(self) -> tuple[ReviewStatistic, Calibration] | None:
+        """None if there is none of these weights."""
+        places = [find_calibration(self.trained, **how, folder=self.folder) for how in ({}, {"file": REVIEW})]
+        if places[0] is None or places[1] is None:
+            return None
+        calibration = read_calibration(places[0])
+        statistic, _, weights = read_review(places[1])
+        if not weights == calibration.weights_sha256 == self._weights or calibration.review_threshold is None:
+            return None
+        return statistic, calibration
+
+    def review(self, image: Float32[np.ndarray, "c h w"]) -> Review | None:
+        """The review score of an image in [0, 1]; None without a statistic, or if the image is very large."""
+        found = self._statistic
+        if found is None or image[0].size > MAX_PIXELS:
+            return None
+        features = pooled_features(self.trained.model, image=torch.from_numpy(image)[None].to(self.trained.device))
+        statistic, calibration = found
+        assert calibration.review_threshold is not None
+        return Review(float(statistic.score(features)[0]), calibration.review_threshold, calibration.false_alarms)
+
+    def check(self, options: SamplingOptions, *, level: float) -> None:
+        """Refuse a guarantee that is not calibrated, or samples drawn otherwise, before any work."""
+        check_sampling(options, self.calibration)
+        level_for(self.calibration, level=level, area=0.0)
+
+    def guarantee(
+        self,
+        samples: Integer[np.ndarray, "s h w"],
+        *,
+        mean: Float32[np.ndarray, "h w"],
+        info: SetInfo,
+        options: SamplingOptions,
+        level: float,
+    ) -> Guarantee:
+        """What `Prediction.guarantee` gives."""
+        calibration = self.calibration
+        check_sampling(options, calibration)
+        marked = np.isin(samples, info.foreground)
+        found = level_for(calibration, level=level, area=median_area(marked))
+        order = mask_order(marked, mean=mean)
+        widened = np.inf if found.area is None else found.area
+        largest = float(order.size)
+        return Guarantee(
+            level=level,
+            miss_rate=calibration.miss_rate,
+            outer=np.ones_like(marked[0]) if found.outer is None else order <= found.outer,
+            inner=np.zeros_like(marked[0]) if found.inner is None else order < found.inner,
+            area=area_interval(area_range(marked, level=level), threshold=widened, largest=largest),
+            calibration=calibration,
+        )
+
+
+def median_area(marked: Bool[np.ndarray, "s h w"]) -> float:
+    """Median area of the samples that mark something, in pixels, by which images are grouped; 0 if none does."""
+    areas = marked.sum(axis=(1, 2))
+    return float(np.median(areas[areas > 0])) if areas.any() else 0.0
+
+
+def level_for(calibration: Calibration, *, level: float, area: float) -> Level:
+    """The thresholds of a guarantee for images of this median area."""
+    for found in calibration.levels:
+        low, high = found.areas
+        if abs(found.guarantee - level) < 1e-9 and low <= area and (high is None or area < high):
+            return found
+    there = ", ".join(f"{each:g}" for each in sorted({found.guarantee for found in calibration.levels}))
+    raise ConfigError(f"guarantee: {level:g} is not calibrated, only {there}; calibrate with --guarantee {level:g}")
+
+
+def check_sampling(options: SamplingOptions, calibration: Calibration) -> None:
+    """Refuse samples that were drawn otherwise than those of the calibration."""
+    factors = options.temperature if isinstance(options.temperature, Sequence) else [options.temperature]
+    if options.num_samples != calibration.num_samples:
+        words = f"was calibrated with {calibration.num_samples} samples, not {options.num_samples}"
+        raise ConfigError(f"guarantee: {words}; draw as many, or calibrate with --samples {options.num_samples}")
+    if options.scales != "full" or any(factor != 1 for factor in factors):
+        raise ConfigError("guarantee: was calibrated with all scales at temperature 1; draw samples like that")
