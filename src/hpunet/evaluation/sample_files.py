@@ -14,7 +14,7 @@ import re
 import zipfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from jaxtyping import Integer, Shaped, UInt8
@@ -221,7 +221,7 @@ def _from_npy(content: bytes, *, sizes: Sequence[Size], count: int, key: str, na
 
 
 def _from_stream(
-    file: IO[bytes], *, size: int, sizes: Sequence[Size], count: int, key: str, name: str
+    file: Any, *, size: int, sizes: Sequence[Size], count: int, key: str, name: str
 ) -> Shaped[np.ndarray, "s h w"]:
     """The first samples of an array of `size` bytes; the rest is read, for its checksum, and not kept."""
     version = np.lib.format.read_magic(file)
