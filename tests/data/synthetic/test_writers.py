@@ -34,11 +34,12 @@ def test_write_lidc_crops_keeps_images_and_all_graders(tmp_path):
         assert len(list((tmp_path / "crops" / split / "gt").glob("*/*.png"))) == 32
 
 
-def test_write_cityscapes_scenes_keeps_official_ids(tmp_path):
-    write_cityscapes_scenes(tmp_path, num_images=2, size=64)
+@pytest.mark.parametrize("hard", [False, True])
+def test_write_cityscapes_scenes_keeps_official_ids(tmp_path, hard):
+    write_cityscapes_scenes(tmp_path, num_images=2, size=64, hard=hard)
     folders = {"train": "train/aachen", "val": "train/darmstadt", "test": "val/frankfurt"}
     for split, folder in folders.items():
-        sample = open_synthetic("streets", split=split, size=64)[0]
+        sample = open_synthetic("hard-streets" if hard else "streets", split=split, size=64)[0]
         stem = folder.split("/")[1] + "_000000_000019"
         image = read(tmp_path / "leftImg8bit" / folder / f"{stem}_leftImg8bit.png")
         label_ids = read(tmp_path / "gtFine" / folder / f"{stem}_gtFine_labelIds.png")
