@@ -28,7 +28,7 @@ def num_cars(ids: np.ndarray) -> int:
 def test_make_hard_street_gives_bytes_and_ids_of_cityscapes(usual):
     for image, ids in usual:
         assert (image.shape, image.dtype, ids.shape) == ((3, *SIZE), np.uint8, SIZE)
-        labels, valid = car_labels(ids, name="ids")
+        _, valid = car_labels(ids, name="ids")
         assert 0.7 < valid.mean() < 1
         assert image.std() > 5
         for label_id in np.unique(ids[ids >= 1000] // 1000):
@@ -38,7 +38,19 @@ def test_make_hard_street_gives_bytes_and_ids_of_cityscapes(usual):
 
 def test_make_hard_street_has_the_classes_of_cityscapes_and_a_long_tail_of_cars(usual):
     found = {LABEL_NAMES[label] for _, ids in usual for label in np.unique(np.where(ids >= 1000, ids // 1000, ids))}
-    wanted = {"road", "sidewalk", "building", "vegetation", "sky", "car", "person", "rider", "bicycle", "truck", "bus"}
+    wanted = {
+        "road",
+        "sidewalk",
+        "building",
+        "vegetation",
+        "sky",
+        "car",
+        "person",
+        "rider",
+        "bicycle",
+        "truck",
+        "bus",
+    }
     assert wanted | {"pole", "traffic sign", "fence", "terrain", "motorcycle"} <= found
     numbers = [num_cars(ids) for _, ids in usual]
     assert 4 < np.mean(numbers) < 16
@@ -52,18 +64,18 @@ def test_some_hard_streets_have_no_cars():
     assert 0 < np.mean([num_cars(ids) == 0 for _, ids in scenes(60)]) < 0.3
 
 
-def test_decoys_change_pictures_and_not_what_cars_are():
-    with_decoys, without = (scenes(12, replace(HARD, decoys=number)) for number in (4.0, 0.0))
-    shares = [
-        np.mean([(ids == LABEL_IDS["building"]).mean() for _, ids in each]) for each in (with_decoys, without)
-    ]
-    assert shares[0] > 0.02  # houses stay houses
-    assert any((a != b).any() for (a, _), (b, _) in zip(with_decoys, without, strict=True))
+def test_decoys_are_background():
+    (image, ids), (plain, plain_ids) = (scenes(2, replace(HARD, decoys=number))[0] for number in (9.0, 0.0))
+    assert (image != plain).any()
+    assert num_cars(ids) < num_cars(plain_ids) + 20
 
 
 def test_far_cars_and_crowding_shift_the_sizes_and_numbers_of_cars():
     def areas(**change: float) -> np.ndarray:
-        found = [np.unique(ids[ids // 1000 == CAR], return_counts=True)[1] for _, ids in scenes(16, replace(HARD, **change))]
+        found = [
+            np.unique(ids[ids // 1000 == CAR], return_counts=True)[1]
+            for _, ids in scenes(16, replace(HARD, **change))
+        ]
         return np.concatenate(found)
 
     assert np.median(areas(far_cars=1.0)) < 0.5 * np.median(areas(far_cars=0.0))

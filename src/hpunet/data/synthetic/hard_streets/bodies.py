@@ -94,7 +94,7 @@ def _body(
     nose = belt * (rng.uniform(0.72, 0.92) if bonnet > 0.04 else 0.98)
     points = [(0.0, low), (0.0, belt * 0.96), (round_ * 0.4 + boot * length, belt)]
     points += [((boot + slope) * length + round_ * 0.5, height * 0.985), ((1 - bonnet - screen) * length, height)]
-    points += [((1 - bonnet) * length, belt), (length - round_ * 0.5, nose), (length, low)]
+    points += [((1 - bonnet) * length, belt), (length - min(round_, bonnet * length) * 0.5, nose), (length, low)]
     parts = ("rear", "boot", "rear glass", "roof", "screen", "bonnet", "front")
     split = rng.uniform(0.5, 0.62)
     wheels = (length * rng.uniform(0.17, 0.22), length * rng.uniform(0.79, 0.83))

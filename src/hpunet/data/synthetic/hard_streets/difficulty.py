@@ -14,7 +14,7 @@ class Difficulty:
     """Share of doors, shutters, panels, boxes, clothes and other vehicles in the paints of cars: as `decoys`."""
     other_vehicles: float = 1.0
     """Number of lorries, buses, trams and two-wheelers: they become cars; the IoU of the background and AP50 fall."""
-    camouflage: float = 0.3
+    camouflage: float = 0.45
     """How far paint is drawn towards the greys of the street: edges of cars vanish, neighbours merge; the Rand error
     rises and IoU_rec falls."""
     crowding: float = 1.0

@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike
 
 from hpunet.data.cityscapes.classes import LABEL_IDS
 from hpunet.data.synthetic.hard_streets import bodies
-from hpunet.data.synthetic.hard_streets.canvas import Canvas
+from hpunet.data.synthetic.hard_streets.canvas import Canvas, disc
 from hpunet.data.synthetic.hard_streets.difficulty import Difficulty
 from hpunet.data.synthetic.hard_streets.paints import car_paint, glass, wall_paint
 from hpunet.data.synthetic.hard_streets.vehicles import VehiclePainter, pictured
@@ -65,7 +65,8 @@ def paint_house(rng: np.random.Generator, canvas: Canvas, wall: Wall, hard: Diff
     _stains(rng, canvas, wall, paint * light)
     _storeys(rng, canvas, wall, paint * light, low=ground_floor)
     _ground_floor(rng, canvas, wall, hard, light=light, high=ground_floor)
-    _pictures(rng, canvas, wall, hard, value=value, rate=0.1)
+    paint_fragments(rng, canvas, wall, hard, rate=0.2)
+    _pictures(rng, canvas, wall, hard, rate=0.1)
 
 
 def paint_hoarding(rng: np.random.Generator, canvas: Canvas, wall: Wall, hard: Difficulty, *, what: str) -> None:
@@ -82,9 +83,48 @@ def paint_hoarding(rng: np.random.Generator, canvas: Canvas, wall: Wall, hard: D
         canvas.fill(wall.boxes(bars), rng.uniform(20, 200) * np.ones(3) * light)
     elif kind == 2:
         for left, right in pairwise(edges):
-            panel = car_paint(rng, camouflage=0.0) if rng.random() < hard.car_colours else paint * rng.uniform(0.7, 1.2)
+            panel = (
+                car_paint(rng, camouflage=0.0) if rng.random() < hard.car_colours else paint * rng.uniform(0.7, 1.2)
+            )
             canvas.fill(wall.boxes([left, right, 0.1, wall.height * rng.uniform(0.85, 1.0)]), panel * light)
-    _pictures(rng, canvas, wall, hard, value=value, rate=0.1)
+    paint_fragments(rng, canvas, wall, hard, rate=0.25)
+    _pictures(rng, canvas, wall, hard, rate=0.15)
+
+
+def paint_fragments(
+    rng: np.random.Generator,
+    canvas: Canvas,
+    wall: Wall,
+    hard: Difficulty,
+    *,
+    rate: float,
+    value: int | None = None,
+) -> None:
+    """Parts of cars without the car: panels, panes, lamps and wheels, in any order; `rate` per metre of wall."""
+    for _ in range(rng.poisson(rate * hard.decoys * wall.length)):
+        size = rng.uniform(0.4, 1.3)
+        u, v = rng.uniform(0, wall.length), rng.uniform(-0.2, min(2.6, wall.height))
+        paint, pane = car_paint(rng, camouflage=hard.camouflage), glass(rng)
+        for part in rng.permutation(5)[: rng.integers(2, 6)]:
+            left, low = u + size * rng.normal(0, 0.5), v + size * rng.normal(0, 0.3)
+            wide, tall = size * rng.uniform((0.4, 0.15), (1.6, 0.6))
+            if part == 4:  # a wheel
+                hub = wall.boxes([left, left, low, low])[0, 0]
+                radius, up = 0.32 * size, np.asarray((0, 0.32 * size, 0))
+                for share, tone in ((1.0, np.full(3, 24.0)), (0.6, np.full(3, rng.uniform(60, 190)))):
+                    canvas.fill(disc(hub, right=wall.along * radius * share, up=up * share), tone, value)
+                continue
+            if part == 3:  # a lamp
+                wide, tall = 0.25 * size, 0.16 * size
+            tone = (
+                paint,
+                paint * rng.uniform(0.6, 1.2),
+                pane,
+                np.asarray(((165, 28, 26), (225, 224, 212)), float)[rng.integers(2)],
+            )[part]
+            (quad,) = wall.boxes([left, left + wide, low, low + tall])
+            quad[2:] += wall.along * size * rng.uniform(-0.3, 0.3)  # slanted, as windows of cars are
+            canvas.fill(quad, tone, value)
 
 
 def _stains(rng: np.random.Generator, canvas: Canvas, wall: Wall, colour: np.ndarray) -> None:
@@ -164,9 +204,7 @@ def _ground_floor(
         left = right + rng.uniform(0, 1.5) * (1.2 - style)
 
 
-def _pictures(
-    rng: np.random.Generator, canvas: Canvas, wall: Wall, hard: Difficulty, *, value: int, rate: float
-) -> None:
+def _pictures(rng: np.random.Generator, canvas: Canvas, wall: Wall, hard: Difficulty, *, rate: float) -> None:
     """Cars that are only seen in glass or on posters: `rate` per metre of wall."""
     for _ in range(rng.poisson(rate * hard.decoys * wall.length)):
         body, angle = bodies.car(rng), rng.choice((-1, 1)) * rng.uniform(0.2, np.pi / 2)

@@ -26,7 +26,7 @@ class Layout:
 
     def crosses(self, z: float) -> bool:
         """Whether the crossing street is at this depth."""
-        return self.crossing is not None and self.crossing[0] < z < self.crossing[1]
+        return self.crossing is not None and bool(self.crossing[0] < z < self.crossing[1])
 
 
 def paint_ground(rng: np.random.Generator, canvas: Canvas, layout: Layout) -> None:

@@ -41,6 +41,8 @@ def photograph(
         rng, size=size, scale=9 * unit
     )
     planes = planes * (1 + strength * grain)
+    for plane in planes:  # dirt and reflections are coloured
+        plane *= 1 + 0.04 * hard.texture * smooth_noise(rng, size=size, scale=rng.uniform(3, 16) * unit)
     planes = planes * (1 + 0.08 * hard.weather * smooth_noise(rng, size=size, scale=size[0] / 2.5))
     planes = _light(rng, planes, hard=hard)
     planes = _optics(rng, planes, unit=unit, hard=hard)
@@ -69,7 +71,7 @@ def _light(rng: np.random.Generator, planes: np.ndarray, *, hard: Difficulty) ->
         glow = np.exp(-np.hypot(x - cx, y - cy) / (w * rng.uniform(0.08, 0.3)))
         planes = planes + rng.uniform(0.2, 0.7) * glow
     tint = np.exp(rng.normal(0, 0.06 * spread, (3, 1, 1))) * np.asarray((0.97, 1.02, 0.96)).reshape(3, 1, 1)
-    gain, gamma = np.exp(rng.normal(0.12, 0.22 * spread)), np.exp(rng.normal(-0.12, 0.2 * spread))
+    gain, gamma = np.exp(rng.normal(0.12, 0.19 * spread)), np.exp(rng.normal(-0.12, 0.16 * spread))
     planes = np.clip(planes * gain * tint, 0, 1) ** gamma
     grey = planes.mean(axis=0, keepdims=True)
     planes = grey + (planes - grey) * np.exp(rng.normal(-0.25, 0.3 * spread))

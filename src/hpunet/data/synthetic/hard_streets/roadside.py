@@ -8,7 +8,7 @@ import numpy as np
 from hpunet.data.cityscapes.classes import LABEL_IDS
 from hpunet.data.synthetic.hard_streets.canvas import Canvas
 from hpunet.data.synthetic.hard_streets.difficulty import Difficulty
-from hpunet.data.synthetic.hard_streets.fronts import Wall, paint_hoarding, paint_house
+from hpunet.data.synthetic.hard_streets.fronts import Wall, paint_fragments, paint_hoarding, paint_house
 from hpunet.data.synthetic.hard_streets.greenery import paint_hedge, paint_leaves, paint_tree, paint_wood
 from hpunet.data.synthetic.hard_streets.ground import Layout
 from hpunet.data.synthetic.hard_streets.paints import wall_paint
@@ -64,6 +64,19 @@ def _plots(
         z = far + (rng.uniform(0, 5) if rng.random() < 0.25 else 0)
 
 
+def _glimpses(
+    rng: np.random.Generator, canvas: Canvas, hard: Difficulty, *, x: float, near: float, far: float
+) -> Iterator[Thing]:
+    """Things among leaves, some of them like parts of cars."""
+    for _ in range(rng.poisson(0.12 * (far - near))):
+        z = rng.uniform(max(near, 5.0), max(far, 5.1))
+        wall = Wall(np.asarray((x + rng.normal(0, 0.5) - 1, rng.uniform(0.0, 0.6), z)), _RIGHT, 2.5, 2.0)
+        value = LABEL_IDS["vegetation"]
+        yield z, partial(paint_fragments, rng, canvas, wall, hard, rate=0.6, value=value)
+        at = np.asarray((x, rng.uniform(0.3, 1.8), z - 0.1))
+        yield z - 0.1, partial(paint_leaves, rng, canvas, middle=at, radii=np.full(3, 1.3), density=0.15)
+
+
 def _shares(green: float) -> np.ndarray:
     """Of houses, woods, walls and fences, and open places."""
     shares = np.asarray((0.8 * (1 - green), 0.6 * green + 0.02, 0.13, 0.08 + 0.15 * green))
@@ -92,6 +105,7 @@ def _plot(
             yield near, partial(paint_house, rng, canvas, across, hard, paint)
     elif kind == 1:
         yield far, partial(paint_wood, rng, canvas, x=x + sign, near=near, far=far)
+        yield from _glimpses(rng, canvas, hard, x=x, near=near, far=far)
     elif kind == 2:
         behind = x + sign * rng.uniform(3, 9)
         if rng.random() < 0.6:
@@ -114,6 +128,7 @@ def _plot(
         yield far, partial(paint_house, rng, canvas, back, hard, wall_paint(rng))
         if rng.random() < 0.5:
             yield far - 1e-2, partial(paint_hedge, rng, canvas, x=x, near=near, far=far)
+            yield from _glimpses(rng, canvas, hard, x=x, near=near, far=far)
 
 
 def _street_furniture(
@@ -144,6 +159,11 @@ def _street_furniture(
         near = rng.uniform(5, 25)
         far = near + rng.uniform(3, 15)
         yield far, partial(paint_hedge, rng, canvas, x=sign * (road + 0.5 * walk), near=near, far=far)
+    for _ in range(rng.poisson(0.35 * hard.decoys)):  # a hoarding or a stall that faces the camera
+        x, z = somewhere(0.4, 1.4)
+        wide = rng.uniform(1.5, 4.5)
+        stall = Wall(np.asarray((x - wide / 2, 0, max(z, 8.0))), _RIGHT, wide, rng.uniform(1.5, 2.8))
+        yield stall.corner[2], partial(paint_hoarding, rng, canvas, stall, hard, what="wall")
     if rng.random() < 0.15:
         near = rng.uniform(4, 25)
         rail = Wall(np.asarray((sign * (road + 0.3), 0, near)), _AWAY, rng.uniform(4, 16), rng.uniform(0.7, 1.1))

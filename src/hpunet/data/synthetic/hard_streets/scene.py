@@ -76,7 +76,7 @@ def _light(rng: np.random.Generator, hard: Difficulty) -> Light:
         sun=sun / np.linalg.norm(sun),
         direct=rng.uniform(0.35, 0.6) if sunny else rng.uniform(0.1, 0.3),
         haze=np.clip(haze, 0, 250),
-        haze_range=min(2000, 60 + rng.exponential(350) / max(hard.weather, 0.05)),
+        haze_range=min(2000.0, 60 + rng.exponential(350) / max(hard.weather, 0.05)),
         shadow_edges=edges,
         shadow=rng.uniform(0.4, 0.7),
         split=rng.uniform(-3, 3),

@@ -24,7 +24,7 @@ _FREE = 2.2  # metres around the camera's own lane
 def traffic(rng: np.random.Generator, canvas: Canvas, layout: Layout, hard: Difficulty) -> Iterator[Thing]:
     """Things by depth, each with what paints it; every instance has a number of its own."""
     numbers = count(1)
-    spots = _car_spots(rng, layout, hard) if rng.random() > 0.07 else []
+    spots = _car_spots(rng, layout, hard) if rng.random() > 0.05 else []
     others = _other_spots(rng, layout, hard)
     taken: list[_Spot] = []
     group_from = rng.uniform(35, 70) if rng.random() < 0.3 else np.inf
@@ -43,7 +43,7 @@ def traffic(rng: np.random.Generator, canvas: Canvas, layout: Layout, hard: Diff
 def _depth(rng: np.random.Generator, layout: Layout, hard: Difficulty) -> float:
     """Near or far; cars thin out with distance."""
     if rng.random() < hard.far_cars:
-        return float(min(_FAR + rng.exponential(18), layout.end - 3))
+        return float(min(_FAR + rng.exponential(24), layout.end - 3))
     return float(rng.uniform(_NEAREST + 1, _FAR))
 
 
@@ -53,7 +53,7 @@ def _car_spots(rng: np.random.Generator, layout: Layout, hard: Difficulty) -> li
     busy = hard.crowding * rng.gamma(3.0, 1 / 3)
     for side, sign in enumerate((-1, 1)):
         road = layout.half_road[side]
-        for _ in range(rng.poisson(1.6 * busy)):
+        for _ in range(rng.poisson(2.6 * busy)):
             z, number = _depth(rng, layout, hard), 1 + rng.geometric(0.2)
             angle = rng.choice((0.0, np.pi / 2, np.pi / 3), p=(0.75, 0.17, 0.08))
             facing = 0.0 if rng.random() < (0.85 if sign > 0 else 0.25) else np.pi
@@ -64,7 +64,7 @@ def _car_spots(rng: np.random.Generator, layout: Layout, hard: Difficulty) -> li
                 if rng.random() < 0.88 and abs(road - inset) > _FREE:
                     spots.append((sign * (road - inset) + rng.normal(0, 0.1), z, yaw))
                 z += (4.4 if angle == 0 else 2.1) + gap * rng.uniform(0.5, 1.5)
-        for _ in range(rng.poisson(1.3 * busy)):
+        for _ in range(rng.poisson(1.7 * busy)):
             yaw = (
                 (np.pi if sign < 0 else 0.0) + rng.normal(0, 0.06) + rng.choice((0, 0.6, -0.6), p=(0.86, 0.07, 0.07))
             )
