@@ -88,7 +88,7 @@ def test_open_synthetic_describes_the_classes_of_the_paper():
     assert "car" not in streets.fixed_classes
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS[:3])
 def test_synthetic_source_depends_on_nothing_but_its_settings(kind):
     settings = {"split": "val", "size": 64, "seed": 3}
     source = open_synthetic(kind, num_images=8, **settings)
@@ -108,7 +108,7 @@ def test_synthetic_source_is_the_same_in_another_process():
     assert here == there
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS[:3])  # hard-streets differ only in what paints them
 def test_synthetic_source_shares_nothing_between_splits_and_seeds(kind):
     images, patients = [], []
     for split, seed in itertools.product(SPLITS, (0, 1)):
@@ -142,9 +142,9 @@ def test_synthetic_source_has_no_distribution_of_instances():
 def test_scene_is_what_the_sample_is_made_of():
     for kind in ("streets", "hard-streets"):
         source = open_synthetic(kind, split="train", size=64)
-        image, ids = source.scene(3)
-        np.testing.assert_array_equal(image, np.rint(source[3].image * 255))
-        np.testing.assert_array_equal(ids // 1000 == CAR, source[3].labels[0] >= len(FIXED_CLASSES))
+        (image, ids), sample = source.scene(3), source[3]
+        np.testing.assert_array_equal(image, np.rint(sample.image * 255))
+        np.testing.assert_array_equal(ids // 1000 == CAR, sample.labels[0] >= len(FIXED_CLASSES))
     with pytest.raises(ConfigError, match="Cityscapes"):
         open_synthetic("lesions", split="train").scene(0)
 

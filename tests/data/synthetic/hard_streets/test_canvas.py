@@ -1,4 +1,4 @@
-"""The camera against numbers worked out by hand; on the canvas, what is painted last is seen, in colours as in ids."""
+"""The camera against numbers worked out by hand; on the canvas, what is painted last is seen, as are its ids."""
 
 import numpy as np
 import pytest
