@@ -41,6 +41,7 @@ def save_instances(
     *,
     alpha: int,
     connected: bool = False,
+    erosion: int | None = None,
     nifti: bool = False,
     truth: Int32[np.ndarray, "h w"] | None = None,
     replace: bool = False,
@@ -53,8 +54,8 @@ def save_instances(
     volumes = None
     with result_folder(target, replace=replace) as folder:
         for part in parts:
-            how: dict[str, Any] = {"alpha": alpha, "connected": connected, "seed": part.options.seed}
-            instances = found[part.name] = instances_of(part.samples, info=part.info, **how)
+            how: dict[str, Any] = {"alpha": alpha, "connected": connected, "erosion": erosion}
+            instances = found[part.name] = instances_of(part.samples, info=part.info, seed=part.options.seed, **how)
             if instances.max() > MAX_INSTANCES:
                 raise DataError(f"{instances.max()} instances, a map holds {MAX_INSTANCES}; choose a larger --alpha")
             small, place = instances.astype(np.uint16), slice_folder(folder, part.place)
