@@ -7,7 +7,7 @@ from dataclasses import dataclass
 class Difficulty:
     """Numbers of about 0 (easy) to 1 and more. What each makes worse when it rises is said beside it."""
 
-    decoys: float = 1.0
+    decoys: float = 1.5
     """Pictures and reflections of cars on house fronts and hoardings, which are background, and boxes like cars: ids
     of cars are painted over houses, so the IoU of the background and AP50 fall."""
     car_colours: float = 0.7

@@ -143,7 +143,7 @@ class VehiclePainter:
         body, half = self.body, side * self.body.width / 2
         light = self._light(np.asarray((side, 0.0, 0.0)))
         profile = body.profile
-        lower = [(half, min(y, body.belt), along) for along, y in profile]
+        lower = [(half, min(y, body.belt + 0.05), along) for along, y in profile]  # no gap below the cabin
         self._fill(np.asarray(lower), self.paint * light * 0.92)
         sill = [(half, body.low, 0.02), (half, body.low + 0.16, 0.0), (half, body.low + 0.16, body.length)]
         self._fill(np.asarray([*sill, (half, body.low, body.length)]), _DARK * 0.8 * light, marks=False)
