@@ -1,14 +1,15 @@
 """What clustering makes of perfect samples: a mark for models' Rand error and AP50, by ids and samples.
 
     python results/perfect_instances.py --data DATA [--split val] [--images 32] [--ids 5,15]
-        [--samples 4,8,16,32] [--connected] [--set NAME=VALUE …]
+        [--samples 4,8,16,32] [--connected] [--erosion 5] [--set NAME=VALUE …]
 
 A perfect sampler draws an id for every true instance and shows it without a wrong pixel. Two instances that draw the
 same one in half of the samples or more become one cluster, which fewer ids and fewer samples make likelier; and
-instances that hold no 5×5 square are painted over (App. H), of which there are the more the smaller an image is.
+instances that hold no square of --erosion pixels are painted over (App. H); by default they scale with street scenes.
 """
 
 import argparse
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -32,6 +33,7 @@ def main() -> None:
     parser.add_argument("--ids", type=_numbers, default=[5, 15])
     parser.add_argument("--samples", type=_numbers, default=[4, 8, 16, 32])
     parser.add_argument("--connected", action="store_true", help="parts of a cluster that do not touch come apart")
+    parser.add_argument("--erosion", type=int, help="side of the square that an instance must contain")
     parser.add_argument("--set", dest="change", action="append", default=[], metavar="NAME=VALUE")
     args = parser.parse_args()
     print("| ids | samples | Rand error | AP50 |\n|---|---|---|---|")
@@ -39,13 +41,14 @@ def main() -> None:
         options = {**parse_assignments(args.change), "num_random_ids": num_ids}
         source = open_data(args.data, split=args.split, options=options)
         for num_samples in args.samples:
-            errors, ap50 = _scores(source, args.images, num_samples=num_samples, connected=args.connected)
+            how = {"connected": args.connected, "erosion": args.erosion}
+            errors, ap50 = _scores(source, args.images, num_samples=num_samples, how=how)
             print(
                 f"| {num_ids} | {num_samples} | {np.mean(errors):.4f} ± {np.std(errors):.4f} | {ap50} |", flush=True
             )
 
 
-def _scores(source: Source, num_images: int, *, num_samples: int, connected: bool) -> tuple[list[float], str]:
+def _scores(source: Source, num_images: int, *, num_samples: int, how: dict[str, Any]) -> tuple[list[float], str]:
     """Rand errors of images that have instances, and AP50 where instances are among other classes."""
     info, errors, matches = source.info, [], []
     for index in track(
@@ -55,7 +58,7 @@ def _scores(source: Source, num_images: int, *, num_samples: int, connected: boo
         truth = np.maximum(found.labels[0].astype(np.int32) - info.num_fixed_classes + 1, 0)
         ids = rng.integers(info.num_fixed_classes, info.num_classes, (num_samples, truth.max() + 1))
         samples = np.where(truth > 0, ids[:, truth], found.labels[0]).astype(np.uint8)
-        instances = instances_of(samples, info=info, alpha=num_samples, connected=connected, seed=0)
+        instances = instances_of(samples, info=info, alpha=num_samples, seed=0, **how)
         error = rand_error(prediction=instances[None], truth=truth[None], valid=found.valid[None])[0]
         errors += [float(error)] if np.isfinite(error) else []
         if info.num_fixed_classes > 1:

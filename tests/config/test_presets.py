@@ -33,7 +33,7 @@ PAPER: dict[str, dict[str, Any]] = {
 }
 """κ, β, share of pixels, latents where they are not 1 on each of four scales, trainable parameters (those of local,
 global and extrapolate are counted, not published)."""
-OURS = ("lidc-hpu-plus", "snemi3d-hpu-plus", "cityscapes-hpu-plus", "lidc-no-topk-bound")
+OURS = ("lidc-hpu-plus", "snemi3d-hpu-plus", "cityscapes-hpu-plus", "cityscapes-hpu-hard", "lidc-no-topk-bound")
 SCHEDULES: dict[str, dict[str, Any]] = {
     "lidc": {"iterations": 240_000, "batch_size": 32, "crop": (128, 128), "num_rates": 4},
     "snemi3d": {"iterations": 450_000, "batch_size": 24, "crop": (256, 256), "num_rates": 5},

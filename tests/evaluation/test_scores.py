@@ -1,14 +1,20 @@
 """Images as evaluation sees them: what the prior is given of several graders, and what its completions score."""
 
+import numpy as np
 import pytest
 import torch
+from tiny_run import untrained_model
 
 from hpunet.data.augment import NO_AUGMENTATION, apply_warp, draw_warp
 from hpunet.data.batch import Batch
+from hpunet.data.fingerprint import Contents
+from hpunet.data.synthetic.source import INFO, open_synthetic
 from hpunet.data.types import SetInfo
+from hpunet.errors import ConfigError
 from hpunet.evaluation.images import centre_crop, prior_inputs
 from hpunet.evaluation.rows import HIDDEN_METRICS
-from hpunet.evaluation.scores import hidden_scores
+from hpunet.evaluation.scorer import Scorer
+from hpunet.evaluation.scores import default_erosion, hidden_scores, instances_of
 
 
 def graded_differently() -> Batch:
@@ -75,3 +81,31 @@ def test_completions_are_held_against_the_grader_whose_labels_were_given() -> No
     }
     for name, value in expected.items():
         assert found[name].tolist() == pytest.approx([value, value]), name
+
+
+@pytest.mark.parametrize(("height", "side"), [(512, 5), (1024, 10), (384, 4), (256, 3), (128, 1), (16, 1)])
+def test_default_erosion_follows_the_height_of_street_scenes(height: int, side: int) -> None:
+    assert default_erosion(INFO["streets"], height=height) == side
+    assert default_erosion(INFO["neurites"], height=height) == 5
+
+
+def test_instances_of_keep_far_cars_of_small_street_scenes() -> None:
+    info = INFO["streets"]
+    samples = np.zeros((16, 256, 8), np.int32)
+    samples[:, 20:23, 2:5] = np.random.default_rng(0).integers(18, 23, (16, 1, 1))  # a car of 3×3 pixels
+    for how, kept in (({}, 9), ({"erosion": 3}, 9), ({"erosion": 4}, 0), ({"erosion": 5}, 0)):
+        assert (instances_of(samples, info=info, alpha=16, seed=0, **how) > 0).sum() == kept
+    large = np.concatenate(
+        [samples, samples[:, :1].repeat(256, axis=1)], axis=1
+    )  # of a scene as large as the paper's
+    assert not instances_of(large, info=info, alpha=16, seed=0).any()
+
+
+def test_scorer_records_the_erosion_of_street_scenes() -> None:
+    source = open_synthetic("streets", split="val", num_images=1, size=32)
+    how = {"model": untrained_model(source.info), "info": source.info, "crop": None, "num_samples": 2}
+    contents = Contents("sum", "", {})
+    assert Scorer(**how).identity(source, contents=contents)["erosion"] == "scaled"
+    assert Scorer(**how, erosion=5).identity(source, contents=contents)["erosion"] == 5
+    with pytest.raises(ConfigError, match="erosion"):
+        Scorer(**how, erosion=0)

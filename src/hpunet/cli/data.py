@@ -23,6 +23,7 @@ app = typer.Typer(help="Inspect data, pack them for training, import and generat
 
 _SET = "Data option, NAME=VALUE: size=128, slices.train=[0,16], …"
 Options = Annotated[list[str] | None, typer.Option("--set", help=_SET)]
+_HARD = "Street scenes in which much looks like cars (cityscapes)."
 _PROCESSES = "Number of processes (cityscapes); by default one per core."
 
 
@@ -151,18 +152,21 @@ def make(
     count: Annotated[int, typer.Option(help="Number of patients, slices, or scenes per split.", min=1)] = 20,
     seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
     size: Annotated[int | None, typer.Option(help="Image height; by default 128, 256 or 512.")] = None,
+    hard: Annotated[bool, typer.Option("--hard", help=_HARD)] = False,
     processes: Annotated[int | None, typer.Option(help=_PROCESSES, min=1)] = None,
 ) -> None:
     """Write a synthetic data set in the file layout of a real one, to try commands without the real data."""
     from hpunet.data.synthetic.writers import write_cityscapes_scenes, write_lidc_crops, write_snemi3d_stack
 
+    if hard and layout != "cityscapes":
+        raise ConfigError(f"--hard is only for street scenes (cityscapes), not for {layout}; leave it out")
     with explain_os_errors(out, action="written"):
         if layout == "lidc":
             write_lidc_crops(out, num_patients=count, size=size or 128, seed=seed)
         elif layout == "snemi3d":
             write_snemi3d_stack(out, depth=count, size=size or 256, seed=seed)
         elif layout == "cityscapes":
-            how: dict[str, Any] = {"seed": seed, "processes": processes, "progress": tracked}
+            how: dict[str, Any] = {"seed": seed, "hard": hard, "processes": processes, "progress": tracked}
             write_cityscapes_scenes(out, num_images=count, size=size or 512, **how)
         else:
             raise ConfigError(f"layout {layout!r} is unknown, expected lidc, snemi3d or cityscapes")

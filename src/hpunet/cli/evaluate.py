@@ -53,6 +53,7 @@ def evaluate_command(
     batch: Annotated[int | None, typer.Option(help=_BATCH, min=1)] = None,
     alpha: cli.Alpha = None,
     connected: cli.Connected = False,
+    erosion: cli.Erosion = None,
     representatives: Annotated[int | None, typer.Option(help=_REPRESENTATIVES, min=1, max=MAX_SAMPLES)] = None,
     whole: Annotated[bool | None, typer.Option("--whole/--crop", help=_WHOLE)] = None,
     kernels: cli.Kernels = "auto",
@@ -88,7 +89,7 @@ def evaluate_command(
         how |= {"temperature": cli.parse_temperature(temperature)}
         how |= {"limit": limit, "batch_size": batch, "replace": replace, "whole": whole, "save_samples": save_samples}
         scoring: dict[str, Any] = {"seed": seed, "num_seeds": seeds, "alpha": alpha, "connected": connected}
-        scoring |= {"representatives": representatives}
+        scoring |= {"erosion": erosion, "representatives": representatives}
         summaries: list[dict[str, Any]] = []
         for run, name in zip(runs, cli.run_names(runs), strict=True):
             summaries.append(_evaluate_run(run, name=name, out=out, samples=samples, scoring=scoring, **how))

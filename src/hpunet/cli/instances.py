@@ -37,6 +37,7 @@ def instances_command(
     samples: Annotated[int | None, typer.Option(help=_SAMPLES, min=1)] = None,
     alpha: cli.Alpha = None,
     connected: cli.Connected = False,
+    erosion: cli.Erosion = None,
     seed: cli.Seed = 0,
     checkpoint: cli.Checkpoint = "latest",
     weights: cli.Weights = "ema",
@@ -73,12 +74,8 @@ def instances_command(
     threshold = clustering_threshold(alpha, num_samples=num_samples)
     sampling = SamplingOptions(num_samples=num_samples, seed=seed, tile=tile, window=window)
     predictor.check(sampling)
-    settings: dict[str, Any] = {
-        "formats": chosen_formats,
-        "replace": replace,
-        "alpha": threshold,
-        "connected": connected,
-    }
+    settings: dict[str, Any] = {"formats": chosen_formats, "replace": replace, "alpha": threshold}
+    settings |= {"connected": connected, "erosion": erosion}
     say = Notes(quiet=quiet)
 
     def predicted(

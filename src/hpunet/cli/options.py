@@ -8,14 +8,14 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from hpunet.config.settings import MAX_SAMPLES, MAX_SEED, parse_assignments
+from hpunet.config.settings import MAX_EROSION, MAX_SAMPLES, MAX_SEED, parse_assignments
 from hpunet.data.io import windows
 from hpunet.errors import ConfigError
 from hpunet.utils.files import real_path
 
 _DATA = (
     "Folder, archive, or pack (made by `hpunet data pack`); or synthetic:lesions, synthetic:neurites, "
-    "synthetic:streets."
+    "synthetic:streets, synthetic:hard-streets."
 )
 _ORIENTATIONS = (
     "Number of image orientations to sample from: 2 adds the left-right mirror image, 4 also up-down, 8 also 90° "
@@ -110,6 +110,11 @@ Kernels = Annotated[
 Replace = Annotated[bool, typer.Option("--replace", help="Replace existing results.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print errors only.")]
 Alpha = Annotated[int | None, typer.Option(help=_ALPHA, min=0)]
+_EROSION = (
+    "Remove instances that contain no square of this side, in pixels; by default 5, for street scenes 5 at a height "
+    "of 512 and in proportion at others."
+)
+Erosion = Annotated[int | None, typer.Option(help=_EROSION, min=1, max=MAX_EROSION)]
 Connected = Annotated[bool, typer.Option("--connected", help="Split instances into connected parts.")]
 Temperature = Annotated[str, typer.Option(help=_TEMPERATURE)]
 Orientations = Annotated[int | None, typer.Option(help=_ORIENTATIONS)]

@@ -23,6 +23,7 @@ MAX_CROP = 8192  # of each side, in pixels: their product is the largest image t
 MAX_LINE = 1000  # characters: dotted keys take time with the square of their length
 _MOST_SAID = 20  # of many things that are wrong
 MAX_SAMPLES = 1024  # per image, where pairs of samples are compared
+MAX_EROSION = 101  # pixels, of instances
 MAX_SEEDS, MAX_SEED = 1000, 2**63 - 1  # of an evaluation, and of any samples
 Positive = Annotated[int, Field(ge=1, le=10**9)]
 _Side = Annotated[int, Field(ge=1, le=MAX_CROP)]

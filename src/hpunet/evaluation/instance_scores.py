@@ -18,6 +18,7 @@ class Clustering(NamedTuple):
     alpha: int
     seed: int
     connected: bool
+    erosion: int | None
 
 
 class InstanceMaps(NamedTuple):

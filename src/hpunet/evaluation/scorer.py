@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int, Int32, UInt8
 from torch import Tensor, nn
 
-from hpunet.config.settings import MAX_SAMPLES, MAX_SEED, MAX_SEEDS
+from hpunet.config.settings import MAX_EROSION, MAX_SAMPLES, MAX_SEED, MAX_SEEDS
 from hpunet.data.batch import Batch
 from hpunet.data.fingerprint import Contents
 from hpunet.data.types import Sample, SetInfo, Source, refuse_other_data
@@ -35,13 +35,20 @@ from hpunet.evaluation.images import (
 from hpunet.evaluation.instance_scores import Clustering, InstanceMaps, score_instances
 from hpunet.evaluation.rows import Row
 from hpunet.evaluation.sample_files import write_samples
-from hpunet.evaluation.scores import hidden_scores, image_scores, marginal_scores, metric_arguments
+from hpunet.evaluation.scores import (
+    PAPER_HEIGHT,
+    default_erosion,
+    hidden_scores,
+    image_scores,
+    marginal_scores,
+    metric_arguments,
+)
 from hpunet.evaluation.summary import Scope
 from hpunet.metrics import subset_b
 from hpunet.models.base import SegmentationModel
 from hpunet.models.hpunet import HPUNet
 from hpunet.models.punet import ProbUNet
-from hpunet.sampling.instances import clustering_threshold
+from hpunet.sampling.instances import EROSION, clustering_threshold
 from hpunet.sampling.orientations import Features, encode_orientations
 from hpunet.sampling.sample import Samples, reconstruct, sample
 from hpunet.sampling.tiling import Padding, choose_sampler
@@ -120,6 +127,7 @@ class Scorer:
     num_seeds: int = 1  # seeds from `seed` on; scores are means over them
     alpha: int | None = None  # clustering threshold; by default the number of samples, as in the paper (App. G)
     connected: bool = False  # whether disconnected parts of a cluster are separate instances
+    erosion: int | None = None  # side of the square that an instance contains; by default that of `default_erosion`
     extrapolate: bool = False
     representatives: int | None = None  # samples are also reduced to so many
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
@@ -143,6 +151,8 @@ class Scorer:
         if self.num_seeds > 1 and self.samples_folder is not None:
             raise ConfigError(f"{self.num_seeds} seeds: samples are saved of one; evaluate one --seed at a time")
         clustering_threshold(self.alpha, num_samples=self.num_samples)
+        if self.erosion is not None and not 1 <= self.erosion <= MAX_EROSION:
+            raise ConfigError(f"erosion: expected 1 to {MAX_EROSION} pixels, got {self.erosion}")
 
     @property
     def scope(self) -> Scope:
@@ -168,6 +178,7 @@ class Scorer:
             **({} if self.num_seeds == 1 else {"seeds": self.num_seeds}),
             "alpha": self.threshold if self.info.has_instances else None,
             **({"connected": True} if self.connected else {}),
+            **self._erosion(),
             "crop": None if self.crop is None else list(self.crop),
             "extrapolate": self.extrapolate,
             **({} if self.representatives is None else {"representatives": self.representatives}),
@@ -178,7 +189,16 @@ class Scorer:
     @property
     def clustering(self) -> Clustering:
         """How instances are found."""
-        return Clustering(self.info, alpha=self.threshold, seed=self.seed, connected=self.connected)
+        return Clustering(
+            self.info, alpha=self.threshold, seed=self.seed, connected=self.connected, erosion=self.erosion
+        )
+
+    def _erosion(self) -> dict[str, Any]:
+        """As a part of the identity: rows without it are of 5 pixels at any height."""
+        if self.erosion is not None:
+            return {"erosion": self.erosion}
+        scaled = default_erosion(self.info, height=2 * PAPER_HEIGHT) != EROSION
+        return {"erosion": "scaled"} if scaled and self.info.has_instances else {}
 
     @property
     def threshold(self) -> int:

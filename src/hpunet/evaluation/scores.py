@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float64, Int32, Integer
 from torch import Tensor
 
 from hpunet.data.batch import Batch
+from hpunet.data.cityscapes.classes import FIXED_CLASSES
 from hpunet.data.types import SetInfo
 from hpunet.evaluation.images import of_first_grader
 from hpunet.metrics import (
@@ -23,9 +24,10 @@ from hpunet.metrics import (
     pair_ious,
     uncertainty_error_ncc,
 )
-from hpunet.sampling.instances import cluster, connected_parts, merge_to_background, postprocess
+from hpunet.sampling.instances import EROSION, cluster, connected_parts, merge_to_background, postprocess
 
 FEW_IDS = 10
+PAPER_HEIGHT = 512  # of street scenes, in pixels
 
 
 def default_num_samples(info: SetInfo, *, clustered: bool = True) -> int:
@@ -125,15 +127,34 @@ def hidden_scores(
     return {name: torch.as_tensor(values, device="cpu") for name, values in scores.items()}
 
 
+def default_erosion(info: SetInfo, *, height: int) -> int:
+    """Side of the square that an instance has to contain: the paper's 5, scaled for street scenes of another height.
+
+    The paper's scenes are 512 pixels high; at 256, far cars hold no 5×5 square. Elsewhere the height of an image says
+    nothing about the size of its objects.
+    """
+    if info.fixed_classes != FIXED_CLASSES:
+        return EROSION
+    return max(1, int(EROSION * height / PAPER_HEIGHT + 0.5))
+
+
 def instances_of(
-    samples: Integer[np.ndarray, "s h w"], *, info: SetInfo, alpha: int, seed: int, connected: bool = False
+    samples: Integer[np.ndarray, "s h w"],
+    *,
+    info: SetInfo,
+    alpha: int,
+    seed: int,
+    connected: bool = False,
+    erosion: int | None = None,
 ) -> Int32[np.ndarray, "h w"]:
     """Cluster samples into instances and post-process them as in the paper (App. G and H).
 
     Other classes (street scenes) become background, and thin clusters without neighbours vanish; without other
-    classes (EM) they stay. With `connected`, clusters are first split into their connected parts.
+    classes (EM) they stay. With `connected`, clusters are first split into their connected parts. Without `erosion`,
+    it is that of `default_erosion`.
     """
     merged = merge_to_background(samples, stochastic_classes=info.stochastic_classes)
     clusters = cluster(merged, num_classes=1 + len(info.stochastic_classes), threshold=alpha, seed=seed)
     clusters = connected_parts(clusters) if connected else clusters
-    return postprocess(clusters, keep_unmatched=info.num_fixed_classes == 1)
+    erosion = default_erosion(info, height=clusters.shape[0]) if erosion is None else erosion
+    return postprocess(clusters, keep_unmatched=info.num_fixed_classes == 1, erosion=erosion)

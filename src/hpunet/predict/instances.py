@@ -47,6 +47,7 @@ def save_instances(
     *,
     alpha: int,
     connected: bool = False,
+    erosion: int | None = None,
     formats: Sequence[str] | None = None,
     truth: Int32[np.ndarray, "h w"] | None = None,
     replace: bool = False,
@@ -60,8 +61,8 @@ def save_instances(
         writer = Writer(folder, formats)
         for part in parts:
             place = writer.begin(part, has_regions=True)
-            how: dict[str, Any] = {"alpha": alpha, "connected": connected, "seed": part.options.seed}
-            instances = found[part.name] = instances_of(part.samples, info=part.info, **how)
+            how: dict[str, Any] = {"alpha": alpha, "connected": connected, "erosion": erosion}
+            instances = found[part.name] = instances_of(part.samples, info=part.info, seed=part.options.seed, **how)
             if instances.max() > MAX_INSTANCES:
                 raise DataError(f"{instances.max()} instances, a map holds {MAX_INSTANCES}; choose a larger --alpha")
             small = instances.astype(np.uint16)

@@ -14,6 +14,8 @@ from scipy import ndimage
 from hpunet.errors import ConfigError, DataError
 from hpunet.metrics.arrays import numbered
 
+EROSION = 5
+"""Side of the square that an instance has to contain (App. H)."""
 _MAX_SAMPLES_IN_WORD = 64
 
 
@@ -132,16 +134,18 @@ def connected_parts(instances: Integer[np.ndarray, "h w"]) -> Int32[np.ndarray, 
 
 
 def postprocess(
-    instances: Integer[np.ndarray, "h w"], *, keep_unmatched: bool, erosion: int = 5, box: int = 11
+    instances: Integer[np.ndarray, "h w"], *, keep_unmatched: bool, erosion: int = EROSION, box: int | None = None
 ) -> Int32[np.ndarray, "h w"]:
     """Remove clusters that are too thin (App. H): those that contain no `erosion`×`erosion` square inside the image.
 
     Clusters are processed in ascending order, without the background 0; one may have grown by then. Pixels of a thin
-    cluster get, in raster order, the most frequent other foreground label in the `box`×`box` square around them
-    (ties: the smallest). Without one, they keep their label (`keep_unmatched`, SNEMI3D) or become background.
+    cluster get, in raster order, the most frequent other foreground label in the `box`×`box` square around them (by
+    default 2 · `erosion` + 1, as in the paper; ties: the smallest). Without one, they keep their label
+    (`keep_unmatched`, SNEMI3D) or become background.
     """
     if instances.ndim != 2 or not np.issubdtype(instances.dtype, np.integer) or instances.min(initial=0) < 0:
         raise DataError(f"instances: expected integers of at least 0 (h w), got {instances.dtype} {instances.shape}")
+    box = 2 * erosion + 1 if box is None else box
     if erosion < 1 or box < 1 or box % 2 == 0:
         raise ConfigError(f"erosion must be at least 1 and box odd, got {erosion} and {box}")
     # Numbers without gaps in the same order, so that counts of them are short.

@@ -34,11 +34,12 @@ def test_write_lidc_crops_keeps_images_and_all_graders(tmp_path):
         assert len(list((tmp_path / "crops" / split / "gt").glob("*/*.png"))) == 32
 
 
-def test_write_cityscapes_scenes_keeps_official_ids(tmp_path):
-    write_cityscapes_scenes(tmp_path, num_images=2, size=64)
+@pytest.mark.parametrize(("hard", "num_images"), [(False, 2), (True, 1)])
+def test_write_cityscapes_scenes_keeps_official_ids(tmp_path, hard, num_images):
+    write_cityscapes_scenes(tmp_path, num_images=num_images, size=64, hard=hard)
     folders = {"train": "train/aachen", "val": "train/darmstadt", "test": "val/frankfurt"}
     for split, folder in folders.items():
-        sample = open_synthetic("streets", split=split, size=64)[0]
+        sample = open_synthetic("hard-streets" if hard else "streets", split=split, size=64)[0]
         stem = folder.split("/")[1] + "_000000_000019"
         image = read(tmp_path / "leftImg8bit" / folder / f"{stem}_leftImg8bit.png")
         label_ids = read(tmp_path / "gtFine" / folder / f"{stem}_gtFine_labelIds.png")
@@ -50,7 +51,7 @@ def test_write_cityscapes_scenes_keeps_official_ids(tmp_path):
         labels, valid = car_labels(ids, name="ids")
         np.testing.assert_array_equal(labels, sample.labels[0])
         np.testing.assert_array_equal(valid, sample.valid)
-    assert len(list((tmp_path / "leftImg8bit").glob("*/*/*_leftImg8bit.png"))) == 6
+    assert len(list((tmp_path / "leftImg8bit").glob("*/*/*_leftImg8bit.png"))) == 3 * num_images
 
 
 def test_write_cityscapes_scenes_does_not_depend_on_the_number_of_processes(tmp_path):

@@ -1,10 +1,11 @@
 """Synthetic data with known ground truth, without download.
 
-Three kinds, one per data set of the paper (App. C):
+One kind per data set of the paper (App. C), and a harder one:
 
 * lesions: lung-like images, four graders drawn from a known distribution (`SyntheticSource.distribution`);
 * neurites: EM-like images, each cell one instance; the partition is exact, ids are uniform and independent;
-* streets: street scenes with Cityscapes' classes, each car one instance, with ignored pixels and car groups.
+* streets: street scenes with Cityscapes' classes, each car one instance, with ignored pixels and car groups;
+* hard-streets: the same with background that looks like cars, so that only context tells them apart.
 
 Image i is a pure function of kind, seed, split, i and size, generated when read.
 """
@@ -12,8 +13,10 @@ Image i is a pure function of kind, seed, split, i and size, generated when read
 from pathlib import Path
 
 import numpy as np
+from jaxtyping import Int32, UInt8
 
 from hpunet.data.cityscapes.classes import FIXED_CLASSES, car_labels
+from hpunet.data.synthetic.hard_streets.scene import make_hard_street
 from hpunet.data.synthetic.lesions import KnownDistribution, make_lesions
 from hpunet.data.synthetic.neurites import make_neurites
 from hpunet.data.synthetic.streets import make_street
@@ -32,17 +35,22 @@ INFO = {
         "synthetic-neurites", in_channels=1, fixed_classes=("background",), num_random_ids=15
     ),
     "streets": _instances_info("synthetic-streets", in_channels=3, fixed_classes=FIXED_CLASSES, num_random_ids=5),
+    "hard-streets": _instances_info(
+        "synthetic-hard-streets", in_channels=3, fixed_classes=FIXED_CLASSES, num_random_ids=5
+    ),
 }
 """Descriptions by name; positional: kind, image channels, graders, fixed classes."""
 IMAGES_PER_PATIENT = 4
-_DEFAULT_HEIGHT = {"lesions": 64, "neurites": 128, "streets": 128}
+SCENES = {"streets": make_street, "hard-streets": make_hard_street}
+"""What paints a street scene and its ids."""
+_DEFAULT_HEIGHT = {"lesions": 64, "neurites": 128, **dict.fromkeys(SCENES, 128)}
 _MIN_SIDE = 16
 
 
 def open_synthetic(
     name: str, *, split: str, num_images: int = 256, size: int | tuple[int, int] | None = None, seed: int = 0
 ) -> "SyntheticSource":
-    """One split of a synthetic set: `name` is 'lesions', 'neurites' or 'streets'.
+    """One split of a synthetic set: `name` is one of `INFO`.
 
     `size` is (height, width), or the height alone: streets are then twice as wide, the others square. Splits, seeds
     and kinds have different random streams.
@@ -56,7 +64,7 @@ def open_synthetic(
         raise ConfigError(f"seed must lie in 0...{2**32 - 1}, got {seed}")
     size = _DEFAULT_HEIGHT[name] if size is None else size
     if isinstance(size, int):
-        size = (size, 2 * size if name == "streets" else size)
+        size = (size, 2 * size if name in SCENES else size)
     if min(size) < _MIN_SIDE:
         raise ConfigError(f"size must be at least {_MIN_SIDE} on each side, got {size[0]}x{size[1]}")
     return SyntheticSource(name, split=split, num_images=num_images, size=size, seed=seed)
@@ -84,7 +92,7 @@ class SyntheticSource:
             image, cells = make_neurites(rng, size=self.size)
             image, labels = image[None], cells[None]
         else:
-            image, ids = make_street(rng, size=self.size)
+            image, ids = self.scene(index)
             labels, valid = car_labels(ids, name=where)
             labels = labels[None]
         identity, info = self.identities[index], self.info
@@ -99,6 +107,12 @@ class SyntheticSource:
         if self._name != "lesions":
             raise ConfigError(f"{self._name} have no distribution of gradings, only lesions do")
         return make_lesions(self.rng(index), size=self.size)[1]
+
+    def scene(self, index: int) -> tuple[UInt8[np.ndarray, "3 h w"], Int32[np.ndarray, "h w"]]:
+        """The colours of image `index` and its ids, as in Cityscapes' `instanceIds`; streets only."""
+        if self._name not in SCENES:
+            raise ConfigError(f"{self._name} have no ids of Cityscapes, only {' and '.join(SCENES)} do")
+        return SCENES[self._name](self.rng(index), size=self.size)
 
     def rng(self, index: int) -> np.random.Generator:
         """The random stream of image `index`, at its beginning."""

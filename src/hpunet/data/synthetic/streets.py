@@ -4,6 +4,8 @@ The world is in metres: lateral X (right), height Y, depth Z; the camera looks a
 computed per pixel; objects are painted over them, the farthest first (`street_objects.py`).
 """
 
+from typing import Protocol
+
 import numpy as np
 from jaxtyping import Int32, UInt8
 from PIL import Image
@@ -38,8 +40,8 @@ def make_street(
     colour, ids = _surroundings(rng, camera=camera, size=size, street=street)
     painter = Painter(colour=Image.fromarray(to_bytes(colour / 255)), ids=Image.fromarray(ids), camera=camera)
     paint_objects(rng, painter=painter, street=street)
-    _paint_own_car(rng, painter=painter, size=size)
-    ids = _renumber(np.array(painter.ids))
+    paint_own_car(rng, painter=painter, size=size)
+    ids = renumber(np.array(painter.ids))
     return _photograph(rng, colour=np.array(painter.colour), ids=ids), ids
 
 
@@ -122,7 +124,7 @@ def _fronts(
     return official[plot_kind[on_right, plot]], heights[on_right, plot], colours[on_right, plot].astype(np.float32)
 
 
-def _paint_own_car(rng: np.random.Generator, *, painter: Painter, size: tuple[int, int]) -> None:
+def paint_own_car(rng: np.random.Generator, *, painter: "PixelPainter", size: tuple[int, int]) -> None:
     """The bonnet of the car that carries the camera, and the border left by rectification: both are ignored."""
     h, w = size
     rise, angle = h * rng.uniform(0.05, 0.11), np.linspace(np.pi, 2 * np.pi, 48)
@@ -134,7 +136,14 @@ def _paint_own_car(rng: np.random.Generator, *, painter: Painter, size: tuple[in
         painter.polygon(corners, (8, 8, 8), LABEL_IDS["rectification border"])
 
 
-def _renumber(ids: np.ndarray) -> np.ndarray:
+class PixelPainter(Protocol):
+    """Paints polygons of pixels into both the image and the map of ids."""
+
+    def polygon(self, pixels: np.ndarray, colour: tuple[int, int, int], value: int | None = None) -> None:
+        """Fill a polygon of pixels (n, 2); without `value` the ids stay unchanged."""
+
+
+def renumber(ids: np.ndarray) -> np.ndarray:
     """Number the instances of each class that can be seen from 0 on: some are wholly hidden."""
     values = np.unique(ids)
     new = values.copy()

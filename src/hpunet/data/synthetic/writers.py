@@ -13,7 +13,6 @@ from PIL import Image
 from hpunet.data.io.limits import need
 from hpunet.data.synthetic.neurites import make_neurite_slices
 from hpunet.data.synthetic.source import IMAGES_PER_PATIENT, SyntheticSource, open_synthetic
-from hpunet.data.synthetic.streets import make_street
 from hpunet.data.types import SPLITS
 from hpunet.data.workers import workers
 from hpunet.errors import ConfigError, DataError
@@ -63,16 +62,19 @@ def write_cityscapes_scenes(
     num_images: int,
     size: int | tuple[int, int] = (512, 1024),
     seed: int = 0,
+    hard: bool = False,
     processes: int | None = 1,
     progress: Callable[[Iterable[Any], int, str], Iterable[Any]] | None = None,
 ) -> None:
     """Streets as `leftImg8bit/<split>/<city>/…` and `gtFine/<split>/<city>/…_gtFine_{labelIds,instanceIds}.png`.
 
-    Each split gets the `num_images` scenes of `open_synthetic`; `processes` paint them (None: one per core).
+    Each split gets the `num_images` scenes of `open_synthetic`, of "hard-streets" if they are to be `hard`;
+    `processes` paint them (None: one per core).
     """
     scenes = [(split, i) for split in CITIES for i in range(num_images)]
     how: dict[str, Any] = {"num_images": num_images, "size": size, "seed": seed}
-    sources = {split: open_synthetic("streets", split=split, **how) for split in CITIES}
+    name = "hard-streets" if hard else "streets"
+    sources = {split: open_synthetic(name, split=split, **how) for split in CITIES}
     with _empty_folder(out), workers(processes, out, sources) as run:
         written = run(_write_scene, scenes)
         for _ in progress(written, len(scenes), "painting scenes") if progress else written:
@@ -82,7 +84,7 @@ def write_cityscapes_scenes(
 def _write_scene(out: Path, sources: Mapping[str, SyntheticSource], scene: tuple[str, int]) -> None:
     split, i = scene
     official_split, cities = CITIES[split]
-    image, ids = make_street(sources[split].rng(i), size=sources[split].size)
+    image, ids = sources[split].scene(i)
     city = cities[i % len(cities)]
     stem = Path(official_split) / city / f"{city}_{i // len(cities):06d}_000019"
     label_ids = np.where(ids >= 1000, ids // 1000, ids)

@@ -1,0 +1,1 @@
+"""Street scenes in which background looks like cars. Start reading at scene.py."""
