@@ -16,10 +16,11 @@ from hpunet.data.synthetic.source import open_synthetic
 from hpunet.data.types import Source
 from hpunet.errors import DataError
 from hpunet.evaluation import examples, images
+from hpunet.evaluation.drawn import Maps
 from hpunet.evaluation.images import read_item
 from hpunet.evaluation.rows import EXAMPLES_FILE, ROWS_FILE, read_rows
 from hpunet.evaluation.run import evaluate
-from hpunet.evaluation.scorer import Maps, Scorer
+from hpunet.evaluation.scorer import Scorer
 from hpunet.evaluation.summary import pooled, scored_part
 from hpunet.sampling import tiling
 from hpunet.sampling.tiling import Tiled

@@ -14,10 +14,11 @@ from hpunet.data.packs import Pack, open_pack, write_pack
 from hpunet.data.synthetic.source import INFO as SYNTHETIC
 from hpunet.data.synthetic.source import open_synthetic
 from hpunet.errors import DivergenceError
+from hpunet.evaluation.drawn import Maps
 from hpunet.evaluation.images import read_item, true_instances
 from hpunet.evaluation.rows import ROWS_FILE, read_rows
 from hpunet.evaluation.run import evaluate
-from hpunet.evaluation.scorer import Maps, Scorer
+from hpunet.evaluation.scorer import Scorer
 from hpunet.evaluation.scores import image_scores, instances_of
 from hpunet.metrics import ged2, rand_error
 from hpunet.reports.saved_run import read_run

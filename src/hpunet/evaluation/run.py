@@ -17,12 +17,13 @@ from hpunet.data.fingerprint import FILES_FILE, FileHashes, changed_files, read_
 from hpunet.data.types import SetInfo, Source
 from hpunet.data.workers import workers
 from hpunet.errors import ConfigError, DataError
+from hpunet.evaluation.drawn import Drawn
 from hpunet.evaluation.examples import MAX_SIDE, example_arrays
 from hpunet.evaluation.images import Item, fast_batch_size, read_item
 from hpunet.evaluation.instance_scores import start_worker
 from hpunet.evaluation.rows import EXAMPLES_FILE, SUMMARY_FILE, Row, RowStore, first_keys, mean_rows
 from hpunet.evaluation.sample_files import sample_path
-from hpunet.evaluation.scorer import Drawn, Scorer
+from hpunet.evaluation.scorer import Scorer
 from hpunet.evaluation.summary import sizes_scored, summarise
 from hpunet.utils.cores import usable_cores
 from hpunet.utils.distributed import rank, shared_lock, world_size

@@ -9,11 +9,11 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float64, Int, Int32, UInt8
+from jaxtyping import Float, Float64, Int, Int32, UInt8
 from torch import Tensor, nn
 
 from hpunet.config.settings import MAX_EROSION, MAX_SAMPLES, MAX_SEED, MAX_SEEDS
@@ -22,6 +22,7 @@ from hpunet.data.fingerprint import Contents
 from hpunet.data.types import Sample, SetInfo, Source, refuse_other_data
 from hpunet.errors import ConfigError, DataError
 from hpunet.evaluation.counts import Counts, count_maps, scores_from_counts, subset_b_from_counts
+from hpunet.evaluation.drawn import Drawn, Inputs, Maps
 from hpunet.evaluation.images import (
     Item,
     as_batch,
@@ -53,66 +54,13 @@ from hpunet.sampling.orientations import Features, encode_orientations
 from hpunet.sampling.sample import Samples, reconstruct, sample
 from hpunet.sampling.tiling import Padding, choose_sampler
 from hpunet.utils.host_copies import copied_to_cpu
+from hpunet.utils.tensors import hash_tensors
 from hpunet.utils.text import as_utf8
 
 Run = Callable[..., Iterable[Any]]
 """`map`, or one of its kind that works in several processes."""
 LOGITS_AT_ONCE = 2**25  # logits per image held at once if their softmax is needed
 LABELS_AT_ONCE = 2**26  # labels per image held at once, before they shrink to bytes
-
-
-class Maps(NamedTuple):
-    """Images with their labels, and what scores need of the samples drawn for them with one seed, on the CPU."""
-
-    indices: Sequence[int]
-    keys: Sequence[str]
-    batch: Batch
-    truth: Int32[np.ndarray, "b h w"] | None
-    labels: UInt8[np.ndarray, "b s h w"] | None = None
-    confidence: Float[np.ndarray, "b h w"] | None = None
-    rebuilt: Int[Tensor, "b r h w"] | None = None
-    visible: Bool[Tensor, "b h w"] | None = None  # what the prior saw, if a part was hidden
-    counts: Counts | None = None  # of pixels, if a GPU has counted them; labels may be missing then
-    wait: Callable[[], None] = lambda: None
-    """Until everything has arrived from the device; to be called before anything is read."""
-
-    @property
-    def samples(self) -> UInt8[Tensor, "b s h w"]:
-        """The labels as a tensor."""
-        assert self.labels is not None
-        return torch.from_numpy(self.labels)
-
-    @property
-    def reconstructions(self) -> Int[Tensor, "b r h w"]:
-        """The graders' maps, as the posterior sees them."""
-        assert self.rebuilt is not None
-        return self.rebuilt
-
-
-class Inputs(NamedTuple):
-    """What the network sees: images, and what goes with them, padded to a size that it can halve."""
-
-    network: SegmentationModel  # that computes: the sampler, the model, or, for large images, the model tile by tile
-    image: Float[Tensor, "b c h2 w2"]
-    cond: Float[Tensor, "b e h2 w2"] | None
-    labels: Int[Tensor, "b r h2 w2"]
-    padding: Padding
-
-    def filled_up(self, count: int) -> "Inputs":
-        """With the last image again and again, `count` images in all."""
-
-        def fill(maps: Tensor) -> Tensor:
-            return torch.cat([maps, maps[-1:].expand(count - len(maps), *maps.shape[1:])])
-
-        cond = None if self.cond is None else fill(self.cond)
-        return self._replace(image=fill(self.image), cond=cond, labels=fill(self.labels))
-
-
-class Drawn(NamedTuple):
-    """Images of a set, and the maps of those that could be read."""
-
-    items: Sequence[Item]
-    maps: Maps | None
 
 
 @dataclass(frozen=True)
@@ -400,9 +348,4 @@ def image_seed(key: str, *, seed: int) -> int:
 
 def weights_sum(model: SegmentationModel) -> str:
     """A hash of all weights."""
-    total = hashlib.sha256()
-    if isinstance(model, nn.Module):
-        for name, tensor in sorted(model.state_dict().items()):
-            total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-            total.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
-    return total.hexdigest()
+    return hash_tensors(sorted(model.state_dict().items()) if isinstance(model, nn.Module) else ())

@@ -10,7 +10,9 @@ Scale 0 is the coarsest, as in the paper. Labels are integer maps. Images are fl
 residual branch applies a ReLU to the raw image.
 """
 
+import hashlib
 import warnings
+from collections.abc import Iterable
 from math import inf
 
 import torch
@@ -98,3 +100,12 @@ def one_hot(labels: Int[Tensor, "b h w"] | Bool[Tensor, "b h w"], num_classes: i
     """Boolean one-hot planes (b, k, h, w) of a label map."""
     classes = torch.arange(num_classes, device=labels.device)
     return labels.unsqueeze(1) == classes.view(1, -1, 1, 1)
+
+
+def hash_tensors(named: Iterable[tuple[str, Tensor]]) -> str:
+    """SHA-256 of tensors in this order: names, types, shapes and values."""
+    total = hashlib.sha256()
+    for name, tensor in named:
+        total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        total.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+    return total.hexdigest()

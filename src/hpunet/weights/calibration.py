@@ -20,6 +20,7 @@ from torch import Tensor
 from hpunet.errors import CheckpointError
 from hpunet.sampling.review import TENSORS, ReviewStatistic
 from hpunet.utils.files import atomic_write, dump_hashed_json, read_file, read_hashed_json
+from hpunet.utils.tensors import hash_tensors
 from hpunet.utils.text import as_utf8
 from hpunet.weights.load import TrainedModel
 from hpunet.weights.published import cache_folder, is_published
@@ -77,12 +78,10 @@ class Calibration:
 def weights_sum(trained: TrainedModel) -> str:
     """SHA-256 of the weights that samples depend on, temperature included."""
     needed = {id(module) for module in trained.model.sampling_modules()}
-    total = hashlib.sha256()
-    for part, module in sorted(trained.model.named_children()):
-        for name, tensor in sorted(module.state_dict().items()) if id(module) in needed else ():
-            total.update(f"{part}.{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-            total.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
-    return total.hexdigest()
+    parts = [(part, module) for part, module in sorted(trained.model.named_children()) if id(module) in needed]
+    return hash_tensors(
+        (f"{part}.{name}", tensor) for part, module in parts for name, tensor in sorted(module.state_dict().items())
+    )
 
 
 def own_folder(trained: TrainedModel) -> Path:
