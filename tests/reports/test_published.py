@@ -59,7 +59,7 @@ def test_page_of_published_weights_shows_model_scores_credit_and_examples(folder
         "LIDC-IDRI",
     ):
         assert words in page.text, words
-    assert len(page.images) == 2  # samples, scales
+    assert len(page.images) == 2  # samples, scales (no more than two, so that no figure shows each alone)
     assert page.fetched == []
 
 

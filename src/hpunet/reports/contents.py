@@ -38,10 +38,16 @@ _ONE_SCALE = (
     "Where samples differ, {where}: the prior-mean prediction, samples and, for each pixel, {differ}. This model has "
     "a single, global latent scale, so there are no scales to compare. {colours}"
 )
+_DEVIATIONS = (
+    "{what}, {where}: for each pixel, {differ}. All latent scales are sampled, or one of them while the others stay "
+    "at their mean; scale 0 is the coarsest.{graders}"
+)
+_GRADERS = " Graders: the standard deviation over the graders' maps, 0 where all agree, at most 0.5."
 _STD = "the standard deviation over all samples of the probability of {classes}"
-_DISAGREEMENT = (
-    "the share of pairs of the {count} saved samples that have different labels. Ids are random: an instance whose "
-    "id changes between samples is bright, one that keeps its id is dark"
+_LARGEST_STD = "the standard deviation over all samples of a class's probability, for the class where it is largest"
+_STD_OF_IDS = (
+    "the standard deviation over all samples of the probability of an id or class, for the one where it is largest. "
+    "Ids are random: an instance whose id changes between samples is bright, one that keeps its id is dark"
 )
 _INSTANCES = (
     "{what}, {where}: the true instances, those found by clustering the samples (Hamming distance, small clusters "
@@ -126,10 +132,14 @@ def example_drawings(
         found["extrapolation"] = ("Extrapolations", _EXTRAPOLATION, figures.draw_extrapolation)
     else:
         found["samples"] = ("Graders, reconstructions and samples", _SAMPLES, figures.draw_samples)
-    if examples.std:
+    if examples.std is not None and examples.prior_mean is not None:
         several = len(settings.model.latent_dims) > 1
         draw = partial(figures.draw_scales, several=several)
         found["scales"] = ("The role of each scale", _SCALES if several else _ONE_SCALE, draw)
+        scales = [i for i, dim in enumerate(settings.model.latent_dims[: examples.std.shape[1] - 1]) if dim]
+        if len(scales) > 2:  # else the figure above shows them all
+            text = _DEVIATIONS.replace("{graders}", _GRADERS if examples.labels.shape[1] > 1 else "")
+            found["std"] = ("Standard deviation by scale", text, partial(figures.draw_deviations, scales=scales))
     chosen, caption, draw_hardest = figures.shown_in_samples, _SAMPLES, figures.draw_samples
     if examples.instances is not None:
         chosen, caption, draw_hardest = figures.shown_in_instances, _INSTANCES, figures.draw_instances
@@ -147,12 +157,12 @@ def example_drawings(
 
 
 def _differ(examples: Examples) -> str:
-    """The meaning of the last column of the scales."""
+    """The meaning of the standard deviation."""
     if examples.are_ids:
-        return _DISAGREEMENT.format(count=examples.samples["full"].shape[1])
-    classes = examples.stochastic_classes
-    one = len(classes) == 1
-    return _STD.format(classes=examples.class_names[classes[0]] if one else "the coloured classes together")
+        return _STD_OF_IDS
+    if len(examples.class_names) > 2:
+        return _LARGEST_STD
+    return _STD.format(classes=examples.class_names[examples.stochastic_classes[0]])
 
 
 def _colours(examples: Examples) -> str:

@@ -7,7 +7,7 @@ import numpy as np
 
 from hpunet.data.examples.load import example, example_names
 from hpunet.data.types import Identity, Sample, SetInfo, make_sample
-from hpunet.evaluation.examples import NUM_SHOWN_SAMPLES, example_arrays
+from hpunet.evaluation.examples import example_arrays
 from hpunet.evaluation.scorer import Scorer
 from hpunet.reports.contents import Section, example_drawings
 from hpunet.reports.examples import Examples, as_examples
@@ -16,6 +16,8 @@ from hpunet.reports.saved_run import read_evaluation
 from hpunet.weights.load import TrainedModel, load_trained
 from hpunet.weights.published import find_published
 
+_NUM_SAMPLES = 32
+"""Standard deviations are over all, as in the paper; the first ones are shown."""
 _SHIPPED = "LIDC crops that ship with hpunet, of patients held out from training"
 
 
@@ -91,7 +93,7 @@ def _drawn(trained: TrainedModel) -> Examples:
         device=trained.device,
         info=trained.info,
         crop=trained.settings.data.crop,
-        num_samples=NUM_SHOWN_SAMPLES,
+        num_samples=_NUM_SAMPLES,
     )
     arrays = example_arrays(scorer, source, range(len(source)))
     arrays |= {"stochastic_classes": np.array(trained.info.stochastic_classes)}
