@@ -4,8 +4,9 @@
 
 RUN is a run folder or published weights. With two classes: the standard deviation over samples of each pixel, of its
 probability (as in figures) and of its label, against that of the graders' labels, or of `synthetic:lesions` that of
-their known distribution. A region flips if some samples mark more than half of it and others do not; regions that
-some graders mark and others do not should, regions that all mark should not. With more classes, as in street scenes:
+their known distribution. A region flips if at least a tenth of the samples mark more than half of it and a tenth do
+not: of regions that some graders mark and others do not, that all mark, and, which should not flip, that none marks
+although they lie beside one. With more classes, as in street scenes:
 which pairs of fixed classes take turns in a true region; ids of instances are left out.
 """
 
@@ -25,6 +26,8 @@ from hpunet.utils.pictures import spread
 
 LEAST_PIXELS = 20
 """Of a region that is counted: thin rims between outlines are left out."""
+BESIDE = 4
+"""Pixels around a lesion; those beyond the first are beside it."""
 LEAST_SHARE = 0.1
 """Of the samples, that show the rarer of two states."""
 
@@ -52,13 +55,13 @@ def main() -> None:
 
 def _two_classes(drawer: Drawer, indices: Any) -> None:
     by_probability, by_label, ratios, truth_mean = [], [], [], []
-    flips: dict[str, list[bool]] = {"some mark": [], "all mark": []}
+    regions: dict[str, list[tuple[float, float]]] = {}
     presence: dict[int, list[tuple[float, bool]]] = {}
     source = drawer.source
     known = isinstance(source, SyntheticSource)
     for index in indices:
         batch, samples, std = drawer.draw(index)
-        graders = batch.labels[0][batch.graders[0]].numpy() > 0
+        graders, valid = batch.labels[0][batch.graders[0]].numpy() > 0, batch.valid[0].numpy()
         frequency, count = samples.mean(axis=0), len(samples)
         unbiased = frequency * (1 - frequency) * count / (count - 1)
         if known:
@@ -71,14 +74,13 @@ def _two_classes(drawer: Drawer, indices: Any) -> None:
             variance = expected**2 * len(graders) / (len(graders) - 1)
         else:
             raise SystemExit("needs several graders per image, or synthetic:lesions")
-        valid = batch.valid[0].numpy()
         if expected[valid].std() > 0:
             by_probability.append(correlation(std[valid], expected[valid]))
             by_label.append(correlation(np.sqrt(unbiased[valid]), expected[valid]))
         ratios.append(unbiased[valid].sum())
         truth_mean.append(variance[valid].sum())
-        for name, regions in agreed_regions(graders).items():
-            flips[name] += flipped(samples, regions)
+        for name, inside in regions_of(graders & valid).items():
+            regions.setdefault(name, []).extend(marked_by(samples, graders, each) for each in inside)
         some = samples.any(axis=(1, 2)).mean()
         both = LEAST_SHARE <= some <= 1 - LEAST_SHARE
         presence.setdefault(int(graders.any(axis=(1, 2)).sum()), []).append((float(some), both))
@@ -86,10 +88,13 @@ def _two_classes(drawer: Drawer, indices: Any) -> None:
     print(f"standard deviation by pixel against {against}, correlation within an image, mean of {len(by_label)}:")
     print(f"  of probabilities {np.nanmean(by_probability):.3f}, of labels {np.nanmean(by_label):.3f}")
     print(f"variance of labels, all images together, samples / {against}: {sum(ratios) / sum(truth_mean):.3f}")
-    for name, found in flips.items():
-        print(
-            f"regions of {LEAST_PIXELS} pixels or more that {name}: {len(found)}, of which {np.mean(found):.3f} flip"
-        )
+    print(f"\n| regions of {LEAST_PIXELS} pixels or more that … mark | regions | graders | samples | flip |")
+    print("|---|---|---|---|---|")
+    for name, shares in regions.items():
+        of_samples, of_graders = np.array(shares or [(np.nan, np.nan)]).T
+        flip = np.mean((of_samples >= LEAST_SHARE) & (of_samples <= 1 - LEAST_SHARE))
+        print(f"| {name} | {len(shares)} | {of_graders.mean():.3f} | {of_samples.mean():.3f} | {flip:.3f} |")
+    print("graders, samples: the share of them that mark more than half of the region\n")
     print(
         "| graders that mark something | images | samples that do | images where samples do both |\n|---|---|---|---|"
     )
@@ -103,10 +108,11 @@ def correlation(one: np.ndarray, other: np.ndarray) -> float:
     return float(np.corrcoef(one, other)[0, 1]) if one.std() > 0 and other.std() > 0 else 0.0
 
 
-def agreed_regions(graders: np.ndarray) -> dict[str, list[np.ndarray]]:
-    """Connected regions (h, w) that some but not all graders (r, h, w) mark, and that all do."""
+def regions_of(graders: np.ndarray) -> dict[str, list[np.ndarray]]:
+    """Connected regions (h, w) that some but not all graders (r, h, w) mark, that all do, and that none does."""
     every, some = graders.all(axis=0), graders.any(axis=0)
-    return {"some mark": components(some & ~every), "all mark": components(every)}
+    beside = ndimage.binary_dilation(some, iterations=BESIDE) & ~ndimage.binary_dilation(some)
+    return {"some graders": components(some & ~every), "all": components(every), "none, beside": components(beside)}
 
 
 def components(inside: np.ndarray) -> list[np.ndarray]:
@@ -115,10 +121,10 @@ def components(inside: np.ndarray) -> list[np.ndarray]:
     return [r for r in (labels == n for n in range(1, count + 1)) if r.sum() >= LEAST_PIXELS]
 
 
-def flipped(samples: np.ndarray, regions: list[np.ndarray]) -> list[bool]:
-    """Whether at least `LEAST_SHARE` of the samples mark most of a region, and as many do not."""
-    shares = [(samples[:, region].mean(axis=1) > 0.5).mean() for region in regions]
-    return [bool(LEAST_SHARE <= share <= 1 - LEAST_SHARE) for share in shares]
+def marked_by(samples: np.ndarray, graders: np.ndarray, region: np.ndarray) -> tuple[float, float]:
+    """The shares of samples and graders (n, h, w) that mark more than half of a region."""
+    of_samples, of_graders = (float((maps[:, region].mean(axis=1) > 0.5).mean()) for maps in (samples, graders))
+    return of_samples, of_graders
 
 
 def _many_classes(drawer: Drawer, indices: Any) -> None:

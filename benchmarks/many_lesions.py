@@ -12,12 +12,12 @@ clear if fewer than a tenth or more than nine tenths are.
 
 import argparse
 import itertools
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from rich.console import Console
 from rich.progress import track
 
 from hpunet.config.settings import load_settings
@@ -55,6 +55,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=50, help="test images of each kind")
     parser.add_argument("--samples", type=int, default=64)
     args = parser.parse_args()
+    errors = Console(stderr=True)
     for seed in args.seeds:
         models = {name: _trained(preset, args.out, seed=seed) for name, preset in MODELS.items()}
         print(f"\nseed {seed}, {args.images} images, {args.samples} samples each\n")
@@ -64,7 +65,7 @@ def main() -> None:
             for name, model in {**models, TRUTH: None}.items():
                 rows = [
                     lesion_scores(_drawn(model, source, i, args.samples), source.distribution(i))
-                    for i in track(range(len(source)), f"{title}: {name}", transient=True)
+                    for i in track(range(len(source)), f"{title}: {name}", console=errors, transient=True)
                 ]
                 means = np.nanmean(np.array([row for row in rows if row]), axis=0)
                 digits = (3, 3, 1, 1, 2, 3)
@@ -136,16 +137,13 @@ def _picture(models: dict[str, SegmentationModel], source: SyntheticSource, inde
     image, num_shown = source[index].image, 8
     palette = contrast_palette([image], [source[index].labels])
 
-    def row(maps: Sequence[np.ndarray], first: np.ndarray) -> list[np.ndarray]:
-        return [first, *(overlay(image=image, labels=each, palette=palette) for each in maps)]
-
     rows, titles = [], []
     for name, model in {TRUTH: None, **models}.items():
         maps = _drawn(model, source, index, 64)
-        first = grey_or_colour(stretched(image)) if model is None else grey_or_colour(maps.mean(axis=0)[None])
-        rows.append(row(maps[:num_shown], first))
+        draws = [overlay(image=image, labels=each, palette=palette) for each in maps[:num_shown]]
+        rows.append([grey_or_colour(stretched(image)), grey_or_colour(maps.mean(axis=0)[None]), *draws])
         titles.append(name)
-    columns = ["image; mean of 64", *(f"draw {n}" for n in range(1, num_shown + 1))]
+    columns = ["image", "mean of 64", *(f"draw {n}" for n in range(1, num_shown + 1))]
     return sheet(rows, columns=columns, row_titles=titles, tile=128, text=15)
 
 
