@@ -30,7 +30,12 @@ def example_arrays(scorer: Scorer, source: Source, indices: Sequence[int]) -> di
     if len({arrays["valid"].shape[1:] for arrays in groups}) > 1:
         largest = np.max([arrays["valid"].shape[1:] for arrays in groups], axis=0).tolist()
         groups = [{name: _padded(name, maps, to=largest) for name, maps in arrays.items()} for arrays in groups]
-    return {name: np.concatenate([arrays[name] for arrays in groups]) for name in (groups[0] if groups else ())}
+    if not groups:
+        return {}
+    info = scorer.info
+    names = [*info.fixed_classes, *(f"id {i + 1}" for i in range(info.num_random_ids))]
+    classes = {"stochastic_classes": np.array(info.stochastic_classes), "class_names": np.array(names)}
+    return {name: np.concatenate([arrays[name] for arrays in groups]) for name in groups[0]} | classes
 
 
 def _drawn_together(scorer: Scorer, items: Sequence[Item]) -> list[list[Item]]:

@@ -9,7 +9,7 @@ from hpunet.config.settings import Settings
 from hpunet.reports import example_figures as figures
 from hpunet.reports.curves import training_dynamics, validation_curves
 from hpunet.reports.examples import Examples
-from hpunet.reports.saved_run import SavedRun
+from hpunet.reports.saved_run import SavedEvaluation, SavedRun
 from hpunet.training.verdict import verdict
 
 _DYNAMICS = (
@@ -107,12 +107,17 @@ def report_sections(runs: Sequence[SavedRun]) -> list[Section]:
             drawings = example_drawings(run.examples, of=run.name, settings=run.settings, where=where)
             sections.append(Section(f"Hypotheses of {run.name}", drawings))
         for folder, evaluation in run.evaluations.items():
-            if evaluation.examples is not None:
-                named: dict[str, Any] = {"of": run.name, "settings": run.settings, "name": f"{run.name}-{folder}"}
-                named |= {"where": f"images of evaluation {folder}", "num_evaluated": evaluation.num_images}
-                drawings = example_drawings(evaluation.examples, **named)
-                sections.append(Section(f"Evaluation {folder} of {run.name}", drawings))
+            sections += evaluation_sections(evaluation, of=run.name, folder=folder, settings=run.settings)
     return sections
+
+
+def evaluation_sections(evaluation: SavedEvaluation, *, of: str, folder: str, settings: Settings) -> list[Section]:
+    """The examples of an evaluation `of` a model in a folder of this name; none if every image failed."""
+    if evaluation.examples is None:
+        return []
+    named: dict[str, Any] = {"of": of, "settings": settings, "name": f"{of}-{folder}"}
+    named |= {"where": f"images of evaluation {folder}", "num_evaluated": evaluation.num_images}
+    return [Section(f"Evaluation {folder} of {of}", example_drawings(evaluation.examples, **named))]
 
 
 def example_drawings(
