@@ -96,6 +96,27 @@ def test_draw_deviations_shows_all_scales_and_each_alone(tmp_path: Path, monkeyp
         assert (pixels == examples.std[0, number]).all()
 
 
+def lesion_arrays() -> dict[str, np.ndarray]:
+    """Two classes at 128×128: a short line is marked in the first image, a line of half its side in the second."""
+    arrays = {name: array for name, array in arrays_of().items() if name not in ("stochastic_classes", "class_names")}
+    shapes = {name: (*array.shape[:-2], 128, 128) for name, array in arrays.items() if array.ndim > 2}
+    arrays |= {name: np.zeros(shape, dtype=arrays[name].dtype) for name, shape in shapes.items()}
+    arrays["samples_local"][0, 2, 60:66, 90] = arrays["labels"][1, 0, 30:94, 30] = 1
+    arrays["std"][0, 0] = np.arange(128) / 512
+    return arrays | {"stochastic_classes": np.array([1]), "class_names": np.array(["background", "lesion"])}
+
+
+def test_figures_of_a_class_enlarge_the_part_that_is_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    examples = read_examples(saved(tmp_path / "x.npz", lesion_arrays()))
+    shown = maps_shown(monkeypatch, lambda: draw_deviations(examples, scales=[0, 1, 2]))
+    assert (shown["all scales"] == examples.std[0, 0, 51:75, 78:102]).all()
+    sheets: list[Any] = []
+    monkeypatch.setattr(report_examples, "draw_sheet", sheets.append)
+    draw_samples(examples)
+    images = [line.cells[0] for line in sheets[0].lines if line.cells[0]]
+    assert [image.box for image in images] == [(51, 78, 24, 24), None]
+
+
 def test_draw_deviations_shows_that_of_the_graders_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     arrays = arrays_of()
     arrays |= {name: np.repeat(arrays[name], 3, axis=1) for name in ("labels", "reconstructions", "graders")}

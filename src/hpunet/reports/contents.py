@@ -40,8 +40,9 @@ _ONE_SCALE = (
 )
 _DEVIATIONS = (
     "{what}, {where}: for each pixel, {differ}. All latent scales are sampled, or one of them while the others stay "
-    "at their mean; scale 0 is the coarsest.{graders}"
+    "at their mean; scale 0 is the coarsest.{graders}{part}"
 )
+_PART = " Where little is marked, maps show the part that is framed in the image."
 _GRADERS = " Graders: the standard deviation over the graders' maps, 0 where all agree, at most 0.5."
 _STD = "the standard deviation over all samples of the probability of {classes}"
 _LARGEST_STD = "the standard deviation over all samples of a class's probability, for the class where it is largest"
@@ -144,6 +145,7 @@ def example_drawings(
         scales = [i for i, dim in enumerate(settings.model.latent_dims[: examples.std.shape[1] - 1]) if dim]
         if len(scales) > 2:  # else the figure above shows them all
             text = _DEVIATIONS.replace("{graders}", _GRADERS if examples.labels.shape[1] > 1 else "")
+            text = text.replace("{part}", _PART if len(examples.class_names) == 2 else "")
             found["std"] = ("Standard deviation by scale", text, partial(figures.draw_deviations, scales=scales))
     chosen, caption, draw_hardest = figures.shown_in_samples, _SAMPLES, figures.draw_samples
     if examples.instances is not None:
@@ -174,6 +176,6 @@ def _colours(examples: Examples) -> str:
     """How label maps are painted, in words."""
     names = examples.class_names
     if len(examples.stochastic_classes) == 1:
-        return f"Painted: {names[examples.stochastic_classes[0]]}."
+        return f"Painted: {names[examples.stochastic_classes[0]]}.{_PART if len(names) == 2 else ''}"
     others = ", other classes are grey" if examples.has_other_classes else ""
     return f"In label maps, colour and hatching show the id or class{others}, {names[0]} is black."

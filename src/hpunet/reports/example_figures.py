@@ -19,7 +19,7 @@ from hpunet.utils.label_painter import (
     paint_image,
     paint_instances,
 )
-from hpunet.utils.pictures import spread, stretched
+from hpunet.utils.pictures import marked_part, spread, stretched
 
 _MAX_EXAMPLES, _MAX_GRADERS = 6, 6
 _MAX_HEIGHT = 11.5  # inches: a printed page
@@ -71,7 +71,7 @@ def draw_scales(examples: Examples, *, several: bool) -> Any:
             cells = (
                 *first,
                 *_samples(examples, i, way, num_samples),
-                _cell(examples, i, examples.std[i, number], "std. dev."),
+                _deviation(examples, i, examples.std[i, number], "std. dev."),
             )
             heading = _heading(examples, i) if way == "full" else ""
             lines.append(Line(cells, heading=heading, label=_ROWS[way] if several else ""))
@@ -86,9 +86,9 @@ def draw_deviations(examples: Examples, *, scales: Sequence[int]) -> Any:
         cells = [_image(examples, i, "image")]
         if num_graders > 1:
             marked = np.isin(examples.labels[i, examples.graders[i]], examples.stochastic_classes)
-            cells.append(_cell(examples, i, marked.std(axis=0), "graders"))
-        cells.append(_cell(examples, i, examples.std[i, 0], "all scales"))
-        cells += [_cell(examples, i, examples.std[i, 1 + scale], f"only scale {scale}") for scale in scales]
+            cells.append(_deviation(examples, i, marked.std(axis=0), "graders"))
+        cells.append(_deviation(examples, i, examples.std[i, 0], "all scales"))
+        cells += [_deviation(examples, i, examples.std[i, 1 + n], f"only scale {n}") for n in scales]
         lines.append(Line(cells, heading=_heading(examples, i)))
     columns = len(lines[0].cells) - len(scales)
     how: dict[str, Any] = {"groups": range(1, columns + 1), "bar_label": _STD_LABEL, "legend": ()}
@@ -222,15 +222,35 @@ def _cell(examples: Examples, i: int, pixels: np.ndarray, title: str, *, cover: 
 
 def _image(examples: Examples, i: int, title: str, *, cover: bool = True) -> Cell:
     """The image, as the prior saw it unless `cover` is false."""
-    return _cell(examples, i, paint_image(stretched(examples.image[i])), title, cover=cover)
+    cell = _cell(examples, i, paint_image(stretched(examples.image[i])), title, cover=cover)
+    part = _part(examples, i)
+    if (slice(0, cell.size[0]), slice(0, cell.size[1])) == part:
+        return cell
+    top, left = (each.start for each in part)
+    return replace(cell, box=(top, left, part[0].stop - top, part[1].stop - left))
+
+
+def _part(examples: Examples, i: int) -> tuple[slice, slice]:
+    """What is shown of maps of an example: of one class in a square image, the square around all marked pixels."""
+    h, w = examples.image.shape[2:]
+    if len(examples.class_names) > 2 or h != w or examples.are_ids or examples.visible is not None:
+        return slice(0, h), slice(0, w)
+    maps = [examples.labels[i], examples.reconstructions[i], *(found[i] for found in examples.samples.values())]
+    return marked_part(np.concatenate([each.astype(np.int64) for each in maps]))
+
+
+def _deviation(examples: Examples, i: int, pixels: np.ndarray, title: str) -> Cell:
+    return _cell(examples, i, pixels[_part(examples, i)], title)
 
 
 def _classes(
     examples: Examples, i: int, labels: Integer[np.ndarray, "h w"], title: str, *, truth: bool = False, **how: bool
 ) -> Cell:
     """A label map; pixels of a true one that are not valid are white."""
-    image: Float[np.ndarray, "c h w"] = stretched(examples.image[i])
-    valid, classes = examples.valid[i] if truth else None, examples.stochastic_classes
+    part = _part(examples, i)
+    image: Float[np.ndarray, "c h w"] = stretched(examples.image[i])[:, *part]
+    labels = labels[part]
+    valid, classes = examples.valid[i][part] if truth else None, examples.stochastic_classes
     how_painted: dict[str, Any] = {"stochastic_classes": classes, "valid": valid, "palette": examples.palette}
     pixels = paint_classes(image=image, labels=labels, **how_painted)
     return _cell(examples, i, pixels, title, **how)
