@@ -24,6 +24,7 @@ from hpunet.data.synthetic.source import INFO, SyntheticSource, open_synthetic
 from hpunet.data.types import Source
 from hpunet.errors import ConfigError, DataError
 from hpunet.evaluation import summary as evaluation_summary
+from hpunet.evaluation.examples import example_arrays
 from hpunet.evaluation.images import read_item
 from hpunet.evaluation.rows import (
     CLASS_METRICS,
@@ -50,6 +51,7 @@ from hpunet.metrics import average_precision, ged2, match_instances, rand_error
 from hpunet.models.base import SegmentationModel
 from hpunet.models.hpunet import HPUNet
 from hpunet.sampling.instances import postprocess
+from hpunet.sampling.sample import sample
 from hpunet.utils.files import parse_json
 
 FIRST_CODE = 100.0
@@ -523,6 +525,23 @@ def test_examples_hold_what_the_rows_were_scored_on(tmp_path: Path) -> None:
     found, truth = ((shown[name] == 0) & shown["valid"] for name in ("instances", "true_instances"))
     expected = (found & truth).sum(axis=(1, 2)) / (found | truth).sum(axis=(1, 2))
     assert expected.tolist() == [rows[key].scores["background_iou"] for key in keys]
+
+
+def test_examples_hold_the_largest_deviation_of_a_class_by_scale(tmp_path: Path) -> None:
+    source = open_synthetic("neurites", split="val", num_images=2, size=32)
+    model = small_model("neurites")
+    scorer = scorer_of(model, "neurites")
+    shown = example_arrays(scorer, source, [0, 1])
+    ways = (["sample", "sample"], ["sample", "mean"], ["mean", "sample"])
+    for i in range(2):
+        for way, latents in enumerate(ways):
+            (generator,) = scorer.generators([source.identities[i].key], seed=0)
+            image = torch.from_numpy(source[i].image)[None]
+            drawn = sample(model, image=image, num_samples=4, latents=latents, generator=generator)
+            expected = drawn.probs[0].numpy().std(axis=0).max(axis=0)
+            assert expected.max() > 0.01
+            np.testing.assert_allclose(shown["std"][i, way], expected, atol=1e-5)
+    assert (shown["samples_global"] != shown["samples_local"]).any()
 
 
 def test_rows_of_instances_without_the_newer_columns_can_still_be_read(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from hpunet.cli.sample import sample_command
 from hpunet.data.io.images import read_image
 from hpunet.data.synthetic.source import INFO, open_synthetic
 from hpunet.errors import DataError, HPUNetError
-from hpunet.predict.contact_sheet import marked_part, sample_sheet
+from hpunet.predict.contact_sheet import sample_sheet
 from hpunet.predict.draw import ImageSamples, SamplingOptions, parse_scales, sample_image
 from hpunet.predict.instances import instances_picture
 from hpunet.predict.output_folder import result_folder
@@ -35,6 +35,7 @@ from hpunet.predict.predictor import Predictor
 from hpunet.sampling.hypotheses import distinct_hypotheses
 from hpunet.sampling.tiling import Tiled, choose_sampler
 from hpunet.utils.label_painter import PALETTE
+from hpunet.utils.pictures import marked_part
 from hpunet.weights.load import TrainedModel
 
 

@@ -14,7 +14,7 @@ from test_examples import arrays_of, examples_of, saved
 
 from hpunet.reports import example_figures as report_examples
 from hpunet.reports.example_figures import (
-    disagreement,
+    draw_deviations,
     draw_extrapolation,
     draw_instances,
     draw_samples,
@@ -34,7 +34,7 @@ FIGURES: dict[str, tuple[Callable[[Examples], Any], dict[str, bool], str]] = {
     "scales": (
         partial(draw_scales, several=True),
         {},
-        "prior mean, disagreement, all, global, local, pairs that differ, 1.0",
+        "prior mean, std. dev., all, global, local, standard deviation, 0.5",
     ),
     "instances": (
         partial(draw_instances, hardest=True),
@@ -73,23 +73,58 @@ def test_draw_samples_names_every_map_of_every_example(tmp_path: Path) -> None:
     assert (texts.count("ground truth"), texts.count("reconstruction")) == (2, 2)
 
 
-def test_draw_scales_shows_standard_deviations_of_classes(tmp_path: Path) -> None:
-    arrays = arrays_of() | {"class_names": np.array(["road", "tree", "car", "bus"])}
-    texts = texts_of(draw_scales(read_examples(saved(tmp_path / "x.npz", arrays)), several=True))
-    assert {"std. dev.", "standard deviation"} <= set(texts)
-    assert "1.0" not in texts
+def maps_shown(monkeypatch: pytest.MonkeyPatch, draw: Callable[[], Any]) -> dict[str, np.ndarray]:
+    """The maps with a colour bar that a figure shows, by title, of its first example."""
+    shown: dict[str, np.ndarray] = {}
+    cell = report_examples._cell
+
+    def note(examples: Examples, i: int, pixels: np.ndarray, title: str, **how: bool) -> Any:
+        if pixels.ndim == 2:
+            shown.setdefault(title, pixels)
+        return cell(examples, i, pixels, title, **how)
+
+    monkeypatch.setattr(report_examples, "_cell", note)
+    draw()
+    return shown
 
 
-def test_disagreement_is_the_share_of_pairs_that_differ() -> None:
-    rng = np.random.default_rng(0)
-    samples = rng.integers(3, size=(5, 4, 6)).astype(np.uint8)
-    pairs = [(a, b) for a in range(5) for b in range(a)]
-    expected = np.mean([samples[a] != samples[b] for a, b in pairs], axis=0)
-    np.testing.assert_allclose(disagreement(samples), expected)
-    assert not disagreement(samples[:1]).any()
-    many = np.arange(200, dtype=np.uint8)[:, None, None]
-    assert disagreement(many) == 1
-    assert disagreement(np.zeros((200, 1, 1), dtype=np.uint8)) == 0
+def test_draw_deviations_shows_all_scales_and_each_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    examples = examples_of(tmp_path)
+    shown = maps_shown(monkeypatch, lambda: draw_deviations(examples, scales=[0, 1, 3]))
+    assert list(shown) == ["all scales", "only scale 0", "only scale 1", "only scale 3"]
+    for pixels, number in zip(shown.values(), (0, 1, 2, 4), strict=True):
+        assert (pixels == examples.std[0, number]).all()
+
+
+def lesion_arrays() -> dict[str, np.ndarray]:
+    """Two classes at 128×128: a short line is marked in the first image, a line of half its side in the second."""
+    arrays = {name: array for name, array in arrays_of().items() if name not in ("stochastic_classes", "class_names")}
+    shapes = {name: (*array.shape[:-2], 128, 128) for name, array in arrays.items() if array.ndim > 2}
+    arrays |= {name: np.zeros(shape, dtype=arrays[name].dtype) for name, shape in shapes.items()}
+    arrays["samples_local"][0, 2, 60:66, 90] = arrays["labels"][1, 0, 30:94, 30] = 1
+    arrays["std"][0, 0] = np.arange(128) / 512
+    return arrays | {"stochastic_classes": np.array([1]), "class_names": np.array(["background", "lesion"])}
+
+
+def test_figures_of_a_class_enlarge_the_part_that_is_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    examples = read_examples(saved(tmp_path / "x.npz", lesion_arrays()))
+    shown = maps_shown(monkeypatch, lambda: draw_deviations(examples, scales=[0, 1, 2]))
+    assert (shown["all scales"] == examples.std[0, 0, 51:75, 78:102]).all()
+    sheets: list[Any] = []
+    monkeypatch.setattr(report_examples, "draw_sheet", sheets.append)
+    draw_samples(examples)
+    images = [line.cells[0] for line in sheets[0].lines if line.cells[0]]
+    assert [image.box for image in images] == [(51, 78, 24, 24), None]
+
+
+def test_draw_deviations_shows_that_of_the_graders_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arrays = arrays_of()
+    arrays |= {name: np.repeat(arrays[name], 3, axis=1) for name in ("labels", "reconstructions", "graders")}
+    arrays["labels"][0, :, 0, 0] = (2, 1, 3)  # 2 and 3 are stochastic
+    arrays["graders"][0, 2] = False
+    examples = read_examples(saved(tmp_path / "x.npz", arrays))
+    shown = maps_shown(monkeypatch, lambda: draw_deviations(examples, scales=[0, 1, 2]))
+    assert shown["graders"][0, 0] == 0.5
 
 
 def test_draw_instances_takes_the_hardest_first(tmp_path: Path) -> None:

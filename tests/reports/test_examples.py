@@ -16,7 +16,7 @@ def arrays_of(*, instances: bool = False, extrapolated: bool = False) -> dict[st
     """Examples with four classes, of which 2 and 3 are stochastic."""
     rng = np.random.default_rng(0)
     maps = rng.integers(4, size=(B, 4, H, W)).astype(np.uint8)
-    std = rng.uniform(0, 0.5, (B, H, W)).astype(np.float32)
+    std = rng.uniform(0, 0.5, (B, 5, H, W)).astype(np.float32)
     arrays = {
         "image": rng.random((B, 3, H, W), dtype=np.float32),
         "labels": maps[:, :1],
@@ -26,7 +26,7 @@ def arrays_of(*, instances: bool = False, extrapolated: bool = False) -> dict[st
         "prior_mean": maps[:, 1],
         "reconstructions": maps[:, :1],
         **{f"samples_{way}": maps for way in ("full", "global", "local")},
-        **{f"std_{way}": std for way in ("full", "global", "local")},
+        "std": std,
         "stochastic_classes": np.array([2, 3]),
         "class_names": np.array(["road", "tree", "id 1", "id 2"]),
     }
@@ -51,8 +51,7 @@ def test_read_examples_gives_back_what_was_saved(tmp_path: Path) -> None:
     arrays = arrays_of(instances=True, extrapolated=True)
     found = read_examples(saved(tmp_path / "examples.npz", arrays | {"of_others": np.zeros(3)}))
     assert (found.samples["local"] == arrays["samples_local"]).all()
-    assert (found.std["global"] == arrays["std_global"]).all()
-    for name in ("image", "labels", "prior_mean", "true_instances", "instances", "hardness", "visible"):
+    for name in ("std", "image", "labels", "prior_mean", "true_instances", "instances", "hardness", "visible"):
         assert np.array_equal(getattr(found, name), arrays[name])
     assert (found.keys, found.hardness_metric) == (["a/0", "b/1"], "rand_error")
     assert found.stochastic_classes == [2, 3]
@@ -62,7 +61,7 @@ def test_read_examples_does_without_the_groups_that_may_be_missing(tmp_path: Pat
     core = ("image", "labels", "graders", "valid", "keys", "reconstructions", "samples_full")
     path = saved(tmp_path / "few.npz", {name: arrays_of()[name] for name in core})
     found = read_examples(path)
-    assert (found.std, found.prior_mean, found.instances, found.visible) == ({}, None, None, None)
+    assert (found.std, found.prior_mean, found.instances, found.visible) == (None, None, None, None)
     assert list(found.samples) == ["full"]
     assert list(found.stochastic_classes) == [1, 2, 3]
     assert found.class_names == ["class 0", "class 1", "class 2", "class 3"]
@@ -71,7 +70,7 @@ def test_read_examples_does_without_the_groups_that_may_be_missing(tmp_path: Pat
 
 
 REFUSED: dict[str, tuple[str, np.ndarray | None, str]] = {
-    "half of the scales": ("std_global", None, "lacks std_global"),
+    "half of the scales": ("samples_global", None, "lacks samples_global"),
     "half of the choice": ("is_hardest", np.ones(B, np.bool_), "lacks is_spread"),
     "half of the instances": ("instances", None, "lacks instances"),
     "hardness without its name": ("hardness_metric", None, "lacks hardness_metric"),

@@ -49,7 +49,7 @@ def make_run(folder: Path, *, preset: str = "demo", validated: bool = True, size
 def pictures(size: int) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(0)
     maps = rng.integers(2, size=(2, 8, size, size)).astype(np.uint8)
-    std = rng.uniform(0, 0.5, (2, size, size)).astype(np.float32)
+    std = rng.uniform(0, 0.5, (2, 5, size, size)).astype(np.float32)
     return {
         "image": rng.random((2, 1, size, size), dtype=np.float32),
         "labels": maps[:, :4],
@@ -59,7 +59,7 @@ def pictures(size: int) -> dict[str, np.ndarray]:
         "prior_mean": maps[:, 0],
         "reconstructions": maps[:, :4],
         **{f"samples_{way}": maps for way in ("full", "global", "local")},
-        **{f"std_{way}": std for way in ("full", "global", "local")},
+        "std": std,
     }
 
 
@@ -264,11 +264,11 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "binary log": (lambda run: (run / "log.jsonl").write_bytes(b"\xff\n"), "log.jsonl: line 1"),
     "no pictures": (lambda run: (run / "pictures/step-00000029.npz").unlink(), "00029.npz: cannot be read"),
     "no zip": (lambda run: (run / "pictures/step-00000029.npz").write_bytes(b"PK"), "00029.npz: not a readable .npz"),
-    "array missing": (with_array("std_local", None), "00029.npz: lacks std_local"),
+    "array missing": (with_array("samples_local", None), "00029.npz: lacks samples_local"),
     "array pickled": (with_array("labels", np.array([[{}]])), "00029.npz: not a readable .npz"),
     "array misshapen": (with_array("labels", np.zeros((2, 4, 8, 7), np.uint8)), r"labels: .*\(b=2 r=4 h=8 w=8\)"),
     "image flat": (with_array("image", np.zeros((8, 8), np.float32)), "image: expected floats"),
-    "std of words": (with_array("std_full", np.full((2, 8, 8), "x")), "std_full: expected floats"),
+    "std of words": (with_array("std", np.full((2, 5, 8, 8), "x")), "std: expected floats"),
     "graders misshapen": (with_array("graders", np.ones((2, 3), np.bool_)), "graders: expected booleans"),
 }
 

@@ -4,9 +4,10 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from test_page import Page
+from test_page import Page, pictures, save_pictures
 from tiny_run import tiny_settings, untrained_model
 from typer import Typer
 from typer.testing import CliRunner
@@ -59,8 +60,24 @@ def test_page_of_published_weights_shows_model_scores_credit_and_examples(folder
         "LIDC-IDRI",
     ):
         assert words in page.text, words
-    assert len(page.images) == 2  # samples, scales
+    assert len(page.images) == 2  # samples, scales (no more than two, so that no figure shows each alone)
     assert page.fetched == []
+
+
+def test_page_of_published_weights_shows_evaluations_of_the_working_folder(folder: Path) -> None:
+    make_published(folder)
+    own = Path("evaluation", NAME, "val-16")
+    own.mkdir(parents=True)
+    summary = {"num_images": 21, "ged2": {"mean": 0.1234, "std": 0.0036, "patient_std": 0.0099}}
+    (own / "summary.json").write_text(json.dumps(summary))
+    hardness = {"hardness": np.array([0.5, 0.7]), "hardness_metric": np.array("ged2")}
+    chosen = {"is_hardest": np.array([False, True]), "is_spread": np.array([True, False])}
+    save_pictures(own / "examples.npz", pictures(8) | hardness | chosen)
+    page = write_page(NAME)
+    assert f"Evaluation val-16 of {NAME}" in page.text
+    for words in (f"evaluation/{NAME}/val-16", "0.1234 ± 0.0036 (0.0099)", "by GED²"):
+        assert words in page.text
+    assert len(page.images) == 5  # samples, scales; samples, scales, hardest
 
 
 def test_page_of_other_weights_says_why_it_has_no_examples(folder: Path) -> None:

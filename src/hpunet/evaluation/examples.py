@@ -22,15 +22,20 @@ MAX_SIDE = 512  # of whole images in figures, in pixels
 def example_arrays(scorer: Scorer, source: Source, indices: Sequence[int]) -> dict[str, np.ndarray]:
     """The arrays of `reports/examples.py` for the images that can be read, drawn with the first seed.
 
-    At most 8 samples per image are kept; deviations are over all. Of large whole images every n-th pixel is kept, and
-    images of several sizes are padded with invalid pixels to the largest.
+    At most 8 samples per image are kept; standard deviations are over all. Of large whole images every n-th pixel is
+    kept, and images of several sizes are padded with invalid pixels to the largest.
     """
     items = [item for index in indices if (item := read_item(source, index, scorer.info)).sample is not None]
     groups = [_arrays_of(scorer, source, group) for group in _drawn_together(scorer, items)]
     if len({arrays["valid"].shape[1:] for arrays in groups}) > 1:
         largest = np.max([arrays["valid"].shape[1:] for arrays in groups], axis=0).tolist()
         groups = [{name: _padded(name, maps, to=largest) for name, maps in arrays.items()} for arrays in groups]
-    return {name: np.concatenate([arrays[name] for arrays in groups]) for name in (groups[0] if groups else ())}
+    if not groups:
+        return {}
+    info = scorer.info
+    names = [*info.fixed_classes, *(f"id {i + 1}" for i in range(info.num_random_ids))]
+    classes = {"stochastic_classes": np.array(info.stochastic_classes), "class_names": np.array(names)}
+    return {name: np.concatenate([arrays[name] for arrays in groups]) for name in groups[0]} | classes
 
 
 def _drawn_together(scorer: Scorer, items: Sequence[Item]) -> list[list[Item]]:
@@ -46,7 +51,7 @@ def _arrays_of(scorer: Scorer, source: Source, items: Sequence[Item]) -> dict[st
     keys, indices = [source.identities[item.number].key for item in items], [item.number for item in items]
     batch, truth = scorer.prepare([item.sample for item in items if item.sample is not None], keys)
     inputs = scorer.inputs(batch, indices)
-    model, padding, info = inputs.network, inputs.padding, scorer.info
+    model, padding = inputs.network, inputs.padding
     step = 1 if scorer.crop is not None else -(-max(batch.valid.shape[1:]) // MAX_SIDE)
     thinned = np.s_[..., ::step, ::step]
 
@@ -64,26 +69,49 @@ def _arrays_of(scorer: Scorer, source: Source, items: Sequence[Item]) -> dict[st
         arrays["visible"] = kept(inputs.cond[:, 0] > 0) > 0
     rest: list[LatentSource] = ["mean"] * (len(model.latent_dims) - 1)
     every: list[LatentSource] = ["sample"] * len(model.latent_dims)
-    ways: dict[str, Sequence[LatentSource]] = {"full": every, "global": ["sample", *rest], "local": [*rest, "sample"]}
+    alone: list[list[LatentSource]] = [[*rest[:i], "sample", *rest[i:]] for i in range(len(every))]
+    kept_as = {"samples_full": 0, "samples_global": 1, "samples_local": len(alone)}
+    std = []
     features = encode_orientations(model, image=inputs.image, cond=inputs.cond, names=keys)
-    for name, latents in ways.items():
+    for way, latents in enumerate([every, *alone]):
         how: dict[str, Any] = {"generator": scorer.generators(keys, seed=scorer.seed), "latents": latents}
-        maps, probability = [], []
+        maps, spread_out = [], ClassSpread()
         for part in scorer.in_parts(inputs, features=features, return_logits=True, **how):
             maps.append(part.labels[padding.inside].cpu().numpy().astype(np.uint8))
-            marked = part.probs[:, :, list(info.stochastic_classes)].sum(dim=2)
-            probability.append(marked[padding.inside][thinned].float())
+            spread_out.add(part.probs[padding.inside][thinned])
         drawn = np.concatenate(maps, axis=1)
-        arrays[f"samples_{name}"] = drawn[:, :NUM_SHOWN_SAMPLES][thinned]
-        arrays[f"std_{name}"] = torch.cat(probability, dim=1).std(dim=1, correction=0).cpu().numpy()
-        if name == "full" and truth is not None:
+        arrays |= {name: drawn[:, :NUM_SHOWN_SAMPLES][thinned] for name, kept in kept_as.items() if kept == way}
+        std.append(spread_out.largest_std())
+        if way == 0 and truth is not None:
             found = np.stack([instances_of(samples, **scorer.clustering._asdict()) for samples in drawn])
             error = rand_error(prediction=found, truth=truth, valid=batch.valid.numpy())
             arrays |= {"instances": found[thinned], "true_instances": truth[thinned], "hardness": np.asarray(error)}
     how = {"image": inputs.image, "features": features, "return_logits": False}
+    arrays["std"] = np.stack(std, axis=1)
     arrays["prior_mean"] = kept(sample(model, num_samples=1, latents="mean", **how).labels[:, 0])
     arrays["reconstructions"] = kept(reconstruct(model, labels=inputs.labels, **how).labels)
     return arrays
+
+
+class ClassSpread:
+    """The standard deviation of each class's probability over samples (b s k h w) that come in parts."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._sum: Tensor | float = 0.0
+        self._squares: Tensor | float = 0.0
+
+    def add(self, probs: Tensor) -> None:
+        """Take further samples."""
+        for of_sample in probs.unbind(dim=1):
+            exact = of_sample.double()
+            self._count, self._sum, self._squares = self._count + 1, self._sum + exact, self._squares + exact.square()
+
+    def largest_std(self) -> np.ndarray:
+        """The largest over the classes, (b, h, w): where the most any class comes and goes between samples."""
+        mean = torch.as_tensor(self._sum / self._count)
+        variance = torch.as_tensor(self._squares / self._count) - mean.square()
+        return variance.clamp_min(0).sqrt().amax(dim=1).float().cpu().numpy()
 
 
 def _padded(name: str, maps: np.ndarray, *, to: Sequence[int]) -> np.ndarray:

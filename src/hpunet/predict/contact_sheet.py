@@ -10,11 +10,10 @@ from PIL import Image
 from hpunet.predict.export.results import letters
 from hpunet.sampling.hypotheses import Hypothesis, summarise
 from hpunet.utils.label_painter import contrast_palette, overlay
-from hpunet.utils.pictures import grey_or_colour, sheet, stacked, stretched
+from hpunet.utils.pictures import grey_or_colour, marked_part, sheet, stacked, stretched
 
 _SMALL_TILE, _LARGE_TILE, _TEXT = 192, 300, 16  # shorter sides of tiles, in pixels: small enough parts are enlarged
 _WIDTH, _GAP, _MAX_PER_ROW, _MAX_SHOWN = 2000, 6, 6, 48
-_LEAST_SHOWN = 24  # smallest side of an enlarged part, in pixels: less would not show where it lies
 
 
 def sample_sheet(
@@ -34,7 +33,7 @@ def sample_sheet(
     """
     most = float(std.max())
     part = marked_part(labels)
-    is_whole = part == _whole(labels)
+    is_whole = labels[0][part].shape == labels.shape[1:]
     palette = contrast_palette([image], [labels.astype(np.int64)], colour=colour)
     summary = {
         "image" if is_whole else "image (frame: shown below)": _framed(
@@ -75,24 +74,6 @@ def sample_sheet(
     if hypotheses:
         pages += rows(distinct, f"Hypotheses and their shares: {summarise(hypotheses)}")
     return stacked(pages + (rows(single, heading) if len(distinct) < len(single) else []))
-
-
-def marked_part(labels: Integer[np.ndarray, "s h w"]) -> tuple[slice, slice]:
-    """The square to show: twice the extent of what samples mark, or everything if that is over half of a side."""
-    h, w = labels.shape[1:]
-    y, x = np.nonzero((labels != 0).any(axis=0))
-    if not y.size:
-        return _whole(labels)
-    side = max(_LEAST_SHOWN, 2 * int(max(np.ptp(y), np.ptp(x)) + 1))
-    if side > min(h, w) / 2:
-        return _whole(labels)
-    centres = ((int(each.min()) + int(each.max()) + 1) // 2 for each in (y, x))
-    starts = [min(max(0, centre - side // 2), end - side) for centre, end in zip(centres, (h, w), strict=True)]
-    return slice(starts[0], starts[0] + side), slice(starts[1], starts[1] + side)
-
-
-def _whole(labels: Integer[np.ndarray, "s h w"]) -> tuple[slice, slice]:
-    return slice(0, labels.shape[1]), slice(0, labels.shape[2])
 
 
 def _framed(

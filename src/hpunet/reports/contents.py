@@ -9,7 +9,7 @@ from hpunet.config.settings import Settings
 from hpunet.reports import example_figures as figures
 from hpunet.reports.curves import training_dynamics, validation_curves
 from hpunet.reports.examples import Examples
-from hpunet.reports.saved_run import SavedRun
+from hpunet.reports.saved_run import SavedEvaluation, SavedRun
 from hpunet.training.verdict import verdict
 
 _DYNAMICS = (
@@ -38,10 +38,17 @@ _ONE_SCALE = (
     "Where samples differ, {where}: the prior-mean prediction, samples and, for each pixel, {differ}. This model has "
     "a single, global latent scale, so there are no scales to compare. {colours}"
 )
+_DEVIATIONS = (
+    "{what}, {where}: for each pixel, {differ}. All latent scales are sampled, or one of them while the others stay "
+    "at their mean; scale 0 is the coarsest.{graders}{part}"
+)
+_PART = " Where little is marked, maps show the part that is framed in the image."
+_GRADERS = " Graders: the standard deviation over the graders' maps, 0 where all agree, at most 0.5."
 _STD = "the standard deviation over all samples of the probability of {classes}"
-_DISAGREEMENT = (
-    "the share of pairs of the {count} saved samples that have different labels. Ids are random: an instance whose "
-    "id changes between samples is bright, one that keeps its id is dark"
+_LARGEST_STD = "the standard deviation over all samples of a class's probability, for the class where it is largest"
+_STD_OF_IDS = (
+    "the standard deviation over all samples of the probability of an id or class, for the one where it is largest. "
+    "Ids are random: an instance whose id changes between samples is bright, one that keeps its id is dark"
 )
 _INSTANCES = (
     "{what}, {where}: the true instances, those found by clustering the samples (Hamming distance, small clusters "
@@ -101,12 +108,17 @@ def report_sections(runs: Sequence[SavedRun]) -> list[Section]:
             drawings = example_drawings(run.examples, of=run.name, settings=run.settings, where=where)
             sections.append(Section(f"Hypotheses of {run.name}", drawings))
         for folder, evaluation in run.evaluations.items():
-            if evaluation.examples is not None:
-                named: dict[str, Any] = {"of": run.name, "settings": run.settings, "name": f"{run.name}-{folder}"}
-                named |= {"where": f"images of evaluation {folder}", "num_evaluated": evaluation.num_images}
-                drawings = example_drawings(evaluation.examples, **named)
-                sections.append(Section(f"Evaluation {folder} of {run.name}", drawings))
+            sections += evaluation_sections(evaluation, of=run.name, folder=folder, settings=run.settings)
     return sections
+
+
+def evaluation_sections(evaluation: SavedEvaluation, *, of: str, folder: str, settings: Settings) -> list[Section]:
+    """The examples of an evaluation `of` a model in a folder of this name; none if every image failed."""
+    if evaluation.examples is None:
+        return []
+    named: dict[str, Any] = {"of": of, "settings": settings, "name": f"{of}-{folder}"}
+    named |= {"where": f"images of evaluation {folder}", "num_evaluated": evaluation.num_images}
+    return [Section(f"Evaluation {folder} of {of}", example_drawings(evaluation.examples, **named))]
 
 
 def example_drawings(
@@ -126,10 +138,15 @@ def example_drawings(
         found["extrapolation"] = ("Extrapolations", _EXTRAPOLATION, figures.draw_extrapolation)
     else:
         found["samples"] = ("Graders, reconstructions and samples", _SAMPLES, figures.draw_samples)
-    if examples.std:
+    if examples.std is not None and examples.prior_mean is not None:
         several = len(settings.model.latent_dims) > 1
         draw = partial(figures.draw_scales, several=several)
         found["scales"] = ("The role of each scale", _SCALES if several else _ONE_SCALE, draw)
+        scales = [i for i, dim in enumerate(settings.model.latent_dims[: examples.std.shape[1] - 1]) if dim]
+        if len(scales) > 2:  # else the figure above shows them all
+            text = _DEVIATIONS.replace("{graders}", _GRADERS if examples.labels.shape[1] > 1 else "")
+            text = text.replace("{part}", _PART if len(examples.class_names) == 2 else "")
+            found["std"] = ("Standard deviation by scale", text, partial(figures.draw_deviations, scales=scales))
     chosen, caption, draw_hardest = figures.shown_in_samples, _SAMPLES, figures.draw_samples
     if examples.instances is not None:
         chosen, caption, draw_hardest = figures.shown_in_instances, _INSTANCES, figures.draw_instances
@@ -147,18 +164,18 @@ def example_drawings(
 
 
 def _differ(examples: Examples) -> str:
-    """The meaning of the last column of the scales."""
+    """The meaning of the standard deviation."""
     if examples.are_ids:
-        return _DISAGREEMENT.format(count=examples.samples["full"].shape[1])
-    classes = examples.stochastic_classes
-    one = len(classes) == 1
-    return _STD.format(classes=examples.class_names[classes[0]] if one else "the coloured classes together")
+        return _STD_OF_IDS
+    if len(examples.class_names) > 2:
+        return _LARGEST_STD
+    return _STD.format(classes=examples.class_names[examples.stochastic_classes[0]])
 
 
 def _colours(examples: Examples) -> str:
     """How label maps are painted, in words."""
     names = examples.class_names
     if len(examples.stochastic_classes) == 1:
-        return f"Painted: {names[examples.stochastic_classes[0]]}."
+        return f"Painted: {names[examples.stochastic_classes[0]]}.{_PART if len(names) == 2 else ''}"
     others = ", other classes are grey" if examples.has_other_classes else ""
     return f"In label maps, colour and hatching show the id or class{others}, {names[0]} is black."

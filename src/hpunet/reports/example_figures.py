@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float, Integer
 
 from hpunet.reports.examples import Examples
-from hpunet.reports.layout import LARGEST_STD, WIDTH, Cell, Line, Sheet, draw_sheet
+from hpunet.reports.layout import WIDTH, Cell, Line, Sheet, draw_sheet
 from hpunet.utils.label_painter import (
     WHITE,
     colour_instances,
@@ -19,10 +19,11 @@ from hpunet.utils.label_painter import (
     paint_image,
     paint_instances,
 )
-from hpunet.utils.pictures import spread, stretched
+from hpunet.utils.pictures import marked_part, spread, stretched
 
 _MAX_EXAMPLES, _MAX_GRADERS = 6, 6
 _MAX_HEIGHT = 11.5  # inches: a printed page
+_STD_LABEL = "standard deviation"
 _ROWS = {"full": "all", "global": "global", "local": "local"}
 
 
@@ -54,34 +55,44 @@ def draw_samples(examples: Examples, *, hardest: bool = False) -> Any:
 
 
 def draw_scales(examples: Examples, *, several: bool) -> Any:
-    """The prior-mean prediction, samples, and how these differ by what was sampled (Fig. 3).
+    """The prior-mean prediction, samples, and their standard deviation by what was sampled (Fig. 3).
 
-    The difference is the standard deviation of the probability of stochastic classes, or, for ids of instances, the
-    `disagreement`. `several` is whether the model has several latent scales; otherwise there is one row per example.
+    `several` is whether the model has several latent scales; otherwise there is one row per example.
     """
     assert examples.prior_mean is not None
+    assert examples.std is not None
     num_samples = min(5, *(maps.shape[1] for maps in examples.samples.values()))
-    title, bar = "std. dev.", {"bar_label": "standard deviation", "bar_max": LARGEST_STD}
-    if examples.are_ids:
-        title, bar = "disagreement", {"bar_label": "pairs that differ", "bar_max": 1.0}
-    ways = list(_ROWS) if several else ["full"]
+    ways = dict(zip(_ROWS, (0, 1, -1), strict=True)) if several else {"full": 0}
     lines: list[Line] = []
     for i in _chosen(examples, columns=3 + num_samples, lines=len(ways)):
         mean = _classes(examples, i, examples.prior_mean[i], "prior mean")
-        for way in ways:
-            spread_out = disagreement(examples.samples[way][i]) if examples.are_ids else examples.std[way][i]
+        for way, number in ways.items():
             first = (_image(examples, i, "image"), mean) if way == "full" else (None, None)
-            cells = (*first, *_samples(examples, i, way, num_samples), _cell(examples, i, spread_out, title))
+            cells = (
+                *first,
+                *_samples(examples, i, way, num_samples),
+                _deviation(examples, i, examples.std[i, number], "std. dev."),
+            )
             heading = _heading(examples, i) if way == "full" else ""
             lines.append(Line(cells, heading=heading, label=_ROWS[way] if several else ""))
-    return _draw(examples, _titled_once(lines), groups=(2, 2 + num_samples), **bar)
+    return _draw(examples, _titled_once(lines), groups=(2, 2 + num_samples), bar_label=_STD_LABEL)
 
 
-def disagreement(samples: Integer[np.ndarray, "s h w"]) -> Float[np.ndarray, "h w"]:
-    """The share of all pairs of samples that have different labels, pixel by pixel; 0 for a single sample."""
-    num_samples = len(samples)
-    same = sum(np.square((samples == label).sum(axis=0)) for label in np.unique(samples))
-    return np.asarray((num_samples**2 - same) / max(num_samples * (num_samples - 1), 1), dtype=np.float64)
+def draw_deviations(examples: Examples, *, scales: Sequence[int]) -> Any:
+    """The standard deviation with all `scales` sampled, and with each alone, beside that of several graders."""
+    assert examples.std is not None
+    num_graders, lines = examples.labels.shape[1], []
+    for i in _chosen(examples, columns=2 + (num_graders > 1) + len(scales), lines=1):
+        cells = [_image(examples, i, "image")]
+        if num_graders > 1:
+            marked = np.isin(examples.labels[i, examples.graders[i]], examples.stochastic_classes)
+            cells.append(_deviation(examples, i, marked.std(axis=0), "graders"))
+        cells.append(_deviation(examples, i, examples.std[i, 0], "all scales"))
+        cells += [_deviation(examples, i, examples.std[i, 1 + n], f"only scale {n}") for n in scales]
+        lines.append(Line(cells, heading=_heading(examples, i)))
+    columns = len(lines[0].cells) - len(scales)
+    how: dict[str, Any] = {"groups": range(1, columns + 1), "bar_label": _STD_LABEL, "legend": ()}
+    return _draw(examples, _titled_once(lines), **how)
 
 
 def shown_in_instances(examples: Examples, *, hardest: bool = False) -> list[int]:
@@ -180,9 +191,9 @@ def _titled_once(lines: Sequence[Line]) -> list[Line]:
     return [*lines[:1], *rest]
 
 
-def _draw(examples: Examples, lines: Sequence[Line], *, groups: Sequence[int], **bar: Any) -> Any:
+def _draw(examples: Examples, lines: Sequence[Line], **how: Any) -> Any:
     h, w = examples.image.shape[2:]
-    return draw_sheet(Sheet(lines=lines, aspect=h / w, groups=groups, legend=_legend(examples), **bar))
+    return draw_sheet(Sheet(lines=lines, aspect=h / w, **{"legend": _legend(examples), **how}))
 
 
 def _legend(examples: Examples) -> list[tuple[np.ndarray, str]]:
@@ -211,15 +222,35 @@ def _cell(examples: Examples, i: int, pixels: np.ndarray, title: str, *, cover: 
 
 def _image(examples: Examples, i: int, title: str, *, cover: bool = True) -> Cell:
     """The image, as the prior saw it unless `cover` is false."""
-    return _cell(examples, i, paint_image(stretched(examples.image[i])), title, cover=cover)
+    cell = _cell(examples, i, paint_image(stretched(examples.image[i])), title, cover=cover)
+    part = _part(examples, i)
+    if (slice(0, cell.size[0]), slice(0, cell.size[1])) == part:
+        return cell
+    top, left = (each.start for each in part)
+    return replace(cell, box=(top, left, part[0].stop - top, part[1].stop - left))
+
+
+def _part(examples: Examples, i: int) -> tuple[slice, slice]:
+    """What is shown of maps of an example: of one class in a square image, the square around all marked pixels."""
+    h, w = examples.image.shape[2:]
+    if len(examples.class_names) > 2 or h != w or examples.are_ids or examples.visible is not None:
+        return slice(0, h), slice(0, w)
+    maps = [examples.labels[i], examples.reconstructions[i], *(found[i] for found in examples.samples.values())]
+    return marked_part(np.concatenate([each.astype(np.int64) for each in maps]))
+
+
+def _deviation(examples: Examples, i: int, pixels: np.ndarray, title: str) -> Cell:
+    return _cell(examples, i, pixels[_part(examples, i)], title)
 
 
 def _classes(
     examples: Examples, i: int, labels: Integer[np.ndarray, "h w"], title: str, *, truth: bool = False, **how: bool
 ) -> Cell:
     """A label map; pixels of a true one that are not valid are white."""
-    image: Float[np.ndarray, "c h w"] = stretched(examples.image[i])
-    valid, classes = examples.valid[i] if truth else None, examples.stochastic_classes
+    part = _part(examples, i)
+    image: Float[np.ndarray, "c h w"] = stretched(examples.image[i])[:, *part]
+    labels = labels[part]
+    valid, classes = examples.valid[i][part] if truth else None, examples.stochastic_classes
     how_painted: dict[str, Any] = {"stochastic_classes": classes, "valid": valid, "palette": examples.palette}
     pixels = paint_classes(image=image, labels=labels, **how_painted)
     return _cell(examples, i, pixels, title, **how)

@@ -5,8 +5,10 @@ images, r graders, s samples:
 
     always         image (b c h w) as the data have it, in [0, 1]; labels, reconstructions (b r h w); graders (b r);
                    valid (b h w); keys (b); samples_full (b s h w)
-    scales         prior_mean (b h w); samples_global, samples_local (b s h w); std_full, std_global, std_local
-                   (b h w): samples and standard deviation by what was sampled
+    scales         prior_mean (b h w); samples_global, samples_local (b s h w): only the most global or the most local
+                   scale was sampled
+    deviations     std (b d h w), d = 1 + latent scales: the standard deviation over samples of the probability of
+                   the class where it is largest; all scales sampled, then each scale alone, coarsest first
     instances      true_instances, instances (b h w): those of the data, and those found by clustering the samples; 0
                    is background
     hardness       hardness (b), NaN where it is undefined, and hardness_metric (), "rand_error" or "ged2"
@@ -39,7 +41,7 @@ WAYS = ("full", "global", "local")
 """What was sampled: all latent scales, or one with the others at their mean."""
 _ALWAYS = ("image", "labels", "graders", "valid", "keys", "reconstructions", "samples_full")
 _GROUPS = (
-    ("prior_mean", "samples_global", "samples_local", *(f"std_{way}" for way in WAYS)),
+    ("prior_mean", "samples_global", "samples_local"),
     ("true_instances", "instances"),
     ("hardness", "hardness_metric"),
     ("is_hardest", "is_spread"),
@@ -49,7 +51,7 @@ _ARRAYS = {
     "image": ("f", "b c h w"),  # first: it sets the sizes of the others
     **dict.fromkeys(("labels", "reconstructions"), ("iu", "b r h w")),
     **{f"samples_{way}": ("iu", "b s h w") for way in WAYS},
-    **{f"std_{way}": ("f", "b h w") for way in WAYS},
+    "std": ("f", "b d h w"),
     **dict.fromkeys(("prior_mean", "instances", "true_instances"), ("iu", "b h w")),
     **dict.fromkeys(("valid", "visible"), ("b", "b h w")),
     "graders": ("b", "b r"),
@@ -66,7 +68,7 @@ _KIND_WORDS = {"f": "floats", "b": "booleans", "U": "strings", "iu": "whole numb
 
 @dataclass(frozen=True)
 class Examples:
-    """The arrays of a file; samples and standard deviations by way of sampling. None or empty is an absent group."""
+    """The arrays of a file; samples by way of sampling. None is an absent group."""
 
     image: Float[np.ndarray, "b c h w"]
     labels: Integer[np.ndarray, "b r h w"]
@@ -75,7 +77,7 @@ class Examples:
     keys: Sequence[str]
     reconstructions: Integer[np.ndarray, "b r h w"]
     samples: Mapping[str, Integer[np.ndarray, "b _ h w"]]
-    std: Mapping[str, Float[np.ndarray, "b h w"]]
+    std: Float[np.ndarray, "b d h w"] | None
     prior_mean: Integer[np.ndarray, "b h w"] | None
     true_instances: Integer[np.ndarray, "b h w"] | None
     instances: Integer[np.ndarray, "b h w"] | None
@@ -128,8 +130,7 @@ def as_examples(arrays: Mapping[str, np.ndarray], *, path: Path, same_classes: E
         num_classes = 1 + max(1, *(int(arrays[n].max()) for n in ("labels", "reconstructions", "samples_full")))
         stochastic, names = range(1, num_classes), [f"class {i}" for i in range(num_classes)]
     values: dict[str, Any] = {field.name: arrays.get(field.name) for field in fields(Examples)}
-    for kind in ("samples", "std"):
-        values[kind] = {way: arrays[f"{kind}_{way}"] for way in WAYS if f"{kind}_{way}" in arrays}
+    values["samples"] = {way: arrays[f"samples_{way}"] for way in WAYS if f"samples_{way}" in arrays}
     values |= {"keys": arrays["keys"].tolist(), "stochastic_classes": stochastic, "class_names": names}
     return Examples(**values | {"hardness_metric": str(arrays.get("hardness_metric", ""))})
 

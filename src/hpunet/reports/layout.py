@@ -45,14 +45,13 @@ class Line:
 
 @dataclass(frozen=True)
 class Sheet:
-    """Lines of pictures of one shape, with a legend and a colour bar from 0 to `bar_max` if it has a label."""
+    """Lines of pictures of one shape, with a legend, and a colour bar from 0 to `LARGEST_STD` if it has a label."""
 
     lines: Sequence[Line]
     aspect: float  # height by width of a picture
     groups: Sequence[int] = ()  # columns with a wider gap before them
     legend: Sequence[tuple[np.ndarray, str]] = ()
     bar_label: str = ""
-    bar_max: float = LARGEST_STD
 
 
 def new_figure(**options: Any) -> Any:
@@ -121,18 +120,18 @@ def draw_sheet(sheet: Sheet) -> Any:
             _text(axis, _MARGIN, y + tall / 2, line.label, size=9.5, rotation=90, va="center")
         for x, cell in zip(xs, line.cells, strict=False):
             if cell is not None:
-                mapped = _draw_cell(axis, cell, box=(x, y, tile, tall), largest=sheet.bar_max) or mapped
+                mapped = _draw_cell(axis, cell, box=(x, y, tile, tall)) or mapped
     if sheet.bar_label and mapped is not None:
         tall = min(3.0, height - 2 * _MARGIN - above[0])
         place = np.array((width - right + 0.12, height - _MARGIN - above[0] - tall, 0.13, tall))
         bar = figure.add_axes(place / (width, height, width, height))
-        figure.colorbar(mapped, cax=bar, ticks=np.linspace(0, sheet.bar_max, 6))
+        figure.colorbar(mapped, cax=bar, ticks=np.linspace(0, LARGEST_STD, 6))
         bar.tick_params(labelsize=8.5)
         bar.set_ylabel(sheet.bar_label, fontsize=9)
     for number, entries in enumerate(reversed(legend)):
         y = _MARGIN + number * _LEGEND_LINE
         for x, pixels, text in entries:
-            _draw_cell(axis, Cell(pixels), box=(x, y + 0.03, 0.2, 0.16), largest=sheet.bar_max)
+            _draw_cell(axis, Cell(pixels), box=(x, y + 0.03, 0.2, 0.16))
             _text(axis, x + 0.25, y + 0.11, text, size=9.5, va="center")
     return figure
 
@@ -152,7 +151,7 @@ def _text(axis: Any, x: float, y: float, text: str, *, size: float, **style: Any
     axis.text(x, y, figure_text(text), fontsize=size, **style)
 
 
-def _draw_cell(axis: Any, cell: Cell, *, box: tuple[float, float, float, float], largest: float) -> Any:
+def _draw_cell(axis: Any, cell: Cell, *, box: tuple[float, float, float, float]) -> Any:
     """Draw into the box (left, bottom, width, height); returns the image of a float map, for the colour bar."""
     from matplotlib.patches import Rectangle
 
@@ -163,7 +162,7 @@ def _draw_cell(axis: Any, cell: Cell, *, box: tuple[float, float, float, float],
         _text(axis, left + wide, bottom + tall / 2, cell.text, size=9.0, color=_GREY, ha="right", va="center")
         return None
     is_float = cell.pixels.ndim == 2
-    scale = {"cmap": "cividis", "vmin": 0, "vmax": largest} if is_float else {}
+    scale = {"cmap": "cividis", "vmin": 0, "vmax": LARGEST_STD} if is_float else {}
     image = axis.imshow(cell.pixels, extent=(left, left + wide, bottom, bottom + tall), aspect="auto", **scale)
     axis.add_patch(Rectangle((left, bottom), wide, tall, fill=False, edgecolor="black", linewidth=0.5))
     h, w = cell.size

@@ -3,19 +3,19 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from hpunet.data.examples.load import example, example_names
 from hpunet.data.types import Identity, Sample, SetInfo, make_sample
-from hpunet.evaluation.examples import NUM_SHOWN_SAMPLES, example_arrays
+from hpunet.evaluation.examples import example_arrays
 from hpunet.evaluation.scorer import Scorer
-from hpunet.reports.contents import Section, example_drawings
+from hpunet.reports.contents import Section, evaluation_sections, example_drawings
 from hpunet.reports.examples import Examples, as_examples
 from hpunet.reports.page import Progress, Table, evaluations_table, settings_words, write_page
 from hpunet.reports.saved_run import read_evaluation
 from hpunet.weights.load import TrainedModel, load_trained
 from hpunet.weights.published import find_published
 
+_NUM_SAMPLES = 32
+"""Standard deviations are over all, as in the paper; the first ones are shown."""
 _SHIPPED = "LIDC crops that ship with hpunet, of patients held out from training"
 
 
@@ -42,14 +42,21 @@ class _ShippedExamples:
 def write_published_report(
     name: str, out: Path, *, figures: Path | None = None, progress: Progress = lambda drawings, _count: drawings
 ) -> Path:
-    """Write the page of published weights, by name or folder, to `out`, overwriting it; returns its path."""
+    """Write the page of published weights, by name or folder, to `out`, overwriting it; returns its path.
+
+    Evaluations in `evaluation/NAME` of the working folder, where `hpunet evaluate NAME` writes them, are on it too.
+    """
     trained = load_trained(name)
-    folder = find_published(name) or Path(name)
+    folder, sections = find_published(name) or Path(name), _sections(trained)
     evaluated = sorted(path.parent for path in folder.glob("evaluation/*/summary.json"))
     evaluations = {f"{trained.name}, {path.name}": read_evaluation(path) for path in evaluated}
+    for path in sorted(path.parent for path in Path("evaluation", trained.name).glob("*/summary.json")):
+        evaluation = evaluations[str(path)] = read_evaluation(path)
+        named: dict[str, Any] = {"of": trained.name, "folder": path.name, "settings": trained.settings}
+        sections += evaluation_sections(evaluation, **named)
     tables = [_about(trained), *([evaluations_table(evaluations)] if evaluations else [])]
     title = f"{trained.name}: published weights"
-    return write_page(_sections(trained), out, figures=figures, title=title, tables=tables, progress=progress)
+    return write_page(sections, out, figures=figures, title=title, tables=tables, progress=progress)
 
 
 def _about(trained: TrainedModel) -> Table:
@@ -91,9 +98,7 @@ def _drawn(trained: TrainedModel) -> Examples:
         device=trained.device,
         info=trained.info,
         crop=trained.settings.data.crop,
-        num_samples=NUM_SHOWN_SAMPLES,
+        num_samples=_NUM_SAMPLES,
     )
     arrays = example_arrays(scorer, source, range(len(source)))
-    arrays |= {"stochastic_classes": np.array(trained.info.stochastic_classes)}
-    arrays |= {"class_names": np.array(trained.info.fixed_classes)}
     return as_examples(arrays, path=Path(trained.name))

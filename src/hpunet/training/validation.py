@@ -150,12 +150,8 @@ class Validation:
 
     def _save_examples(self, step: int) -> np.ndarray:
         """Save a sheet of samples, and the arrays behind it and the figures (`reports/examples.py`); returns it."""
-        info = self.pack.info
         chosen = [self.indices[i] for i in spread(self.num_shown, of=len(self.indices))]
         arrays = example_arrays(self.scorer, self.pack, chosen)
-        arrays["stochastic_classes"] = np.array(info.stochastic_classes)
-        names = [*info.fixed_classes, *(f"id {i + 1}" for i in range(info.num_random_ids))]
-        arrays["class_names"] = np.array(names)
         if "instances" in arrays:
             arrays["hardness_metric"] = np.array("rand_error")
         folder, content = self.run / "pictures", io.BytesIO()

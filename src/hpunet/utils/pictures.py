@@ -6,12 +6,13 @@ from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Float, UInt8
+from jaxtyping import Float, Integer, UInt8
 from PIL import Image, ImageDraw, ImageFont
 
 from hpunet.utils.files import atomic_write
 
 _ENOUGH_CONTRAST, _MOST_GAIN = 0.4, 10.0
+_LEAST_SHOWN = 24  # smallest side of an enlarged part, in pixels: less would not show where it lies
 
 
 def spread(count: int, *, of: int) -> list[int]:
@@ -31,6 +32,20 @@ def stretched(image: Float[np.ndarray, "c h w"]) -> Float[np.ndarray, "c h w"]:
     gain = min(_MOST_GAIN, 1 / max(span, 1e-9))
     floor = min(float(low), 1 - gain * span)  # an even image keeps its tone
     return np.asarray(np.clip(floor + gain * (image - low), 0, 1), dtype=image.dtype)
+
+
+def marked_part(labels: Integer[np.ndarray, "s h w"]) -> tuple[slice, slice]:
+    """The square to show: twice the extent of what maps mark, or everything if that is over half of a side."""
+    h, w = labels.shape[1:]
+    y, x = np.nonzero((labels != 0).any(axis=0))
+    if not y.size:
+        return slice(0, h), slice(0, w)
+    side = max(_LEAST_SHOWN, 2 * int(max(np.ptp(y), np.ptp(x)) + 1))
+    if side > min(h, w) / 2:
+        return slice(0, h), slice(0, w)
+    centres = ((int(each.min()) + int(each.max()) + 1) // 2 for each in (y, x))
+    starts = [min(max(0, centre - side // 2), end - side) for centre, end in zip(centres, (h, w), strict=True)]
+    return slice(starts[0], starts[0] + side), slice(starts[1], starts[1] + side)
 
 
 def grey_or_colour(image: Float[np.ndarray, "c h w"]) -> UInt8[np.ndarray, "h w 3"]:

@@ -107,5 +107,5 @@ def hash_tensors(named: Iterable[tuple[str, Tensor]]) -> str:
     total = hashlib.sha256()
     for name, tensor in named:
         total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        total.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+        total.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
     return total.hexdigest()

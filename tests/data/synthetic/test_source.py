@@ -127,11 +127,31 @@ def test_synthetic_source_shares_nothing_between_splits_and_seeds(kind):
         ("lesions", {"num_images": 0}, "num_images"),
         ("lesions", {"size": 8}, "at least 16.*8x8"),
         ("streets", {"seed": -1}, "seed"),
+        ("lesions", {"num_lesions": (0, 2)}, "num_lesions.*least and most"),
+        ("lesions", {"num_lesions": (3, 2)}, "num_lesions"),
+        ("lesions", {"num_lesions": (1, 17)}, "num_lesions.*16"),
+        ("neurites", {"num_lesions": (1, 2)}, "num_lesions.*neurites"),
     ],
 )
 def test_open_synthetic_names_what_is_wrong(name, settings, message):
     with pytest.raises(ConfigError, match=message):
         open_synthetic(name, **{"split": "train", **settings})
+
+
+@pytest.mark.parametrize(("size", "cells"), [((96, 64), (3, 2)), ((64, 96), (2, 3)), ((64, 64), (2, 2))])
+def test_lesions_are_as_many_as_asked_for_one_per_cell(size, cells):
+    most = cells[0] * cells[1]
+    source = open_synthetic("lesions", split="val", num_images=12, size=size, num_lesions=(most - 1, most))
+    numbers = set()
+    for i in range(len(source)):
+        known = source.distribution(i)
+        numbers.add(len(known.p_state))
+        assert source[i].image.shape == (1, *size)
+        in_cells = known.regions.reshape(cells[0], 32, cells[1], 32).swapaxes(1, 2).reshape(most, -1)
+        lesions = [set(((inside[inside > 0] - 1) // 4).tolist()) for inside in in_cells]
+        assert sorted(n for inside in lesions for n in inside) == list(range(len(known.p_state)))
+        assert max(map(len, lesions)) == 1
+    assert numbers == {most - 1, most}
 
 
 def test_synthetic_source_has_no_distribution_of_instances():

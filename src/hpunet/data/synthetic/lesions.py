@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float64, Int32, Int64, UInt8
 from hpunet.data.synthetic.texture import smooth_noise, to_bytes
 
 NUM_SIDES = 3  # of a halo, 120 degrees each; a grader includes each independently
-MAX_LESIONS = 3
+NUM_LESIONS = (1, 3)  # least and most per image
 _PARTS = 1 + NUM_SIDES  # a lesion's core and the sides of its halo
 _STATES = np.array([(0,) * _PARTS, *((1, *sides) for sides in product((0, 1), repeat=NUM_SIDES))], dtype=np.int64)
 """The parts that a grader can draw: none, or the core with any of the sides."""
@@ -47,7 +47,7 @@ class KnownDistribution:
 
     @property
     def states(self) -> Int64[np.ndarray, "m lesions"]:
-        """All combinations of lesion states, at most 9³; the first is the empty one."""
+        """All combinations of lesion states, 9 to the power of their number; the first is the empty one."""
         num_lesions = len(self.p_state)
         return np.indices((len(_STATES),) * num_lesions).reshape(num_lesions, -1).T.astype(np.int64)
 
@@ -95,19 +95,26 @@ class KnownDistribution:
 
 
 def make_lesions(
-    rng: np.random.Generator, *, size: tuple[int, int]
+    rng: np.random.Generator, *, size: tuple[int, int], num_lesions: tuple[int, int] = NUM_LESIONS
 ) -> tuple[UInt8[np.ndarray, "h w"], KnownDistribution]:
-    """An image of 1 to 3 lesions, at most one per quadrant, and the distribution of its label maps."""
-    h, w = size
+    """An image of at least and at most `num_lesions`, and the distribution of its label maps.
+
+    At most one lesion lies in each cell of a grid, 2 cells along the shorter side of the image and 2 along the
+    longer, or as many as the most lesions need.
+    """
+    (h, w), (least, most) = size, num_lesions
     image = _lung(rng, size=size)
-    quarters = rng.permutation(4)[: rng.integers(1, MAX_LESIONS + 1)]
+    long = max(2, -(-most // 2))
+    down, across = (long, 2) if h >= w else (2, long)
+    tall, wide = h // down, w // across
+    cells = rng.permutation(down * across)[: rng.integers(least, most + 1)]
     p_call = rng.uniform(0.75, 1.0)
-    p_state = np.empty((len(quarters), len(_STATES)))
+    p_state = np.empty((len(cells), len(_STATES)))
     regions = np.zeros(size, dtype=np.int32)
-    for lesion, quarter in enumerate(quarters):
-        top, left = quarter // 2 * (h // 2), quarter % 2 * (w // 2)
-        window = np.s_[top : top + h // 2, left : left + w // 2]
-        distance, side = _polar(rng, size=(h // 2, w // 2))
+    for lesion, cell in enumerate(cells):
+        top, left = cell // across * tall, cell % across * wide
+        window = np.s_[top : top + tall, left : left + wide]
+        distance, side = _polar(rng, size=(tall, wide))
         regions[window] = np.where(distance < 1, 1 + _PARTS * lesion + np.where(distance < _CORE, 0, 1 + side), 0)
         marked, p_sides = rng.uniform(0.35, 1.0), rng.uniform(0.1, 0.9, NUM_SIDES)
         chosen = np.where(_STATES[:, 1:] == 1, p_sides, 1 - p_sides).prod(axis=1)
