@@ -485,7 +485,7 @@ def test_average_precision_of_perfect_samples_is_that_of_the_true_cars(tmp_path:
             yield drawn._replace(maps=drawn.maps._replace(**maps))
 
     info = INFO["streets"]
-    perfect = Perfect(model=small_model("streets"), info=info, crop=(64, 128), num_samples=8, alpha=4)
+    perfect = Perfect(model=small_model("streets"), info=info, crop=(64, 128), num_samples=8, alpha=4, erosion=5)
     summary = run_it(tmp_path, source, perfect)
     matches = []
     for i in range(4):

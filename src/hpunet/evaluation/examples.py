@@ -13,7 +13,7 @@ from hpunet.evaluation.scorer import LOGITS_AT_ONCE, Scorer
 from hpunet.evaluation.scores import instances_of
 from hpunet.metrics import rand_error
 from hpunet.sampling.orientations import encode_orientations
-from hpunet.sampling.sample import LatentSource, reconstruct, sample
+from hpunet.sampling.sample import reconstruct, sample
 
 NUM_SHOWN_SAMPLES = 8
 MAX_SIDE = 512  # of whole images in figures, in pixels
@@ -67,14 +67,14 @@ def _arrays_of(scorer: Scorer, source: Source, items: Sequence[Item]) -> dict[st
     }
     if inputs.cond is not None:
         arrays["visible"] = kept(inputs.cond[:, 0] > 0) > 0
-    rest: list[LatentSource] = ["mean"] * (len(model.latent_dims) - 1)
-    every: list[LatentSource] = ["sample"] * len(model.latent_dims)
-    alone: list[list[LatentSource]] = [[*rest[:i], "sample", *rest[i:]] for i in range(len(every))]
-    kept_as = {"samples_full": 0, "samples_global": 1, "samples_local": len(alone)}
+    # A temperature of 0 is the mean. On fused kernels all ways are then one CUDA graph.
+    num_scales = len(model.latent_dims)
+    alone = np.eye(num_scales).tolist()
+    kept_as = {"samples_full": 0, "samples_global": 1, "samples_local": num_scales}
     std = []
     features = encode_orientations(model, image=inputs.image, cond=inputs.cond, names=keys)
-    for way, latents in enumerate([every, *alone]):
-        how: dict[str, Any] = {"generator": scorer.generators(keys, seed=scorer.seed), "latents": latents}
+    for way, temperature in enumerate([[1.0] * num_scales, *alone]):
+        how: dict[str, Any] = {"generator": scorer.generators(keys, seed=scorer.seed), "temperature": temperature}
         maps, spread_out = [], ClassSpread()
         for part in scorer.in_parts(inputs, features=features, return_logits=True, **how):
             maps.append(part.labels[padding.inside].cpu().numpy().astype(np.uint8))
