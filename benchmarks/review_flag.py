@@ -24,7 +24,7 @@ from hpunet.data.synthetic.source import open_synthetic
 from hpunet.metrics.bootstrap import bootstrap, group_numbers
 from hpunet.metrics.conformal import nested_weights, patient_quantile
 from hpunet.sampling.review import pooled_features
-from hpunet.weights.calibration import REVIEW, find_calibration, read_review
+from hpunet.weights.calibration import REVIEW, find_files, read_review
 
 RATES = (0.01, 0.02, 0.05, 0.1, 0.2)
 SHIFTS, CLOSER = (16, 24, 32, 48, 64), (1.5, 2.0, 3.0)
@@ -128,9 +128,9 @@ def main() -> None:
     parser.add_argument("--figure", type=Path)
     chosen = parser.parse_args()
     trained = hpunet.load(chosen.run).trained
-    path = find_calibration(trained, file=REVIEW, folder=chosen.calibration)
-    assert path is not None, "calibrate the model first"
-    statistic = read_review(path)[0]
+    paths = find_files(trained, file=REVIEW, folder=chosen.calibration)
+    assert paths, "calibrate the model first"
+    statistic = read_review(paths[0])[0]
     source = open_split(chosen.data, split=chosen.split, options=trained.settings.data.options)
     images = [source[i].image[0] for i in range(len(source))]
     patients = [identity.patient for identity in source.identities]

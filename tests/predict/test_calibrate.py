@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from hpunet.data.open import open_data
 from hpunet.data.types import Identity
 from hpunet.errors import CheckpointError, ConfigError, DataError
 from hpunet.metrics.conformal import coverage, patient_quantile
+from hpunet.models.cpu_sampler import CPUSampler
 from hpunet.predict.calibrate import (
     area_groups,
     collect_scores,
@@ -27,6 +29,8 @@ from hpunet.predict.calibrate import (
     refuse_training_patients,
     spread_over_patients,
 )
+from hpunet.predict.draw import SamplingOptions
+from hpunet.predict.predictor import Predictor
 from hpunet.training.loop import train
 from hpunet.utils.files import dump_hashed_json, parse_json
 from hpunet.weights import calibration as files
@@ -83,6 +87,8 @@ def test_thresholds_are_the_quantiles_of_the_scores(made: Path) -> None:
             needed = level.guarantee * 25 / 24
             assert coverage(theirs, weights=used, threshold=threshold + 1e-9) >= needed - 1e-9
             assert coverage(theirs, weights=used, threshold=threshold - 1e-9) < needed
+    for name in ("outer", "area"):
+        assert any(getattr(level, name) is not None for level in calibration.levels), name
     assert calibration.weights_sha256 == files.weights_sum(trained)
     assert any("validation" in note for note in calibration.notes)
 
@@ -98,7 +104,10 @@ def test_prediction_gives_what_the_thresholds_say(made: Path) -> None:
     assert "90%" in found[0.9].note
     assert prediction.review is not None
     assert prediction.statements == [found[0.9].note]
-    assert predictor(image, num_samples=5, window=(0.0, 1.0)).statements == []
+    (reason,) = predictor(image, num_samples=5, window=(0.0, 1.0)).statements
+    assert reason.startswith("No guarantees: ")
+    assert "4 samples, not 5" in reason
+    assert prediction.redraw(seed=3).statements == []
     with pytest.raises(ConfigError, match=r"0\.8, 0\.9"):
         prediction.guarantee(0.95)
     with pytest.raises(ConfigError, match="4 samples"):
@@ -222,7 +231,7 @@ def reseal(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
 def test_foreign_and_damaged_calibrations_are_refused(run: Path, change: Any, word: str) -> None:
     reseal(run / files.CALIBRATION, change)
     with pytest.raises(CheckpointError, match=word):
-        _ = hpunet.load(run, device="cpu").calibrated.calibration
+        hpunet.load(run, device="cpu").calibrated.calibration("torch")
 
 
 def test_every_changed_byte_is_seen(run: Path) -> None:
@@ -255,10 +264,62 @@ def test_without_a_calibration_there_is_no_review_and_guarantees_say_what_to_do(
     (run / files.CALIBRATION).unlink()
     prediction = hpunet.load(run, device="cpu")(np.zeros((16, 16), dtype=np.uint8), num_samples=2)
     assert prediction.review is None
+    assert prediction.statements == []
     with pytest.raises(ConfigError, match="hpunet calibrate"):
         prediction.guarantee()
     with pytest.raises(CheckpointError, match="calibration"):
         hpunet.load(run, device="cpu", calibration="nowhere")(np.zeros((16, 16), dtype=np.uint8), num_samples=2)
+
+
+def test_a_folder_without_a_statistic_gives_guarantees_but_no_review(run: Path) -> None:
+    Path("c").mkdir()
+    shutil.copy(run / files.CALIBRATION, "c")
+    prediction = hpunet.load(run, device="cpu", calibration="c")(np.zeros((16, 16), dtype=np.uint8), num_samples=4)
+    assert prediction.review is None
+    assert prediction.guarantee(0.9).level == 0.9
+
+
+def test_other_kernels_are_refused_with_what_to_do(run: Path) -> None:
+    reseal(run / files.CALIBRATION, lambda found: found.update(kernels="fused"))
+    prediction = hpunet.load(run, device="cpu")(np.zeros((16, 16), dtype=np.uint8), num_samples=4)
+    with pytest.raises(CheckpointError, match=r'--kernels fused`.*kernels="fused".*DATA --kernels torch'):
+        prediction.guarantee(0.9)
+    (reason,) = prediction.statements
+    assert "--kernels fused" in reason
+
+
+def test_kernels_are_those_of_the_prediction(run: Path) -> None:
+    """On fused kernels, tiles are plain torch."""
+    trained = load_trained(run, device="cpu")
+    predictor = Predictor(replace(trained, sampler=CPUSampler(trained.model)))
+    image = np.zeros((16, 16), dtype=np.uint8)
+    options = SamplingOptions(num_samples=4)
+    with pytest.raises(CheckpointError, match="kernels"):
+        predictor(image, num_samples=4).guarantee(0.9)
+    with pytest.raises(CheckpointError, match="kernels"):
+        predictor.calibrated.check(options, level=0.9)
+    assert predictor(image, num_samples=4, tile="16").guarantee(0.9).level == 0.9
+    assert predictor.calibrated.check(replace(options, tile="16"), level=0.9).kernels == "torch"
+
+
+@pytest.mark.parametrize("change", [{"weights_sha256": "0" * 64}, {"kernels": "fused"}, {"orientations": 8}])
+def test_the_first_calibration_that_fits_is_used(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any]
+) -> None:
+    """One in the cache that does not fit hides neither that of the weights nor their statistic."""
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    shutil.copy(run / files.CALIBRATION, cache)
+    reseal(cache / files.CALIBRATION, lambda found: found.update(change))
+    statistic, hashes, _ = files.read_review(run / files.REVIEW)
+    files.write_review(cache, statistic, patients=hashes, weights="ab" * 32)
+    monkeypatch.setattr(files, "own_folder", lambda _: cache)
+    prediction = hpunet.load(run, device="cpu")(np.zeros((16, 16), dtype=np.uint8), num_samples=4)
+    assert prediction.guarantee(0.9).level == 0.9
+    assert prediction.review is not None
+    (run / files.CALIBRATION).unlink()
+    with pytest.raises(CheckpointError, match=str(cache)):
+        hpunet.load(run, device="cpu").calibrated.calibration("torch")
 
 
 @pytest.mark.parametrize(
@@ -284,7 +345,7 @@ def test_images_are_spread_over_patients() -> None:
 def test_published_weights_are_calibrated_and_say_on_whom(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HPUNET_HOME", str(tmp_path))
     predictor = hpunet.load("lidc-hpu-2026", device="cpu", orientations=8)
-    calibration = predictor.calibrated.calibration
+    calibration = predictor.calibrated.calibration("torch")
     assert (calibration.split, calibration.num_patients, calibration.num_images) == ("val", 125, 2399)
     assert "used for selecting lidc-hpu-2026" in calibration.notes[0]
     assert predictor.trained.folder is not None

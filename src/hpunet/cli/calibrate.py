@@ -102,8 +102,7 @@ def _statistic(
     from hpunet.weights import calibration as files
 
     own = files.weights_sum(trained)
-    found = files.find_calibration(trained, file=files.REVIEW)
-    if found is not None:
+    for found in files.find_files(trained, file=files.REVIEW):
         statistic, hashes, belongs_to = files.read_review(found)
         if belongs_to == own:
             work.refuse_training_patients(source, hashes=hashes, weights=own)

@@ -27,10 +27,12 @@ _COLOUR = (
 _AT = "A point in the object, column and row from 0: the crop around it that the model was trained on is cut out."
 _BOX = "A box around the object, instead of a point."
 _SPACING = "Distance of pixels in mm to resample to; by default stored pixels are used."
-_STATE = "Make the samples of this state.json again, of one image; what is said of drawing is that of the file."
+_STATE = "Redraw the samples of this state.json (one image); sampling options come from the file."
 _SAME_IOU = "Samples with at least this IoU are the same hypothesis; default: 0.5, or less where groups are too many."
 _REPRESENTATIVES = "Also choose so many samples that, with weights, stand best for all: representatives.json."
-_GUARANTEE = "Also inner and outer masks and areas that hold with this probability, of a calibrated model: 0.9."
+_GUARANTEE = (
+    "Also write inner and outer masks and an area interval that hold with this probability (calibrated models)."
+)
 _CALIBRATION = "Folder that `hpunet calibrate --out` wrote; by default that of the model."
 
 
@@ -103,10 +105,9 @@ def sample_command(
         if representatives > samples:
             raise ConfigError(f"--representatives: expected at most {samples}, the samples, got {representatives}")
     if guarantee is not None:
-        predictor.calibrated.check(options, level=guarantee)
         if kept is not None:
             raise ConfigError("--guarantee: is for samples as they are drawn; omit --state")
-        Notes(quiet=quiet)(*predictor.calibrated.calibration.notes)
+        Notes(quiet=quiet)(*predictor.calibrated.check(options, level=guarantee).notes)
     if colour is not None:
         parse_colour(colour)
     say = Notes(quiet=quiet)

@@ -44,6 +44,7 @@ def view_command(
     port: Annotated[int | None, typer.Option(help=_PORT, min=0, max=65535)] = None,
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Print the address only.")] = False,
     device: Annotated[str | None, typer.Option(help=_DEVICE)] = None,
+    kernels: cli.Kernels = "auto",
     host: Annotated[str, typer.Option(help=_HOST)] = "127.0.0.1",
     token: Annotated[str | None, typer.Option(help=_TOKEN)] = None,
     static: Annotated[Path | None, typer.Option(help="Folder of the page, to develop it.")] = None,
@@ -101,7 +102,7 @@ def view_command(
     def load() -> "Predictor":
         from hpunet.predict.predictor import load
 
-        return load(run, device=device)
+        return load(run, device=device, kernels=kernels)
 
     with listening, open_work_list(folder, cases, model=run.name) as found:
         drawing = Drawing(load, window=window)

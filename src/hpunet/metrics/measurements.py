@@ -63,7 +63,7 @@ class Measurements:
     """By the name of the class, then by that of the quantity."""
 
     def of(self, quantity: str = "area", *, class_name: str | None = None) -> Sizes:
-        """One quantity; `class_name` may be left away where there is only one class."""
+        """One quantity; `class_name` is optional if there is only one class."""
         if class_name is None and len(self.classes) == 1:
             (class_name,) = self.classes
         if class_name is None or class_name not in self.classes:

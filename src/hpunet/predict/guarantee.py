@@ -11,18 +11,19 @@ import torch
 from jaxtyping import Bool, Float32, Integer
 
 from hpunet.data.types import SetInfo
-from hpunet.errors import ConfigError
+from hpunet.errors import CheckpointError, ConfigError
 from hpunet.metrics.conformal import Interval, area_interval, area_range, mask_order
-from hpunet.predict.draw import SamplingOptions
+from hpunet.predict.draw import SamplingOptions, sampler_for
 from hpunet.sampling.review import MAX_PIXELS, ReviewStatistic, pooled_features
+from hpunet.sampling.tiling import Tiled
 from hpunet.weights.calibration import (
     REVIEW,
     Calibration,
     Level,
-    check_model,
-    find_calibration,
+    find_files,
     read_calibration,
     read_review,
+    reason_against,
     weights_sum,
 )
 from hpunet.weights.load import TrainedModel
@@ -86,27 +87,41 @@ class Calibrated:
         return weights_sum(self.trained)
 
     @cached_property
-    def calibration(self) -> Calibration:
-        """The calibration of these weights, or an error that says what is missing."""
-        path = find_calibration(self.trained, folder=self.folder)
-        if path is None:
+    def _found(self) -> list[tuple[Path, Calibration]]:
+        """Calibrations, which may be of other weights, in the order in which they are preferred."""
+        return [(path, read_calibration(path)) for path in find_files(self.trained, folder=self.folder)]
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is a calibration, fitting or not."""
+        return bool(self._found)
+
+    def calibration(self, kernels: str) -> Calibration:
+        """The first calibration of these weights and of samples drawn with these kernels, "torch" or "fused".
+
+        An error says what is missing.
+        """
+        if not self._found:
             name = self.trained.name
             raise ConfigError(f"{name}: is not calibrated; run `hpunet calibrate {name} --data DATA` first")
-        found = read_calibration(path)
-        check_model(found, self.trained, path=path)
-        return found
+        reasons = []
+        for path, found in self._found:
+            reason = reason_against(found, self.trained, weights=self._weights, kernels=kernels)
+            if reason is None:
+                return found
+            reasons.append(f"{path}: {reason}")
+        raise CheckpointError(reasons[0])
 
     @cached_property
     def _statistic(self) -> tuple[ReviewStatistic, Calibration] | None:
         """None if there is none of these weights."""
-        places = [find_calibration(self.trained, **how, folder=self.folder) for how in ({}, {"file": REVIEW})]
-        if places[0] is None or places[1] is None:
-            return None
-        calibration = read_calibration(places[0])
-        statistic, _, weights = read_review(places[1])
-        if not weights == calibration.weights_sha256 == self._weights or calibration.review_threshold is None:
-            return None
-        return statistic, calibration
+        for path, calibration in self._found:
+            place = path.with_name(REVIEW)
+            if calibration.review_threshold is not None and place.is_file():
+                statistic, _, weights = read_review(place)
+                if weights == calibration.weights_sha256 == self._weights:
+                    return statistic, calibration
+        return None
 
     def review(self, image: Float32[np.ndarray, "c h w"]) -> Review | None:
         """The review score of an image in [0, 1]; None without a statistic, or if the image is very large."""
@@ -118,10 +133,13 @@ class Calibrated:
         assert calibration.review_threshold is not None
         return Review(float(statistic.score(features)[0]), calibration.review_threshold, calibration.false_alarms)
 
-    def check(self, options: SamplingOptions, *, level: float) -> None:
+    def check(self, options: SamplingOptions, *, level: float) -> Calibration:
         """Refuse a guarantee that is not calibrated, or samples drawn otherwise, before any work."""
-        check_sampling(options, self.calibration)
-        level_for(self.calibration, level=level, area=0.0)
+        is_tiled = isinstance(sampler_for(self.trained, (1, 1), tile=options.tile), Tiled)
+        calibration = self.calibration("torch" if is_tiled or self.trained.sampler is None else "fused")
+        check_sampling(options, calibration)
+        level_for(calibration, level=level, area=0.0)
+        return calibration
 
     def guarantee(
         self,
@@ -130,10 +148,11 @@ class Calibrated:
         mean: Float32[np.ndarray, "h w"],
         info: SetInfo,
         options: SamplingOptions,
+        kernels: str,
         level: float,
     ) -> Guarantee:
         """What `Prediction.guarantee` gives."""
-        calibration = self.calibration
+        calibration = self.calibration(kernels)
         check_sampling(options, calibration)
         marked = np.isin(samples, info.foreground)
         found = level_for(calibration, level=level, area=median_area(marked))

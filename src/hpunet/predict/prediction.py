@@ -2,7 +2,6 @@
 
 import io
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -128,7 +127,7 @@ class Prediction:
         """The probability that what a later image of the patient shows is larger by more than this share.
 
         `quantity` is "area", "longest_diameter", "perpendicular_diameter" or "num_parts", compared in all pairs of
-        samples. `class_name` may be left away where there is only one class.
+        samples. `class_name` is optional if there is only one class.
         """
         how: dict[str, Any] = {"more_than": more_than, "quantity": quantity, "class_name": class_name}
         return self.measurements.growth(after.measurements, **how)
@@ -147,15 +146,18 @@ class Prediction:
             raise ConfigError(f"{self.name}: samples were edited; guarantees are for samples as they are drawn")
         if self.axes != "yx":
             raise ConfigError(f"{self.name}: is a volume; guarantees are for images, such as its `slices`")
-        how: dict[str, Any] = {"mean": self.mean, "info": self.info, "options": self.options, "level": level}
-        return self.calibrated.guarantee(self.samples, **how)
+        how: dict[str, Any] = {"mean": self.mean, "info": self.info, "options": self.options}
+        return self.calibrated.guarantee(self.samples, **how, kernels=self.origin.kernels, level=level)
 
     @property
     def statements(self) -> list[str]:
-        """What is guaranteed with 90 %, in one line; nothing without a calibration of samples like these."""
-        with suppress(HPUNetError):
+        """What is guaranteed with 90 %, or why nothing is; nothing without a calibration, or if edited."""
+        if self.calibrated is None or self.axes != "yx" or not self.calibrated.exists:
+            return []
+        try:
             return [self.guarantee().note]
-        return []
+        except HPUNetError as error:
+            return [f"No guarantees: {error}"]
 
     @property
     def slices(self) -> list["Prediction"]:

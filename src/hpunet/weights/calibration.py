@@ -91,13 +91,17 @@ def own_folder(trained: TrainedModel) -> Path:
     return trained.folder
 
 
-def find_calibration(trained: TrainedModel, *, file: str = CALIBRATION, folder: Path | None = None) -> Path | None:
-    """The file for this model, if there is one, in `folder` or in the places named above."""
-    places = [] if trained.folder is None else [own_folder(trained), trained.folder]
-    found = [place / file for place in (places if folder is None else [folder]) if (place / file).is_file()]
-    if folder is not None and not found:
+def find_files(trained: TrainedModel, *, file: str = CALIBRATION, folder: Path | None = None) -> list[Path]:
+    """The files of this name in `folder` or in the places named above, which may be of other weights; own ones first.
+
+    A `CheckpointError` says that `folder` has no `calibration.json`; statistics are optional.
+    """
+    own = [] if trained.folder is None else [own_folder(trained), trained.folder]
+    places = own if folder is None else [folder]
+    found = [place / file for place in dict.fromkeys(places) if (place / file).is_file()]
+    if folder is not None and file == CALIBRATION and not found:
         raise CheckpointError(f"{folder}: has no {file}; `hpunet calibrate {trained.name} --data DATA` writes one")
-    return found[0] if found else None
+    return found
 
 
 def write_calibration(folder: Path, calibration: Calibration) -> None:
@@ -160,19 +164,22 @@ def _area_group(stored: list[Any], *, where: str) -> tuple[float, float | None]:
     raise CheckpointError(f"{where}: areas: expected two numbers, the second larger or null, got {stored!r:.40}")
 
 
-def check_model(calibration: Calibration, trained: TrainedModel, *, path: Path) -> None:
-    """Refuse a calibration of other weights or of another sampler."""
-    if calibration.weights_sha256 != weights_sum(trained):
+def reason_against(calibration: Calibration, trained: TrainedModel, *, weights: str, kernels: str) -> str | None:
+    """Why a calibration is not for this model with these `weights_sum` and kernels, and what to do; None if it is."""
+    again = f"`hpunet calibrate {trained.name} --data DATA"
+    if calibration.weights_sha256 != weights:
         words = f"it was made for other weights than those of {trained.name} ({calibration.model})"
-        raise CheckpointError(f"{path}: {words}; calibrate these: `hpunet calibrate {trained.name} --data DATA`")
-    for name, wanted, got in (
-        ("orientations", calibration.orientations, trained.model.orientations),
-        ("kernels", calibration.kernels, "torch" if trained.sampler is None else "fused"),
-    ):
-        if wanted != got:
-            raise CheckpointError(
-                f"{path}: was made with {name} {wanted}, not {got}; use the same, or calibrate again"
-            )
+        return f"{words}; calibrate these: {again}`"
+    if calibration.orientations != trained.model.orientations:
+        number = calibration.orientations
+        words = f"it was made with orientations {number}, not {trained.model.orientations}"
+        return f"{words}; use `--orientations {number}`, in Python `hpunet.load(…, orientations={number})`"
+    if calibration.kernels != kernels:
+        wanted = calibration.kernels
+        words = f"it was made with kernels {wanted}, but samples are drawn with kernels {kernels}"
+        use = f'use `--kernels {wanted}`, in Python `hpunet.load(…, kernels="{wanted}")`'
+        return f"{words}; {use}, or calibrate these: {again} --kernels {kernels}`"
+    return None
 
 
 def hash_patients(patients: Iterable[str], *, weights: str) -> Tensor:
