@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 import hpunet
 from hpunet.cli.main import app
 from hpunet.data.open import open_data
+from hpunet.data.packs import is_pack, write_pack
 from hpunet.data.types import Identity
 from hpunet.errors import CheckpointError, ConfigError, DataError
 from hpunet.metrics.conformal import coverage, patient_quantile
@@ -27,6 +28,7 @@ from hpunet.predict.calibrate import (
     collect_scores,
     patients_needed,
     refuse_training_patients,
+    review_statistic,
     spread_over_patients,
 )
 from hpunet.predict.draw import SamplingOptions
@@ -277,6 +279,37 @@ def test_a_folder_without_a_statistic_gives_guarantees_but_no_review(run: Path) 
     prediction = hpunet.load(run, device="cpu", calibration="c")(np.zeros((16, 16), dtype=np.uint8), num_samples=4)
     assert prediction.review is None
     assert prediction.guarantee(0.9).level == 0.9
+
+
+def test_calibrating_without_training_images_gives_guarantees_but_no_review(run: Path) -> None:
+    write_pack({"val": open_data(DATA, split="val", options=OPTIONS)}, Path("pack"), options=OPTIONS)
+    (run / files.REVIEW).unlink()
+    for path in [path for path in run.iterdir() if is_pack(path)]:
+        shutil.rmtree(path)
+    result = command("calibrate", run, "--data", "pack", "--samples", "4", "--guarantee", "0.9", "--out", "c")
+    assert result.exit_code == 0, result.output
+    assert "no split train" in result.output
+    assert sorted(path.name for path in Path("c").iterdir()) == [files.CALIBRATION]
+    image = np.zeros((16, 16), dtype=np.uint8)
+    prediction = hpunet.load(run, device="cpu", calibration="c")(image, num_samples=4)
+    assert prediction.review is None
+    assert prediction.guarantee(0.9).level == 0.9
+
+
+def test_a_foreign_statistic_does_not_hide_that_of_the_weights(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained = load_trained(run, device="cpu")
+    statistic, hashes, _ = files.read_review(run / files.REVIEW)
+    files.write_review(tmp_path / "cache", statistic, patients=hashes, weights="ab" * 32)
+    monkeypatch.setattr(files, "own_folder", lambda _: tmp_path / "cache")
+    source = open_data(DATA, split="val", options=OPTIONS)
+    where: dict[str, Any] = {"data": "nowhere", "options": {}, "folder": tmp_path / "c", "crop": None}
+    found, is_known = review_statistic(trained, source, **where)
+    assert found is not None
+    assert torch.equal(found.centre, statistic.centre)
+    assert is_known
+    assert (tmp_path / "c" / files.REVIEW).is_file()
 
 
 def test_other_kernels_are_refused_with_what_to_do(run: Path) -> None:

@@ -13,9 +13,7 @@ from hpunet.config.settings import parse_assignments
 from hpunet.errors import ConfigError
 
 if TYPE_CHECKING:
-    from hpunet.data.types import Source
     from hpunet.weights.calibration import Calibration
-    from hpunet.weights.load import TrainedModel
 
 _OUT = (
     "Output folder; by default the run's, or, for published weights, calibration/NAME beside the cache of weights, "
@@ -72,7 +70,15 @@ def calibrate_command(
         raise ConfigError(f"{folder / files.CALIBRATION}: exists already; use --replace or another --out")
     crop = None if settings.evaluate == "whole" else settings.crop
     how: dict[str, Any] = {"crop": crop, "seed": seed}
-    statistic, is_known = _statistic(trained, source, data=data, options=chosen, folder=folder, **how)
+    with progress_bar(hidden=False) as progress:
+        task = progress.add_task("training images", total=None, visible=False)
+        statistic, is_known = work.review_statistic(
+            trained, source, data=data, options=chosen, folder=folder, **how,
+            begin=lambda total: progress.update(task, total=total, visible=True),
+            advance=lambda number: progress.advance(task, number),
+        )  # fmt: skip
+    if statistic is None:
+        notes.print(f"{data}: has no split train, so no review statistic is made")
     with progress_bar(hidden=False) as progress:
         task = progress.add_task(f"{split} images", total=len(source))
         levels = sorted(set(guarantee))
@@ -87,45 +93,6 @@ def calibrate_command(
     files.write_calibration(folder, calibration)
     _print(calibration)
     console.print(str(folder / files.CALIBRATION))
-
-
-def _statistic(
-    trained: "TrainedModel", source: "Source", *, data: str, options: dict[str, Any], folder: Path, **how: Any
-) -> tuple[Any, bool]:
-    """The review statistic, if there are training images, and whether the patients of training are known.
-
-    Raises a `DataError` if patients of the calibration are among them.
-    """
-    from hpunet.data.open import open_data
-    from hpunet.data.types import NoSuchSplitError
-    from hpunet.predict import calibrate as work
-    from hpunet.weights import calibration as files
-
-    own = files.weights_sum(trained)
-    for found in files.find_files(trained, file=files.REVIEW):
-        statistic, hashes, belongs_to = files.read_review(found)
-        if belongs_to == own:
-            work.refuse_training_patients(source, hashes=hashes, weights=own)
-            if found.parent != folder:
-                files.write_review(folder, statistic, patients=hashes, weights=own)
-            return statistic, bool(len(hashes))
-    training = work.training_source(trained)
-    is_known = training is not None
-    if training is None:
-        try:
-            training = open_data(data, split="train", options=options)
-        except NoSuchSplitError:
-            notes.print(f"{data}: has no split train, so no review statistic is made")
-            return None, False
-    hashes = files.hash_patients((each.patient for each in training.identities), weights=own)
-    work.refuse_training_patients(source, hashes=hashes, weights=own)
-    with progress_bar(hidden=False) as progress:
-        task = progress.add_task("training images", total=min(len(training), work.MAX_TRAINING_IMAGES))
-        statistic = work.make_statistic(
-            trained, training, **how, advance=lambda number: progress.advance(task, number)
-        )
-    files.write_review(folder, statistic, patients=hashes if is_known else hashes[:0], weights=own)
-    return statistic, is_known
 
 
 def _print(calibration: "Calibration") -> None:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,9 @@ from torch import Tensor
 
 from hpunet.data.alterations import KINDS, altered
 from hpunet.data.fingerprint import FileHashes, read_contents
+from hpunet.data.open import open_data
 from hpunet.data.packs import is_pack, open_pack
-from hpunet.data.types import Identity, Source
+from hpunet.data.types import Identity, NoSuchSplitError, Source
 from hpunet.errors import ConfigError, DataError
 from hpunet.evaluation.images import as_batch, centre_crop
 from hpunet.evaluation.scorer import image_seed
@@ -33,7 +35,16 @@ from hpunet.metrics.conformal import (
 from hpunet.predict.draw import SamplingOptions, sample_image
 from hpunet.predict.guarantee import median_area
 from hpunet.sampling.review import ReviewStatistic, fit_review, pooled_features
-from hpunet.weights.calibration import Calibration, Level, hash_patients, weights_sum
+from hpunet.weights.calibration import (
+    REVIEW,
+    Calibration,
+    Level,
+    find_files,
+    hash_patients,
+    read_review,
+    weights_sum,
+    write_review,
+)
 from hpunet.weights.load import TrainedModel
 
 FALSE_ALARMS = 0.05
@@ -168,6 +179,47 @@ def make_statistic(
         wrong.append(_features(trained, [altered(x, kind=k, rng=rng) for x, k in zip(images, kinds, strict=True)]))
         advance(len(images))
     return fit_review(features=torch.cat(features), altered=torch.cat(wrong))
+
+
+def review_statistic(
+    trained: TrainedModel,
+    source: Source,
+    *,
+    data: str,
+    options: Mapping[str, Any],
+    folder: Path,
+    crop: tuple[int, int] | None,
+    seed: int = 0,
+    begin: Callable[[int], None] = lambda _: None,
+    advance: Callable[[int], None] = lambda _: None,
+) -> tuple[ReviewStatistic | None, bool]:
+    """The review statistic for `folder`, where it is written, and whether the patients of training are known.
+
+    The model's own is used if it has one; else it is made of the run's training images, or of those of `data` opened
+    with `options`; without any, there is none. Raises a `DataError` if patients of `source` are among those of
+    training. `begin` is called with the number of training images before they are read.
+    """
+    own = weights_sum(trained)
+    for found in find_files(trained, file=REVIEW):
+        statistic, hashes, belongs_to = read_review(found)
+        if belongs_to == own:
+            refuse_training_patients(source, hashes=hashes, weights=own)
+            if found.parent != folder:
+                write_review(folder, statistic, patients=hashes, weights=own)
+            return statistic, bool(len(hashes))
+    training = training_source(trained)
+    is_known = training is not None
+    if training is None:
+        try:
+            training = open_data(data, split="train", options=options)
+        except NoSuchSplitError:
+            return None, False
+    hashes = hash_patients((each.patient for each in training.identities), weights=own)
+    refuse_training_patients(source, hashes=hashes, weights=own)
+    begin(min(len(training), MAX_TRAINING_IMAGES))
+    statistic = make_statistic(trained, training, crop=crop, seed=seed, advance=advance)
+    write_review(folder, statistic, patients=hashes if is_known else hashes[:0], weights=own)
+    return statistic, is_known
 
 
 def spread_over_patients(identities: Sequence[Identity], *, limit: int, rng: np.random.Generator) -> list[int]:
