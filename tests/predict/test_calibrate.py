@@ -162,21 +162,8 @@ def test_too_few_patients_are_said(run: Path) -> None:
 
 def test_groups_have_their_own_thresholds(run: Path) -> None:
     assert area_groups((5.0, 9.0)) == [(0.0, 5.0), (5.0, 9.0), (9.0, None)]
-    how = (
-        "--data",
-        DATA,
-        "--samples",
-        "2",
-        "--guarantee",
-        "0.5",
-        "--groups",
-        "20",
-        "--out",
-        "c",
-        "--miss-rate",
-        "0.2",
-    )
-    result = command("calibrate", run, *how)
+    how = ["--samples", "2", "--guarantee", "0.5", "--groups", "20", "--out", "c", "--miss-rate", "0.2"]
+    result = command("calibrate", run, "--data", DATA, *how)
     assert result.exit_code == 0, result.output
     calibration = files.read_calibration(Path("c/calibration.json"))
     assert [level.areas for level in calibration.levels] == [(0.0, 20), (20, None)]
