@@ -287,6 +287,18 @@ def test_rows_are_kept_while_the_files_are_the_same(tmp_path: Path) -> None:
     assert score(tmp_path / "out", source, tmp_path / "scored", replace_rows=True)["ged2"] != first["ged2"]
 
 
+def test_samples_in_the_output_folder_are_not_deleted(tmp_path: Path) -> None:
+    source = lesions()
+    evaluate(scorer_of(tmp_path / "val-6"), source=source, folder=tmp_path / "val-6")
+    (tmp_path / "link").symlink_to(tmp_path / "val-6/samples")
+    before = {file: file.read_bytes() for file in (tmp_path / "val-6").rglob("*") if file.is_file()}
+    for samples in (tmp_path / "val-6/samples", tmp_path / "link", tmp_path / "val-6"):
+        pattern = "samples/{name}.npz" if samples.name == "val-6" else None
+        with pytest.raises(ConfigError, match="lie in the output folder"):
+            score(samples, source, tmp_path / "val-6", replace_rows=True, pattern=pattern)
+    assert {file: file.read_bytes() for file in (tmp_path / "val-6").rglob("*") if file.is_file()} == before
+
+
 @pytest.mark.parametrize(
     "pattern",
     ["a.npz", "{name}.png", "{name}{number}.png", "{name}_{number}.npz", "/{name}.npz", "{name}/{name}.npz"],

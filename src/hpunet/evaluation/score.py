@@ -24,7 +24,7 @@ from hpunet.evaluation.scores import image_scores, marginal_scores, metric_argum
 from hpunet.evaluation.summary import Scope, plural, sizes_scored, summarise
 from hpunet.metrics import subset_b
 from hpunet.utils.distributed import shared_lock
-from hpunet.utils.files import atomic_write, dump_json
+from hpunet.utils.files import atomic_write, dump_json, real_path
 
 _IMAGES_AT_ONCE = 16  # rows that are saved together
 
@@ -55,6 +55,9 @@ def score_samples(
         raise ConfigError(f"{source.info.kind} data: labels are instances; score takes samples of class maps")
     if not 1 <= num_samples <= MAX_SAMPLES:
         raise ConfigError(f"samples-per-image: expected 1 to {MAX_SAMPLES}, got {num_samples}")
+    if real_path(samples.tree.path).is_relative_to(real_path(folder)):
+        words = f"{samples.tree.path}: these samples lie in the output folder {folder}, whose files may be replaced"
+        raise ConfigError(f"{words}; choose another --out")
     chosen = chosen_images(source, limit)
     keys = [source.identities[i].key for i in chosen]
     if (missing := set(samples.missing(keys))) and (not skip_missing or len(missing) == len(keys)):
