@@ -334,10 +334,18 @@ def test_command_scores_what_evaluate_has_saved_and_compare_takes_both(
     assert "no iou_rec: needs a posterior" in scored
     found = json.loads((tmp_path / "all.json").read_text())
     assert [found[number]["num_samples"] for number in ("5", "3")] == [5, 3]
-    compare_command(models=["run", "evaluation/samples/val-5"], samples=5)
+    compare_command(models=["run", "evaluation/run-val-5/val-5"], samples=5)
     gaps = json.loads((tmp_path / "run/comparison-val-5.json").read_text())
     assert gaps["ged2"]["differences"][0]["patient_mean"] == 0
     assert gaps["ged2"]["differences"][0]["num_images"] == 12
     assert gaps["iou_rec"]["differences"] == [None]
+    shutil.copytree(tmp_path / "run/evaluation/val-5", tmp_path / "evaluation/other/val-5")  # as of published weights
+    score_command(samples=Path("evaluation/other/val-5/samples"), labels="pack", samples_per_image="5")
+    shutil.copytree(samples, tmp_path / "theirs/samples")
+    score_command(samples=Path("theirs/samples"), labels="pack", samples_per_image="5")
+    assert {str(file.parent) for file in Path("evaluation").rglob("summary.json")} == {
+        *("evaluation/run-val-5/val-5", "evaluation/run-val-5/val-3", "evaluation/other/val-5"),
+        *("evaluation/other-val-5/val-5", "evaluation/samples/val-5"),
+    }
     with pytest.raises(ConfigError, match="--samples-per-image"):
         score_command(samples=samples, labels="pack", samples_per_image="1.5")
