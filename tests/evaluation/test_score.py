@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -173,6 +174,33 @@ def test_every_layout_has_the_same_scores(write: Callable[[Path], str | None], t
     assert rows[0] == rows[1]
     assert len({row.scores["ged2"] for row in rows[0]}) == 3
     assert expected["ged2"] == found["ged2"]
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.parametrize("write", [as_npz, as_folders])
+def test_an_archive_holds_what_its_folder_does(
+    write: Callable[[Path], str | None], wrapped: bool, tmp_path: Path
+) -> None:
+    """Also if all keys begin with the same folder, which is not one around the samples."""
+    source = open_folder(data_folder(tmp_path / "data"), split="val")
+    source.identities = [identity._replace(key=f"p1/{identity.key}") for identity in source.identities]
+    (tmp_path / "theirs/p1").mkdir(parents=True)
+    write(tmp_path / "theirs/p1")
+    with tarfile.open(tmp_path / "theirs.tar", "w") as archive:
+        archive.add(tmp_path / "theirs", arcname="theirs" if wrapped else ".")
+    score(tmp_path / "theirs", source, tmp_path / "1")
+    score(tmp_path / "theirs.tar", source, tmp_path / "2")
+    assert read_rows(tmp_path / "1/rows.csv") == read_rows(tmp_path / "2/rows.csv")
+
+
+@pytest.mark.parametrize("write", [as_npz, as_folders])
+def test_an_archive_of_one_image(write: Callable[[Path], str | None], tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    write(tmp_path / "out")
+    with tarfile.open(tmp_path / "one.tar", "w") as archive:
+        for file in (tmp_path / "out").glob("a*"):
+            archive.add(file, arcname=file.name)
+    assert not SampleFiles(tmp_path / "one.tar", keys=["a"]).missing(["a"])
 
 
 @pytest.mark.parametrize("stacked", [False, True])

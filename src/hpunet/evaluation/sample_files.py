@@ -60,8 +60,10 @@ class SampleFiles:
     """The samples of the images `keys`; without `pattern`, the first of `USUAL_PATTERNS` that fits a file."""
 
     def __init__(self, path: Path, *, keys: Sequence[str], pattern: str | None = None) -> None:
-        self.tree = FileTree(path)
-        self.pattern = _usual_pattern(self.tree) if pattern is None else _checked(pattern)
+        patterns = USUAL_PATTERNS if pattern is None else (_checked(pattern),)
+        places = (each.replace("{name}", key) for each in patterns for key in keys)
+        self.tree = FileTree(path, kept={place.split("/")[0] for place in places if "/" in place})
+        self.pattern = _usual_pattern(self.tree) if pattern is None else pattern
         self._files = _matched(self.tree, self.pattern)
         self._are_volumes = self.pattern.lower().endswith(NIFTI_ENDINGS)
         self._places: dict[str, tuple[str, int]] = {}  # of each image that has samples: name and slice
