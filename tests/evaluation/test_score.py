@@ -21,6 +21,7 @@ from hpunet.data.folder.source import open_folder
 from hpunet.data.synthetic.source import INFO, open_synthetic
 from hpunet.data.types import Source
 from hpunet.errors import ConfigError, DataError
+from hpunet.evaluation import sample_files
 from hpunet.evaluation import summary as evaluation_summary
 from hpunet.evaluation.rows import Row, read_rows
 from hpunet.evaluation.run import evaluate
@@ -204,7 +205,12 @@ def test_an_archive_of_one_image(write: Callable[[Path], str | None], tmp_path: 
 
 
 @pytest.mark.parametrize("stacked", [False, True])
-def test_volumes_are_scored_slice_by_slice(stacked: bool, tmp_path: Path) -> None:
+def test_volumes_are_scored_slice_by_slice(stacked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded: list[str] = []
+    decode = sample_files.decode_nifti
+    monkeypatch.setattr(
+        sample_files, "decode_nifti", lambda *a, name, **how: decoded.append(name) or decode(*a, name=name, **how)
+    )
     rng = np.random.default_rng(1)
     samples = rng.integers(0, 2, (7, 9, 4, 6)).astype(np.uint8)  # x, y, z, s
     for kind in ("images", "masks"):
@@ -227,6 +233,11 @@ def test_volumes_are_scored_slice_by_slice(stacked: bool, tmp_path: Path) -> Non
     rows = [read_rows(tmp_path / place / "rows.csv") for place in ("scored", "expected")]
     assert rows[0] == rows[1]
     assert len(rows[0]) == 4
+    assert len(decoded) == (1 if stacked else 5)  # each file once, not for every slice
+    if not stacked:
+        nibabel.save(nibabel.Nifti1Image(samples[..., :2], np.eye(4)), tmp_path / "out/v_3.nii.gz")
+        with pytest.raises(DataError, match=r"v_3\.nii\.gz: holds 2 samples, .* one per file"):
+            score(tmp_path / "out", source, tmp_path / "more", pattern=pattern, num_samples=5)
 
 
 def npz(folder: Path, name: str, array: np.ndarray, **others: np.ndarray) -> None:
@@ -313,6 +324,23 @@ def test_rows_are_kept_while_the_files_are_the_same(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"holds a different evaluation \(predictions\)"):
         score(tmp_path / "out", source, tmp_path / "scored")
     assert score(tmp_path / "out", source, tmp_path / "scored", replace_rows=True)["ged2"] != first["ged2"]
+
+
+def test_another_limit_extends_the_rows(tmp_path: Path) -> None:
+    source = open_folder(data_folder(tmp_path / "data"), split="val")
+    (tmp_path / "out").mkdir()
+    as_npz(tmp_path / "out")
+    said: list[str] = []
+    whole = score(tmp_path / "out", source, tmp_path / "whole")
+    for limit, done in ((1, 0), (2, 1), (None, 2), (1, 1)):
+        found = score(tmp_path / "out", source, tmp_path / "scored", limit=limit, say=said.append)
+        assert found["num_images"] == (limit or 3)
+        assert not done or f"{done} of {limit or 3} rows are done already" in said
+        if limit is None:
+            assert found["ged2"] == whole["ged2"]
+    (tmp_path / "out/b.npz").unlink()
+    with pytest.raises(ConfigError, match=r"different evaluation \(predictions\)"):
+        score(tmp_path / "out", source, tmp_path / "scored", skip_missing=True)
 
 
 def test_samples_in_the_output_folder_are_not_deleted(tmp_path: Path) -> None:

@@ -71,7 +71,8 @@ def score_samples(
         hashes = FileHashes(folder / FILES_FILE)
         how: dict[str, Any] = {"options": options or {}, "hashes": hashes}
         contents = read_contents(source, **how)
-        given = samples.files(source.identities[i].key for i in chosen)
+        whole = chosen if missing else range(len(source))  # so that another `limit` extends the rows
+        given = samples.files(source.identities[i].key for i in whole)
         drawn = hashes.of({f"{samples.tree.path.name}/{name}": file for name, file in given.items()})
         identity = {
             "predictions": hashlib.sha256(json.dumps([samples.pattern, sorted(drawn.items())]).encode()).hexdigest(),
