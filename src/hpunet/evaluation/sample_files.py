@@ -13,7 +13,7 @@ import io
 import re
 import zipfile
 from collections.abc import Iterable, Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,7 @@ from hpunet.data.io.limits import ImageSize, named_errors
 from hpunet.data.io.volumes import NIFTI_ENDINGS, NIFTI_HEAD_BYTES, decode_nifti, nifti_raters
 from hpunet.errors import ConfigError, DataError
 from hpunet.evaluation.summary import plural
-from hpunet.utils.files import atomic_write
+from hpunet.utils.files import atomic_write, below
 from hpunet.utils.limits import MAX_VOLUME_BYTES
 
 USUAL_PATTERNS = ("{name}.npz", "{name}/sample-{number}.png")
@@ -42,8 +42,7 @@ Size = tuple[int, int]
 
 def sample_path(folder: Path, key: str) -> Path:
     """Where `write_samples` puts the samples of an image."""
-    if not key or PurePosixPath(key).is_absolute() or ".." in PurePosixPath(key).parts or "\0" in key:
-        raise DataError(f"{key!r}: cannot be the name of a file below {folder}")
+    below(folder, key)  # refuses others
     return folder / f"{key}.npz"
 
 
