@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from hpunet.data.folder.source import open_folder
 from hpunet.data.synthetic.source import INFO, open_synthetic
 from hpunet.data.types import Source
 from hpunet.errors import ConfigError, DataError
+from hpunet.evaluation import sample_files
 from hpunet.evaluation import summary as evaluation_summary
 from hpunet.evaluation.rows import Row, read_rows
 from hpunet.evaluation.run import evaluate
@@ -175,8 +177,40 @@ def test_every_layout_has_the_same_scores(write: Callable[[Path], str | None], t
     assert expected["ged2"] == found["ged2"]
 
 
+@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.parametrize("write", [as_npz, as_folders])
+def test_an_archive_holds_what_its_folder_does(
+    write: Callable[[Path], str | None], wrapped: bool, tmp_path: Path
+) -> None:
+    """Also if all keys begin with the same folder, which is not one around the samples."""
+    source = open_folder(data_folder(tmp_path / "data"), split="val")
+    source.identities = [identity._replace(key=f"p1/{identity.key}") for identity in source.identities]
+    (tmp_path / "theirs/p1").mkdir(parents=True)
+    write(tmp_path / "theirs/p1")
+    with tarfile.open(tmp_path / "theirs.tar", "w") as archive:
+        archive.add(tmp_path / "theirs", arcname="theirs" if wrapped else ".")
+    score(tmp_path / "theirs", source, tmp_path / "1")
+    score(tmp_path / "theirs.tar", source, tmp_path / "2")
+    assert read_rows(tmp_path / "1/rows.csv") == read_rows(tmp_path / "2/rows.csv")
+
+
+@pytest.mark.parametrize("write", [as_npz, as_folders])
+def test_an_archive_of_one_image(write: Callable[[Path], str | None], tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    write(tmp_path / "out")
+    with tarfile.open(tmp_path / "one.tar", "w") as archive:
+        for file in (tmp_path / "out").glob("a*"):
+            archive.add(file, arcname=file.name)
+    assert not SampleFiles(tmp_path / "one.tar", keys=["a"]).missing(["a"])
+
+
 @pytest.mark.parametrize("stacked", [False, True])
-def test_volumes_are_scored_slice_by_slice(stacked: bool, tmp_path: Path) -> None:
+def test_volumes_are_scored_slice_by_slice(stacked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded: list[str] = []
+    decode = sample_files.decode_nifti
+    monkeypatch.setattr(
+        sample_files, "decode_nifti", lambda *a, name, **how: decoded.append(name) or decode(*a, name=name, **how)
+    )
     rng = np.random.default_rng(1)
     samples = rng.integers(0, 2, (7, 9, 4, 6)).astype(np.uint8)  # x, y, z, s
     for kind in ("images", "masks"):
@@ -199,6 +233,11 @@ def test_volumes_are_scored_slice_by_slice(stacked: bool, tmp_path: Path) -> Non
     rows = [read_rows(tmp_path / place / "rows.csv") for place in ("scored", "expected")]
     assert rows[0] == rows[1]
     assert len(rows[0]) == 4
+    assert len(decoded) == (1 if stacked else 5)  # each file once, not for every slice
+    if not stacked:
+        nibabel.save(nibabel.Nifti1Image(samples[..., :2], np.eye(4)), tmp_path / "out/v_3.nii.gz")
+        with pytest.raises(DataError, match=r"v_3\.nii\.gz: holds 2 samples, .* one per file"):
+            score(tmp_path / "out", source, tmp_path / "more", pattern=pattern, num_samples=5)
 
 
 def npz(folder: Path, name: str, array: np.ndarray, **others: np.ndarray) -> None:
@@ -287,6 +326,35 @@ def test_rows_are_kept_while_the_files_are_the_same(tmp_path: Path) -> None:
     assert score(tmp_path / "out", source, tmp_path / "scored", replace_rows=True)["ged2"] != first["ged2"]
 
 
+def test_another_limit_extends_the_rows(tmp_path: Path) -> None:
+    source = open_folder(data_folder(tmp_path / "data"), split="val")
+    (tmp_path / "out").mkdir()
+    as_npz(tmp_path / "out")
+    said: list[str] = []
+    whole = score(tmp_path / "out", source, tmp_path / "whole")
+    for limit, done in ((1, 0), (2, 1), (None, 2), (1, 1)):
+        found = score(tmp_path / "out", source, tmp_path / "scored", limit=limit, say=said.append)
+        assert found["num_images"] == (limit or 3)
+        assert not done or f"{done} of {limit or 3} rows are done already" in said
+        if limit is None:
+            assert found["ged2"] == whole["ged2"]
+    (tmp_path / "out/b.npz").unlink()
+    with pytest.raises(ConfigError, match=r"different evaluation \(predictions\)"):
+        score(tmp_path / "out", source, tmp_path / "scored", skip_missing=True)
+
+
+def test_samples_in_the_output_folder_are_not_deleted(tmp_path: Path) -> None:
+    source = lesions()
+    evaluate(scorer_of(tmp_path / "val-6"), source=source, folder=tmp_path / "val-6")
+    (tmp_path / "link").symlink_to(tmp_path / "val-6/samples")
+    before = {file: file.read_bytes() for file in (tmp_path / "val-6").rglob("*") if file.is_file()}
+    for samples in (tmp_path / "val-6/samples", tmp_path / "link", tmp_path / "val-6"):
+        pattern = "samples/{name}.npz" if samples.name == "val-6" else None
+        with pytest.raises(ConfigError, match="lie in the output folder"):
+            score(samples, source, tmp_path / "val-6", replace_rows=True, pattern=pattern)
+    assert {file: file.read_bytes() for file in (tmp_path / "val-6").rglob("*") if file.is_file()} == before
+
+
 @pytest.mark.parametrize(
     "pattern",
     ["a.npz", "{name}.png", "{name}{number}.png", "{name}_{number}.npz", "/{name}.npz", "{name}/{name}.npz"],
@@ -322,10 +390,18 @@ def test_command_scores_what_evaluate_has_saved_and_compare_takes_both(
     assert "no iou_rec: needs a posterior" in scored
     found = json.loads((tmp_path / "all.json").read_text())
     assert [found[number]["num_samples"] for number in ("5", "3")] == [5, 3]
-    compare_command(models=["run", "evaluation/samples/val-5"], samples=5)
+    compare_command(models=["run", "evaluation/run-val-5/val-5"], samples=5)
     gaps = json.loads((tmp_path / "run/comparison-val-5.json").read_text())
     assert gaps["ged2"]["differences"][0]["patient_mean"] == 0
     assert gaps["ged2"]["differences"][0]["num_images"] == 12
     assert gaps["iou_rec"]["differences"] == [None]
+    shutil.copytree(tmp_path / "run/evaluation/val-5", tmp_path / "evaluation/other/val-5")  # as of published weights
+    score_command(samples=Path("evaluation/other/val-5/samples"), labels="pack", samples_per_image="5")
+    shutil.copytree(samples, tmp_path / "theirs/samples")
+    score_command(samples=Path("theirs/samples"), labels="pack", samples_per_image="5")
+    assert {str(file.parent) for file in Path("evaluation").rglob("summary.json")} == {
+        *("evaluation/run-val-5/val-5", "evaluation/run-val-5/val-3", "evaluation/other/val-5"),
+        *("evaluation/other-val-5/val-5", "evaluation/samples/val-5"),
+    }
     with pytest.raises(ConfigError, match="--samples-per-image"):
         score_command(samples=samples, labels="pack", samples_per_image="1.5")

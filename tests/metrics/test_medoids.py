@@ -38,6 +38,19 @@ def test_chosen_maps_are_the_best_of_all_subsets(max_subsets: int, monkeypatch: 
     assert num_best >= (40 if max_subsets else 39)  # swaps may end in a local optimum
 
 
+@pytest.mark.parametrize(("num", "num_starts"), [(40, medoids.NUM_STARTS), (41, 1)])
+def test_many_maps_have_one_start(num: int, num_starts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(medoids, "MAX_FOR_STARTS", 50 * 40)
+    started: list[int] = []
+    swapped = medoids._swapped
+    monkeypatch.setattr(medoids, "_swapped", lambda *given: started.append(1) or swapped(*given))
+    distances = random_distances(np.random.default_rng(3), 50)
+    chosen = set(k_medoids(distances, num=num).chosen.tolist())
+    assert len(started) == num_starts
+    swaps = [cost(distances, chosen - {one} | {other}) for one in chosen for other in set(range(50)) - chosen]
+    assert cost(distances, chosen) <= min(swaps) + 1e-12
+
+
 def test_weights_are_the_best_transport() -> None:
     """No other weights on the chosen maps have a smaller Wasserstein distance to all."""
     distances = random_distances(np.random.default_rng(1), 12)

@@ -152,10 +152,15 @@ def test_the_command_writes_both_kinds_of_folders(
     assert HUB_WEIGHTS in printed
     hub = load_trained("hub", device="cpu")
     assert hub.credit.startswith("Somebody.\nThe prior's standard deviations are 0.5 times")
-    export_command(run=Path("hub"), onnx=Path("onnx"), orientations=8)
+    export_command(run=Path("hub"), onnx=Path("onnx"), name="tiny-onnx", orientations=8)
     assert "Logits differ from torch's by at most" in capsys.readouterr().out
     about = parse_json(Path("onnx/metadata.json").read_bytes(), name="")
-    assert (about["orientations"], about["credit"]) == (8, hub.credit)
+    assert (about["name"], about["orientations"], about["credit"]) == ("tiny-onnx", 8, hub.credit)
+    for folder in ({"onnx": Path("a")}, {"out": Path("a"), "name": "aa"}):
+        with pytest.raises(ConfigError, match="license: is for --hub"):
+            export_command(run=Path("model"), **folder, hub_license="mit")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="without-posterior: ONNX files never hold"):
+        export_command(run=Path("model"), onnx=Path("a"), without_posterior=True)
     _check_run(Path("hub"))
     image = ROOT / "src/hpunet/data/examples/lidc/images/lidc-1.png"
     sample_command(run=Path("hub"), images=[image], out=Path("drawn"), samples=2, quiet=True)

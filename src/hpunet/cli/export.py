@@ -11,11 +11,11 @@ from hpunet.errors import ConfigError
 
 _MAX_CREDIT_BYTES = 2**20
 _OUT = "Output folder of published weights; must not exist yet. Or name a folder by --onnx or --hub."
-_NAME = "Name of the published weights: lidc-hpu-2026. With --hub by default that of the model."
+_NAME = "Name of the published weights: lidc-hpu-2026. With --hub or --onnx by default that of the model."
 _ONNX = "Write a folder for ONNX runtimes instead: two graphs, a description, and an example without torch."
 _HUB = "Write a folder for a model hub such as Hugging Face instead: config.json, model.safetensors, README.md."
-_LICENSE = "With --hub: the licence in the hub's words, such as apache-2.0."
-_WITHOUT = "Only the weights that sampling needs: half the size."
+_LICENSE = "With --hub: the licence in the hub's words, such as apache-2.0; by default other."
+_WITHOUT = "Only the weights that sampling needs: half the size. ONNX files hold no others."
 
 
 def export_command(
@@ -24,7 +24,7 @@ def export_command(
     name: Annotated[str | None, typer.Option(help=_NAME)] = None,
     onnx: Annotated[Path | None, typer.Option(help=_ONNX, metavar="FOLDER")] = None,
     hub: Annotated[Path | None, typer.Option(help=_HUB, metavar="FOLDER")] = None,
-    hub_license: Annotated[str, typer.Option("--license", help=_LICENSE)] = "other",
+    hub_license: Annotated[str | None, typer.Option("--license", help=_LICENSE)] = None,
     credit: Annotated[str, typer.Option(help="Attribution and licence: text, or a text file.")] = "",
     checkpoint: Checkpoint = "latest",
     weights: Weights = "ema",
@@ -43,6 +43,10 @@ def export_command(
     place = places[0]
     if name is None and out is not None:
         raise ConfigError("name: published weights need one; add --name, such as --name my-lesions-1")
+    if hub_license is not None and hub is None:
+        raise ConfigError("license: is for --hub; say the licence of other folders in --credit")
+    if without_posterior and onnx is not None:
+        raise ConfigError("without-posterior: ONNX files never hold the posterior; leave --without-posterior out")
     text, factors = _credit(credit), parse_temperature(temperature)
     from hpunet.weights.load import load_trained, publish, set_orientations, set_temperature
     from hpunet.weights.published import cache_folder
@@ -58,11 +62,11 @@ def export_command(
     if onnx is not None:
         from hpunet.deploy.export import EXAMPLE, export_onnx
 
-        files, difference = export_onnx(trained, out=place, credit=said)
+        files, difference = export_onnx(trained, out=place, name=name, credit=said)
         lines.append(f"Logits differ from torch's by at most {difference:.1g} of the largest.")
         use = f"Try it: python {place / EXAMPLE} IMAGE.npy"
     else:
-        how: dict[str, Any] = {"hub_license": hub_license} if hub is not None else {}
+        how: dict[str, Any] = {"hub_license": hub_license or "other"} if hub is not None else {}
         files = publish(trained, out=place, name=name, credit=said, posterior=not without_posterior, **how)
         use = "Use it by its folder"
         use += "" if hub is not None else f", or by name after copying it to {cache_folder() / name}"

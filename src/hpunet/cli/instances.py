@@ -14,7 +14,7 @@ from hpunet.cli.progress import Notes, loading, process_each, skip_existing
 from hpunet.cli.terminal import console
 from hpunet.config.settings import parse_assignments
 from hpunet.errors import ConfigError
-from hpunet.utils.files import atomic_write
+from hpunet.utils.files import atomic_write, below
 from hpunet.utils.text import as_utf8, csv_text
 
 if TYPE_CHECKING:
@@ -62,7 +62,6 @@ def instances_command(
         from hpunet.predict.draw import SamplingOptions
         from hpunet.predict.instances import rand_error_of, require_instances, save_instances
         from hpunet.predict.open_image import OpenedImage
-        from hpunet.predict.output_folder import folder_below
         from hpunet.predict.place import Place
         from hpunet.predict.predictor import load
         from hpunet.sampling.instances import clustering_threshold
@@ -109,7 +108,7 @@ def instances_command(
         begin(sampling.num_samples)
         image = OpenedImage(sample.identity.key, sample.image[None], Place((1, *sample.valid.shape)))
         (truth,) = true_instances(as_batch(sample), source.info)
-        target = folder_below(out, image.name)
+        target = below(out, image.name)
         found = save_instances(predicted(image, [0], advance), target, truth=truth, **settings)
         errors[image.name] = rand_error_of(found[image.name], truth=truth, valid=sample.valid)
         if not quiet:

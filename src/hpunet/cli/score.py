@@ -24,7 +24,10 @@ _NUMBERS = "Numbers of samples to score, such as 16,32,50,100: each time the fir
 _CROP = "Score the centre of this height and width, as evaluations of crops do; by default whole images."
 _LIMIT = "Maximum number of images; always the same selection."
 _SKIP = "Leave out images without samples instead of refusing them."
-_OUT = "Output folder, with a subfolder SPLIT-SAMPLES per number; by default evaluation/NAME of the samples' folder."
+_OUT = (
+    "Output folder, with a subfolder SPLIT-SAMPLES per number; by default evaluation/NAME of the samples' folder, "
+    "evaluation/RUN-val-16 for RUN/evaluation/val-16/samples."
+)
 _JSON = "Write the summaries to this file, by number of samples."
 
 
@@ -53,14 +56,14 @@ def score_command(
         from hpunet.evaluation.rows import folder_name
         from hpunet.evaluation.sample_files import SampleFiles
         from hpunet.evaluation.score import score_samples
-        from hpunet.utils.files import atomic_write, dump_json, real_path
+        from hpunet.utils.files import atomic_write, dump_json
 
     numbers = _whole_numbers("samples-per-image", samples_per_image, example="16,32,50,100")
     centre = None if crop is None else _whole_numbers("crop", crop, example="128,128", count=2)
     chosen = cli.data_options(options, graders=graders, patient=patient)
     source = open_split(labels, split=split, options=chosen)
     files = SampleFiles(samples, keys=[identity.key for identity in source.identities], pattern=pattern)
-    name = real_path(samples).name
+    name = _name(samples)
     out = Path("evaluation") / name if out is None else out
     log = PeriodicLog(f"score {name}", console=notes, quiet=False)
     summaries: dict[str, Any] = {}
@@ -84,6 +87,17 @@ def score_command(
         atomic_write(json_file, dump_json(summaries, name=str(json_file)))
     if any(summary["num_failed"] for summary in summaries.values()):
         raise typer.Exit(1)
+
+
+def _name(samples: Path) -> str:
+    """That of the file or folder; the `samples` of an evaluation are called after the run and the evaluation."""
+    from hpunet.evaluation.rows import IDENTITY_FILE, SAMPLES_FOLDER
+    from hpunet.utils.files import real_path
+
+    path = real_path(samples)
+    if path.name != SAMPLES_FOLDER or not (path.parent / IDENTITY_FILE).is_file():
+        return path.name
+    return "-".join([part for part in path.parent.parts[1:] if part != "evaluation"][-2:])
 
 
 def _whole_numbers(name: str, text: str, *, example: str, count: int | None = None) -> list[int]:

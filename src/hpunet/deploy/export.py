@@ -43,10 +43,12 @@ _RULES = {
 }
 
 
-def export_onnx(trained: TrainedModel, *, out: Path, credit: str) -> tuple[dict[str, dict[str, Any]], float]:
+def export_onnx(
+    trained: TrainedModel, *, out: Path, credit: str, name: str | None = None
+) -> tuple[dict[str, dict[str, Any]], float]:
     """Write the folder `out`; returns SHA-256 and size of its files, and the largest difference from torch's logits.
 
-    The difference is a share of the largest logit, measured on noise as image.
+    The difference is a share of the largest logit, measured on noise as image. `name` is by default the model's own.
     """
     try:
         import onnxruntime
@@ -74,7 +76,7 @@ def export_onnx(trained: TrainedModel, *, out: Path, credit: str) -> tuple[dict[
     about: dict[str, Any] = {
         "format": FORMAT,
         "version": VERSION,
-        "name": trained.name,
+        "name": name or trained.name,
         "step": trained.step,
         "network": trained.settings.model.kind,
         "channels": model.in_channels,

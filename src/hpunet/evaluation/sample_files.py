@@ -13,7 +13,7 @@ import io
 import re
 import zipfile
 from collections.abc import Iterable, Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,7 @@ from hpunet.data.io.limits import ImageSize, named_errors
 from hpunet.data.io.volumes import NIFTI_ENDINGS, NIFTI_HEAD_BYTES, decode_nifti, nifti_raters
 from hpunet.errors import ConfigError, DataError
 from hpunet.evaluation.summary import plural
-from hpunet.utils.files import atomic_write
+from hpunet.utils.files import atomic_write, below
 from hpunet.utils.limits import MAX_VOLUME_BYTES
 
 USUAL_PATTERNS = ("{name}.npz", "{name}/sample-{number}.png")
@@ -42,8 +42,7 @@ Size = tuple[int, int]
 
 def sample_path(folder: Path, key: str) -> Path:
     """Where `write_samples` puts the samples of an image."""
-    if not key or PurePosixPath(key).is_absolute() or ".." in PurePosixPath(key).parts or "\0" in key:
-        raise DataError(f"{key!r}: cannot be the name of a file below {folder}")
+    below(folder, key)  # refuses others
     return folder / f"{key}.npz"
 
 
@@ -60,8 +59,10 @@ class SampleFiles:
     """The samples of the images `keys`; without `pattern`, the first of `USUAL_PATTERNS` that fits a file."""
 
     def __init__(self, path: Path, *, keys: Sequence[str], pattern: str | None = None) -> None:
-        self.tree = FileTree(path)
-        self.pattern = _usual_pattern(self.tree) if pattern is None else _checked(pattern)
+        patterns = USUAL_PATTERNS if pattern is None else (_checked(pattern),)
+        places = (each.replace("{name}", key) for each in patterns for key in keys)
+        self.tree = FileTree(path, kept={place.split("/")[0] for place in places if "/" in place})
+        self.pattern = _usual_pattern(self.tree) if pattern is None else pattern
         self._files = _matched(self.tree, self.pattern)
         self._are_volumes = self.pattern.lower().endswith(NIFTI_ENDINGS)
         self._places: dict[str, tuple[str, int]] = {}  # of each image that has samples: name and slice
@@ -73,7 +74,7 @@ class SampleFiles:
             if place[0] in self._files:
                 self._places[key] = place
                 self._depths[place[0]] = max(self._depths.get(place[0], 0), place[1] + 1)
-        self._last: tuple[Any, np.ndarray] | None = None  # volumes are read once for all their slices
+        self._volume_name, self._volumes = "", dict[Any, np.ndarray]()  # read once for all slices of an image
         self._refuse_extra(keys)
 
     def missing(self, keys: Iterable[str]) -> list[str]:
@@ -85,8 +86,8 @@ class SampleFiles:
         return self.tree.where(self.pattern.replace("{name}", key).replace("{number}", "1"))
 
     def files(self, keys: Iterable[str]) -> dict[str, Path | bytes]:
-        """The files of these images by name."""
-        found = {self._places[key][0] for key in keys}
+        """The files of those of these images that have samples, by name."""
+        found = {self._places[key][0] for key in keys if key in self._places}
         return {file: self.tree.file(file) for name in sorted(found) for file in self._files[name].values()}
 
     def read(
@@ -127,7 +128,11 @@ class SampleFiles:
     ) -> Integer[np.ndarray, "1 h w"]:
         where = self.tree.where(file)
         if self._are_volumes:
-            return np.asarray(self._volume(file, key, sizes=sizes, num_classes=num_classes)[z, ..., 0][None])
+            volume = self._volume(file, key, sizes=sizes, num_classes=num_classes)
+            if volume.shape[3] != 1:
+                words = f"{where}: holds {volume.shape[3]} samples, {self.pattern!r} expects one per file"
+                raise DataError(f"{words}; name them by a pattern without {{number}}, one file per image")
+            return np.asarray(volume[z, ..., 0][None])
         content = self.tree.read(file)
         values = _of_one_size(
             lambda size: decode_image(content, name=where, labels=True, size=size), sizes=sizes, depth=1, key=key
@@ -139,8 +144,9 @@ class SampleFiles:
     def _volume(
         self, file: str, key: str, *, sizes: Sequence[Size], num_classes: int
     ) -> Integer[np.ndarray, "z h w s"]:
-        depth = self._depths[self._places[key][0]]
-        if self._last is None or self._last[0] != (file, tuple(sizes)):
+        name, place = self._places[key][0], (file, tuple(sizes))
+        depth = self._depths[name]
+        if place not in self._volumes:
             content, where = self.tree.read(file), self.tree.where(file)
             number = nifti_raters(content[:NIFTI_HEAD_BYTES], packed=len(content), name=where)
             if number > MAX_SAMPLES or number * depth * max(h * w for h, w in sizes) > MAX_VOLUME_BYTES:
@@ -150,8 +156,12 @@ class SampleFiles:
                 sizes=sizes, depth=depth, key=key,
             )  # fmt: skip
             values = values if number > 1 else values[..., None]
-            self._last = (file, tuple(sizes)), _as_classes(values, num_classes=num_classes, name=where)
-        return np.asarray(self._last[1])
+            values = _as_classes(values, num_classes=num_classes, name=where)
+            there = sum(each.nbytes for each in self._volumes.values())
+            if name != self._volume_name or there + values.nbytes > MAX_VOLUME_BYTES:
+                self._volumes.clear()
+            self._volume_name, self._volumes[place] = name, values
+        return self._volumes[place]
 
     def _refuse_extra(self, keys: Sequence[str]) -> None:
         used = {name for name, _ in self._places.values()}

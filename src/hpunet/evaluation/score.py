@@ -24,7 +24,7 @@ from hpunet.evaluation.scores import image_scores, marginal_scores, metric_argum
 from hpunet.evaluation.summary import Scope, plural, sizes_scored, summarise
 from hpunet.metrics import subset_b
 from hpunet.utils.distributed import shared_lock
-from hpunet.utils.files import atomic_write, dump_json
+from hpunet.utils.files import atomic_write, dump_json, real_path
 
 _IMAGES_AT_ONCE = 16  # rows that are saved together
 
@@ -55,6 +55,9 @@ def score_samples(
         raise ConfigError(f"{source.info.kind} data: labels are instances; score takes samples of class maps")
     if not 1 <= num_samples <= MAX_SAMPLES:
         raise ConfigError(f"samples-per-image: expected 1 to {MAX_SAMPLES}, got {num_samples}")
+    if real_path(samples.tree.path).is_relative_to(real_path(folder)):
+        words = f"{samples.tree.path}: these samples lie in the output folder {folder}, whose files may be replaced"
+        raise ConfigError(f"{words}; choose another --out")
     chosen = chosen_images(source, limit)
     keys = [source.identities[i].key for i in chosen]
     if (missing := set(samples.missing(keys))) and (not skip_missing or len(missing) == len(keys)):
@@ -68,7 +71,8 @@ def score_samples(
         hashes = FileHashes(folder / FILES_FILE)
         how: dict[str, Any] = {"options": options or {}, "hashes": hashes}
         contents = read_contents(source, **how)
-        given = samples.files(source.identities[i].key for i in chosen)
+        whole = chosen if missing else range(len(source))  # so that another `limit` extends the rows
+        given = samples.files(source.identities[i].key for i in whole)
         drawn = hashes.of({f"{samples.tree.path.name}/{name}": file for name, file in given.items()})
         identity = {
             "predictions": hashlib.sha256(json.dumps([samples.pattern, sorted(drawn.items())]).encode()).hexdigest(),

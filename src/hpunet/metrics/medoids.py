@@ -11,7 +11,8 @@ from hpunet.errors import ConfigError
 
 MAX_SUBSETS = 5_000
 """All subsets are tried up to here, as of up to 5 among 16 maps or 3 among 32; beyond, swaps until none helps."""
-NUM_STARTS = 8
+NUM_STARTS, MAX_FOR_STARTS = 8, 10_000
+"""Random starts take their time: above this many maps times medoids, as of 64 among 512, there is one start only."""
 
 
 class Medoids(NamedTuple):
@@ -26,8 +27,8 @@ def k_medoids(distances: Float[np.ndarray, "n n"], *, num: int) -> Medoids:
 
     With the shares of maps that are nearest as weights, no other choice and no other weights have a smaller
     Wasserstein distance to the maps. The optimum up to `MAX_SUBSETS` subsets, else the best of `NUM_STARTS`
-    choices that no swap improves (PAM, Kaufman and Rousseeuw 1990), nearly always the optimum too. Maps that no other
-    is nearest to because they repeat one are left out.
+    choices that no swap improves (PAM, Kaufman and Rousseeuw 1990), nearly always the optimum too; above
+    `MAX_FOR_STARTS`, one such choice. Maps that no other is nearest to because they repeat one are left out.
     """
     n = len(distances)
     if not 1 <= num <= n:
@@ -47,13 +48,13 @@ def _best_subset(distances: np.ndarray, num: int) -> np.ndarray:
 
 
 def _best_of_starts(distances: np.ndarray, num: int) -> np.ndarray:
-    """From maps added one by one, each the one that helps most, and from random ones."""
+    """From maps added one by one, each the one that helps most, and for few maps from random ones."""
     to_nearest, added = np.full(len(distances), np.inf), []
     for _ in range(num):
         added.append(int(np.minimum(distances, to_nearest[:, None]).sum(axis=0).argmin()))
         to_nearest = np.minimum(to_nearest, distances[:, added[-1]])
-    rng = np.random.default_rng(0)
-    starts = [np.array(added), *(rng.permutation(len(distances))[:num] for _ in range(NUM_STARTS - 1))]
+    rng, more = np.random.default_rng(0), NUM_STARTS - 1 if len(distances) * num <= MAX_FOR_STARTS else 0
+    starts = [np.array(added), *(rng.permutation(len(distances))[:num] for _ in range(more))]
     return min((_swapped(distances, start) for start in starts), key=lambda part: _total(distances, part))
 
 

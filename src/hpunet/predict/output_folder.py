@@ -1,7 +1,7 @@
 """Where results go: one folder per image."""
 
 from contextlib import AbstractContextManager
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from hpunet.errors import DataError
 from hpunet.predict.place import Place, slice_name
@@ -17,14 +17,6 @@ def result_folder(target: Path, *, replace: bool = False) -> AbstractContextMana
         if not any((place / name).is_file() for place in [target, *target.glob("z-*")] for name in ours):
             raise DataError(f"{target}: holds no results of hpunet, so --replace leaves it; choose another --out")
     return atomic_folder(target, replace=replace, error=DataError)
-
-
-def folder_below(out: Path, name: str) -> Path:
-    """The folder of this name in `out`; refuses names that lead out of it."""
-    parts = PurePosixPath(name).parts
-    if not parts or ".." in parts or parts[0] == "/":
-        raise DataError(f"{name!r}: cannot be the name of a folder below {out}")
-    return out / name
 
 
 def slice_folder(folder: Path, place: Place) -> Path:

@@ -14,10 +14,10 @@ import shutil
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, NoReturn, TypeVar
 
-from hpunet.errors import CheckpointError, ConfigError, HPUNetError
+from hpunet.errors import CheckpointError, ConfigError, DataError, HPUNetError
 from hpunet.utils.limits import MAX_FILE_BYTES
 from hpunet.utils.locks import lock_beside, open_locked
 from hpunet.utils.text import as_utf8
@@ -53,6 +53,14 @@ def explain_os_errors(path: Path, *, action: str, error: type[HPUNetError] = Che
 def real_path(path: str | Path) -> Path:
     """The absolute path without symbolic links; loops of links stay, which `Path.resolve` takes for a bug."""
     return Path(os.path.realpath(path))
+
+
+def below(folder: Path, name: str) -> Path:
+    """The place of this name in a folder; refuses names that lead out of it, or that no file can have."""
+    parts = PurePosixPath(name).parts
+    if not parts or ".." in parts or parts[0].startswith("/") or "\0" in name:
+        raise DataError(f"{name!r}: cannot be the name of a file or folder below {folder}")
+    return folder / name
 
 
 def beside(path: Path, prefix: str) -> Path:

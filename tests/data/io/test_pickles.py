@@ -210,7 +210,17 @@ def _shape(shape: tuple[int, ...], content: bytes) -> bytes:
     return whole.replace(before, after, 1)
 
 
+def _text_many_times(uses: bytes) -> bytes:
+    """A remembered text, b"latin1" and three names, and 600 times what `uses` makes of them."""
+    texts = b"X" + struct.pack("<I", 4096) + b"a" * 4096 + b"q\x00U\x06latin1q\x01"
+    named = b"c_codecs\nencode\nq\x02cnumpy.core.multiarray\n_reconstruct\nq\x03cnumpy\nndarray\nq\x04"
+    kind = b"cnumpy\ndtype\nU\x02u1\x85Rq\x05"
+    return b"\x80\x02(" + texts + named + kind + 600 * uses + b"l."
+
+
 BOMBS = {
+    "text encoded": _text_many_times(b"h\x02h\x00h\x01\x86R"),
+    "text as array": _text_many_times(b"h\x03h\x04\x85R(K\x01M\x00\x10\x85h\x05\x89h\x00tb"),
     "frame": b"\x80\x04\x95" + struct.pack("<Q", 2**62) + b"K\x01.",
     "bytes": b"\x80\x04\x8e" + struct.pack("<Q", 2**62) + b"a.",
     "bytearray": b"\x80\x05\x96" + struct.pack("<Q", 2**40) + b"a.",

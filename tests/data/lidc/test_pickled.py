@@ -10,7 +10,9 @@ import pytest
 from hpunet.cli.data import pack
 from hpunet.data.lidc.pickled import open_lidc_pickle
 from hpunet.data.open import detect_kind, open_data, open_splits
+from hpunet.deploy.export import default_window
 from hpunet.errors import ConfigError, DataError
+from hpunet.predict.open_image import open_image
 
 UID = "1.3.6.1.4.1.14519.5.2.1.6279.6001.{}"
 
@@ -70,6 +72,24 @@ def test_missing_gradings_bytes_and_stacked_masks(tmp_path: Path) -> None:
     )
     np.testing.assert_array_equal(source[0].pixels[0], content["crop00"]["image"])
     np.testing.assert_array_equal(source[1].labels, np.array(content["crop01"]["masks"]) > 0)
+
+
+def test_prediction_sees_the_pixels_of_training(tmp_path: Path) -> None:
+    """Floats as they are, not stretched to the range of each file; of whole numbers nothing is known."""
+    content = {name: record | {"image": 0.2 + 0.5 * record["image"]} for name, record in records().items()}
+    source = open_lidc_pickle(saved(tmp_path, content), split="train")
+    how: dict[str, Any] = {"name": None, "info": source.info, "crop": (8, 6)}
+    image = content[source.identities[0].key]["image"]
+    for pixels in (image, image.astype(np.float32)):
+        np.save(tmp_path / "crop.npy", pixels)
+        opened = open_image(tmp_path / "crop.npy", **how)
+        np.testing.assert_array_equal(opened.images[0], source[0].image)
+    assert default_window(source.info) == (0, 1)
+    np.save(tmp_path / "crop.npy", (255 * image).astype(np.uint8))
+    with pytest.raises(DataError, match=r"trained on images of 32 bits; say which"):
+        open_image(tmp_path / "crop.npy", **how)
+    opened = open_image(tmp_path / "crop.npy", **how, window=(0.0, 255.0))
+    np.testing.assert_allclose(opened.images[0], source[0].image, atol=1 / 255)
 
 
 def listed(folder: Path, *names: str, file: str = "list.txt") -> str:

@@ -9,7 +9,7 @@ import io
 import lzma
 import os
 import tarfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, cast
@@ -143,15 +143,23 @@ def _check_end(stream: _BoundedStream, *, path: Path) -> None:
 class FileTree:
     """The files below `tops` (files and folders at the root; None for all) by relative name, hidden ones left out.
 
-    The files of an archive may all lie in one folder; with `root` they must lie in the folder of that name.
+    The files of an archive may all lie in one folder, which is left out of names unless it is one of `kept`; with
+    `root` they must lie in the folder of that name.
     """
 
-    def __init__(self, path: Path, *, tops: Sequence[str] | None = None, root: str | None = None) -> None:
-        self.path, self._tops, self._root = path, tops, root
+    def __init__(
+        self,
+        path: Path,
+        *,
+        tops: Sequence[str] | None = None,
+        root: str | None = None,
+        kept: Collection[str] = (),
+    ) -> None:
+        self.path, self._tops, self._root, self._kept = path, tops, root, kept
         self._content = read_tar(path) if is_archive(path) else None
         if self._content is not None:
             shown = {name: file for name, file in self._content.items() if not name.split("/")[-1].startswith(".")}
-            self._content = _from_root(shown, tops or (), root=root, path=path)
+            self._content = _from_root(shown, {*(tops or ()), *kept}, root=root, path=path)
             names = [name for name in self._content if tops is None or name.split("/")[0] in tops]
         elif path.is_dir():
             names = [name for top in tops or (".",) for name in _walk(path, top)]
@@ -161,7 +169,7 @@ class FileTree:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled by its path, so that worker processes read an archive themselves."""
-        return partial(FileTree, self.path, tops=self._tops, root=self._root), ()
+        return partial(FileTree, self.path, tops=self._tops, root=self._root, kept=self._kept), ()
 
     def where(self, name: str) -> str:
         """The full name of a file, for errors."""
@@ -192,10 +200,10 @@ class FileTree:
             return file.read(size)
 
 
-def _from_root(content: dict[str, bytes], tops: Sequence[str], *, root: str | None, path: Path) -> dict[str, bytes]:
+def _from_root(content: dict[str, bytes], kept: set[str], *, root: str | None, path: Path) -> dict[str, bytes]:
     """Names relative to the folder that holds all files, if there is one or must be one."""
     roots = {name.split("/")[0] for name in content}
-    if root is None and (len(roots) != 1 or roots & set(tops)):
+    if root is None and (len(roots) != 1 or roots & (kept | content.keys())):  # or a single file
         return content
     for name in content:
         if root is not None and not name.startswith(f"{root}/"):

@@ -17,7 +17,7 @@ from hpunet.data.io.intensity import loses_negatives, range_of, to_planes, unit_
 from hpunet.data.io.limits import named_errors
 from hpunet.data.io.series import dicom_files, read_scan
 from hpunet.data.io.volumes import NIFTI_ENDINGS, NIFTI_HEAD_BYTES, decode_nifti, nifti_header
-from hpunet.data.io.windows import CHOICES, NAMED, Window, in_numbers
+from hpunet.data.io.windows import CHOICES, NAMED, UNIT_WINDOW, Window, in_numbers
 from hpunet.data.types import SetInfo
 from hpunet.errors import DataError
 from hpunet.utils.files import check_file, read_file
@@ -113,7 +113,8 @@ def to_input(stored: Stored, *, name: str, where: str, info: SetInfo, window: Wi
     if window in NAMED and stored.unit not in HOUNSFIELD:
         raise DataError(f"{where}: its values are {stored.unit}, not Hounsfield units; give LOW HIGH, or auto")
     chosen = in_numbers(window, of_file=stored.window, bits=8 * values.dtype.itemsize, name=where)
-    chosen = chosen or info.intensity_window
+    if chosen is None and not (info.intensity_window == UNIT_WINDOW and values.dtype.kind in "iu"):
+        chosen = info.intensity_window
     by_range = stored.header is not None and info.image_bits == 32
     planes = to_planes(values, by_range=by_range, window=chosen, name=where)
     if chosen is None and 8 * planes.itemsize != info.image_bits:

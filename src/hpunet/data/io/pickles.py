@@ -115,6 +115,7 @@ class _Interpreter:
         self._stack: list[Any] = []
         self._marked: list[list[Any]] = []  # what lay below each mark
         self._memo: dict[int, Any] = {}
+        self._encoded = 0  # bytes that were made of texts
 
     def run(self, file: _BoundedFile) -> Any:
         deadline = Deadline(self._size, name=self._name)
@@ -225,7 +226,7 @@ class _Interpreter:
                 raise self._refused(f"has values of type {_short(arguments[0])}; expected numbers")
             return _Kind(arguments[0])
         if what == _ENCODE and len(arguments) == 2 and arguments[1] == "latin1" and type(arguments[0]) is str:
-            return arguments[0].encode("latin-1")
+            return self._bytes(arguments[0])
         if what in _SCALARS and len(arguments) == 2:
             return self._array((1,), *arguments).item()
         if what in _BUFFERS and len(arguments) == 4 and arguments[3] in ("C", "F"):
@@ -248,11 +249,18 @@ class _Interpreter:
         else:
             raise self._refused(f"sets the state of a {type(what).__name__} in an unknown way")
 
+    def _bytes(self, text: str) -> bytes:
+        """What a text stands for; all together hold no more than the file, so that none is there many times."""
+        self._encoded += len(text)
+        if self._encoded > self._size:
+            raise self._refused(f"makes more than {self._size} bytes of its texts")
+        return text.encode("latin-1")
+
     def _array(self, shape: Any, kind: Any, content: Any, *, is_fortran: bool = False) -> np.ndarray:
         if type(kind) is not _Kind:
             raise self._refused("has an array without a type")
         if type(content) is str:  # of Python 2
-            content = content.encode("latin-1")
+            content = self._bytes(content)
         if type(content) not in (bytes, bytearray):
             raise self._refused("has an array of objects; expected numbers")
         sides = shape if type(shape) is tuple else (-1,)

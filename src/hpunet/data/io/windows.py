@@ -13,6 +13,8 @@ NAMED = {
     "ct-brain": (0.0, 80.0),
 }
 """Well-known windows of CT, in Hounsfield units."""
+UNIT_WINDOW = (0.0, 1.0)
+"""Of floats that training takes as they are; it says nothing about whole numbers."""
 CHOICES = ", ".join(
     ["LOW HIGH", "auto (the range of each image or slice)", "file (the window of a DICOM file)", *NAMED]
 )

@@ -21,6 +21,7 @@ from hpunet.data.io.inputs import without_uids
 from hpunet.data.io.label_maps import class_map
 from hpunet.data.io.limits import check_unpacked
 from hpunet.data.io.pickles import PickledArray, read_pickle
+from hpunet.data.io.windows import UNIT_WINDOW
 from hpunet.data.types import Identity, NoSuchSplitError, Sample, SetInfo, check_split, make_sample
 from hpunet.errors import DataError
 from hpunet.utils.files import explain_os_errors
@@ -63,6 +64,7 @@ class PickledCrops:
             fixed_classes=_CLASSES,
             stochastic_classes=(1,),
             image_bits=8 * self._crops[0].image.itemsize,
+            intensity_window=UNIT_WINDOW if self._crops[0].image.dtype.kind == "f" else None,
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
