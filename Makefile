@@ -60,9 +60,11 @@ test: .venv/.dev $(WEB)
 	@$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 
 # Also needs plastimatch and dciodvfy: apt-get install plastimatch dicom3tools.
+# rt-utils has a folder of its own, since it brings a package called tests.
 test-dicom: .venv/.dev
 	@$(INSTALL) --group dicom
-	@PYTHONPATH=tests/helpers $(BIN)/python tests/helpers/dicom_readers.py
+	@$(INSTALL) --no-deps --upgrade --target .venv/dicom rt-utils opencv-python
+	@PYTHONPATH=tests/helpers:.venv/dicom $(BIN)/python tests/helpers/dicom_readers.py
 
 test-kernels: .venv/.dev
 	@echo "hpunet: running the tests of the kernels in every size"
