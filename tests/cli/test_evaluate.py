@@ -36,7 +36,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_runs_are_evaluated_pooled_and_compared(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_are_evaluated_pooled_and_compared(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     runs = [place / "run0", place / "run1"]
     evaluate_command(runs=runs, data=str(place / "pack"), samples=3, json_file=place / "all.json")
     printed = capsys.readouterr().out
@@ -74,6 +76,12 @@ def test_runs_are_evaluated_pooled_and_compared(place: Path, capsys: pytest.Capt
     found = parse_json((place / "comparison-val-3.json").read_bytes(), name="comparison")
     assert [(run["name"], len(run["folders"])) for run in found["runs"]] == [("of two seeds", 2), ("copied", 1)]
     assert found["ged2"]["runs"][0]["mean"] == pytest.approx(summary["ged2"]["mean"])
+    monkeypatch.setattr("hpunet.cli.compare.find_spec", lambda _: None)
+    compare_command(models=[*map(str, runs)], samples=3, out=place / "plain")
+    printed = capsys.readouterr()
+    assert "matplotlib" in printed.err
+    assert f"{means[0]:.4f}" in printed.out
+    assert [path.name for path in (place / "plain").iterdir()] == ["comparison-val-3.json"]
     for models, words in (
         ([f"={runs[0]}", str(copied)], "expected a run, RUN,RUN… or NAME=RUN,RUN…"),
         ([f"{runs[0]},,{runs[1]}", str(copied)], "expected a run"),

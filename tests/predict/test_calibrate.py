@@ -135,6 +135,9 @@ def test_sample_writes_masks_and_statement_and_warns_of_noise(run: Path) -> None
     assert "unlike" in result.output
     notes = [json.loads(Path(f"o/{name}/hypotheses.json").read_text())["notes"] for name in ("good", "noise")]
     assert [any(note.startswith("Warning") for note in each) for each in notes] == [False, True]
+    unusual = json.loads(Path("o/noise/guarantee.json").read_text())
+    assert [about["image_is_unusual"], unusual["image_is_unusual"]] == [False, True]
+    assert ["not hold" in each["statement"] for each in (about, unusual)] == [False, True]
 
 
 @pytest.mark.parametrize(("level", "needed"), [(0.5, 1), (0.8, 4), (0.9, 9), (0.95, 19), (0.99, 99)])
@@ -183,6 +186,16 @@ def test_training_patients_are_refused(run: Path) -> None:
         refuse_training_patients(source, hashes=hashes, weights=weights)
     assert f"{source.identities[0].patient}," not in str(refused.value)
     refuse_training_patients(open_data(DATA, split="val", options=OPTIONS), hashes=hashes, weights=weights)
+
+
+def test_a_failed_calibration_leaves_nothing_behind(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise DataError("a damaged image")
+
+    monkeypatch.setattr("hpunet.predict.calibrate.collect_scores", fail)
+    result = command("calibrate", run, "--data", DATA, "--samples", "2", "--out", "c")
+    assert isinstance(result.exception, DataError)
+    assert not list(Path("c").glob("*"))
 
 
 def test_nothing_is_overwritten_silently(run: Path) -> None:
@@ -291,12 +304,10 @@ def test_a_foreign_statistic_does_not_hide_that_of_the_weights(
     files.write_review(tmp_path / "cache", statistic, patients=hashes, weights="ab" * 32)
     monkeypatch.setattr(files, "own_folder", lambda _: tmp_path / "cache")
     source = open_data(DATA, split="val", options=OPTIONS)
-    where: dict[str, Any] = {"data": "nowhere", "options": {}, "folder": tmp_path / "c", "crop": None}
-    found, is_known = review_statistic(trained, source, **where)
+    found, patients = review_statistic(trained, source, data="nowhere", options={}, crop=None)
     assert found is not None
     assert torch.equal(found.centre, statistic.centre)
-    assert is_known
-    assert (tmp_path / "c" / files.REVIEW).is_file()
+    assert torch.equal(patients, hashes)
 
 
 def test_other_kernels_are_refused_with_what_to_do(run: Path) -> None:

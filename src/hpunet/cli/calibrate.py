@@ -72,8 +72,8 @@ def calibrate_command(
     how: dict[str, Any] = {"crop": crop, "seed": seed}
     with progress_bar(hidden=False) as progress:
         task = progress.add_task("training images", total=None, visible=False)
-        statistic, is_known = work.review_statistic(
-            trained, source, data=data, options=chosen, folder=folder, **how,
+        statistic, patients = work.review_statistic(
+            trained, source, data=data, options=chosen, **how,
             begin=lambda total: progress.update(task, total=total, visible=True),
             advance=lambda number: progress.advance(task, number),
         )  # fmt: skip
@@ -88,11 +88,17 @@ def calibrate_command(
         )
     calibration = work.make_calibration(
         trained, source, scores, reviews if statistic is not None else None, levels=levels, groups=bounds,
-        miss_rate=miss_rate, num_samples=samples, options=chosen, hashes_known=is_known,
+        miss_rate=miss_rate, num_samples=samples, options=chosen, hashes_known=bool(len(patients)),
     )  # fmt: skip
+    if statistic is not None:
+        files.write_review(folder, statistic, patients=patients, weights=calibration.weights_sha256)
     files.write_calibration(folder, calibration)
     _print(calibration)
     console.print(str(folder / files.CALIBRATION))
+    if out is None and trained.folder is not None and folder != trained.folder:
+        console.print(
+            f"It is used for {trained.name} from now on, also in place of one that came with it; delete it to undo."
+        )
 
 
 def _print(calibration: "Calibration") -> None:

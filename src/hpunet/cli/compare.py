@@ -1,6 +1,7 @@
 """`hpunet compare`: evaluated runs next to each other."""
 
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -48,7 +49,11 @@ def compare_command(
     comparison = compare(by_name)
     numbers = {key: comparison[key] for key in ("split", "num_samples", "num_seeds")}
     files = (out or runs[0]) / f"comparison-{folder_name(**numbers)}"
-    contents = {"json": dump_json(comparison, name="comparison"), **draw_comparison(comparison)}
+    contents = {"json": dump_json(comparison, name="comparison")}
+    if find_spec("matplotlib") is None:
+        notes.print("no figure: it needs matplotlib (pip install matplotlib)")
+    else:
+        contents |= draw_comparison(comparison)
     for kind, content in contents.items():
         atomic_write(files.with_name(f"{files.name}.{kind}"), content)
     if csv_file:

@@ -6,12 +6,11 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float64
+from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from hpunet.data.alterations import KINDS, altered
@@ -43,7 +42,6 @@ from hpunet.weights.calibration import (
     hash_patients,
     read_review,
     weights_sum,
-    write_review,
 )
 from hpunet.weights.load import TrainedModel
 
@@ -187,13 +185,12 @@ def review_statistic(
     *,
     data: str,
     options: Mapping[str, Any],
-    folder: Path,
     crop: tuple[int, int] | None,
     seed: int = 0,
     begin: Callable[[int], None] = lambda _: None,
     advance: Callable[[int], None] = lambda _: None,
-) -> tuple[ReviewStatistic | None, bool]:
-    """The review statistic for `folder`, where it is written, and whether the patients of training are known.
+) -> tuple[ReviewStatistic | None, Int64[Tensor, " patients"]]:
+    """The review statistic and hashes of the patients of training, none if they are not known.
 
     The model's own is used if it has one; else it is made of the run's training images, or of those of `data` opened
     with `options`; without any, there is none. Raises a `DataError` if patients of `source` are among those of
@@ -204,22 +201,19 @@ def review_statistic(
         statistic, hashes, belongs_to = read_review(found)
         if belongs_to == own:
             refuse_training_patients(source, hashes=hashes, weights=own)
-            if found.parent != folder:
-                write_review(folder, statistic, patients=hashes, weights=own)
-            return statistic, bool(len(hashes))
+            return statistic, hashes
     training = training_source(trained)
     is_known = training is not None
     if training is None:
         try:
             training = open_data(data, split="train", options=options)
         except NoSuchSplitError:
-            return None, False
+            return None, torch.empty(0, dtype=torch.int64)
     hashes = hash_patients((each.patient for each in training.identities), weights=own)
     refuse_training_patients(source, hashes=hashes, weights=own)
     begin(min(len(training), MAX_TRAINING_IMAGES))
     statistic = make_statistic(trained, training, crop=crop, seed=seed, advance=advance)
-    write_review(folder, statistic, patients=hashes if is_known else hashes[:0], weights=own)
-    return statistic, is_known
+    return statistic, hashes if is_known else hashes[:0]
 
 
 def spread_over_patients(identities: Sequence[Identity], *, limit: int, rng: np.random.Generator) -> list[int]:

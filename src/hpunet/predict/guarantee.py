@@ -63,6 +63,8 @@ class Guarantee:
     area: Interval
     """The number of pixels that the grader marks."""
     calibration: Calibration
+    is_unusual: bool = False
+    """Whether the review flag is raised: then nothing is guaranteed."""
 
     @property
     def note(self) -> str:
@@ -71,7 +73,8 @@ class Guarantee:
         least = f"at least {1 - self.miss_rate:.0%}"
         words = f"{least} of what they mark lies in the outer mask ({outer} pixels); they mark {least} of the inner "
         words += f"mask ({inner} pixels), and {self.area.low:.0f} to {self.area.high:.0f} pixels in all"
-        return f"For a grader who marks something, each with {self.level:.0%} probability: {words}."
+        doubt = "Does not hold here, since the image is unlike those of training. " if self.is_unusual else ""
+        return f"{doubt}For a grader who marks something, each with {self.level:.0%} probability: {words}."
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,6 +184,8 @@ def level_for(calibration: Calibration, *, level: float, area: float) -> Level:
         low, high = found.areas
         if abs(found.guarantee - level) < 1e-9 and low <= area and (high is None or area < high):
             return found
+    if not 0 < level < 1:
+        raise ConfigError(f"guarantee: expected a probability between 0 and 1, such as 0.9, got {level:g}")
     there = ", ".join(f"{each:g}" for each in sorted({found.guarantee for found in calibration.levels}))
     raise ConfigError(f"guarantee: {level:g} is not calibrated, only {there}; calibrate with --guarantee {level:g}")
 

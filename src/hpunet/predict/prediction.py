@@ -147,7 +147,8 @@ class Prediction:
         if self.axes != "yx":
             raise ConfigError(f"{self.name}: is a volume; guarantees are for images, such as its `slices`")
         how: dict[str, Any] = {"mean": self.mean, "info": self.info, "options": self.options}
-        return self.calibrated.guarantee(self.samples, **how, kernels=self.origin.kernels, level=level)
+        found = self.calibrated.guarantee(self.samples, **how, kernels=self.origin.kernels, level=level)
+        return replace(found, is_unusual=self.review is not None and self.review.is_unusual)
 
     @property
     def statements(self) -> list[str]:

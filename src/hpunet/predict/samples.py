@@ -88,6 +88,7 @@ def save_guarantee(part: Prediction, folder: Path, *, level: float) -> None:
         "area_pixels": list(found.area),
         "statement": found.note,
         "calibrated_on": {"data": calibration.data, "split": calibration.split, "patients": calibration.num_patients},
+        "image_is_unusual": found.is_unusual,
         "notes": calibration.notes,
     }
     (folder / "guarantee.json").write_text(json.dumps(about, indent=1) + "\n")

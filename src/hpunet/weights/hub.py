@@ -93,7 +93,7 @@ def _card(about: Mapping[str, Any], *, license: str) -> str:
         "```python",
         "import hpunet",
         "",
-        f'predictor = hpunet.load("{name}")  # the folder of these files',
+        'predictor = hpunet.load("FOLDER")  # of these files',
         'prediction = predictor("image.png", num_samples=16)',
         "for hypothesis in prediction.hypotheses:",
         '    print(f"{hypothesis.share:.0%}: {hypothesis.description}")',
