@@ -25,7 +25,7 @@ def normal(seed: int, rows: int, count: int) -> np.ndarray:
         radius, angle = np.sqrt(-2 * np.log1p(-uniform[:, 1])), 2 * np.pi * uniform[:, 0]
         found = np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=1).astype(np.float32)
         return found.reshape(-1)[: rows * count].reshape(rows, count)
-    length = count + 16 * (count % 16 > 0)  # in float32, 16 at a time; the last 16 of a row are drawn anew
+    length = count + 16 * (count % 16 > 0)  # in float32, 16 at a time; the last 16 of a row are drawn again
     uniform = (words[: rows * length] % 2**24 * 2.0**-24).astype(np.float32).reshape(rows, length)
     blocks = np.concatenate([uniform[:, : count // 16 * 16], uniform[:, count:]], axis=1).reshape(rows, -1, 2, 8)
     radius, angle = np.sqrt(-2 * np.log(1 - blocks[:, :, 0])), np.float32(2 * np.pi) * blocks[:, :, 1]
