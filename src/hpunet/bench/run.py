@@ -336,7 +336,7 @@ def _augment(work: Workload) -> Iterator[list[Row]]:
     yield _rows("augment", question, candidates, unit="images/s", count=count)
 
 
-def plain_warp(batch: Batch, crop: tuple[int, int]) -> tuple[Tensor, Tensor]:
+def plain_warp(batch: Batch, crop: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     """A straightforward version of the same warps, without validity masks and keyed noise."""
     (b, _, h, w), (rows, columns), device = batch.image.shape, crop, batch.image.device
     angle, scale, shear, shift_y, shift_x = (2 * torch.rand(5, b, device=device) - 1).unbind()

@@ -40,10 +40,13 @@ class ModelSettings(_Section):
     """Which network; image channels and classes come from the data."""
 
     kind: Literal["hpu", "punet"] = "hpu"
+    ndim: Literal[2, 3] = 2  # of images, or of volumes
     channels: Annotated[list[Annotated[int, Field(ge=1, le=MAX_CHANNELS)]], Field(max_length=MAX_SCALES)]
     latent_dims: Annotated[list[Annotated[int, Field(ge=0, le=MAX_LATENT_DIM)]], Field(max_length=MAX_SCALES)]
     """Per latent scale, coarsest first."""
     blocks_per_scale: Annotated[int, Field(ge=1, le=MAX_BLOCKS)] = 3  # residual blocks (hpu)
+    strides: list[Annotated[tuple[Literal[1, 2], ...], _FROM_LIST]] | None = None
+    """Per halving, finest first: by how much each axis shrinks; by default all by 2. Only for volumes."""
     activation_checkpointing: bool = False
     orientations: Literal[1, 2, 4, 8] = 1  # sampled from: mirrored (2), also upside down (4), also rotated by 90° (8)
 
@@ -51,13 +54,21 @@ class ModelSettings(_Section):
     def _check(self) -> "ModelSettings":
         if self.kind == "punet" and len(self.latent_dims) != 1:
             raise ValueError("latent_dims: the Probabilistic U-Net has exactly one latent scale")
+        if self.strides is None:
+            return self
+        if self.ndim == 2:
+            raise ValueError("strides: only with ndim=3; images are halved along both axes")
+        fitting = [len(each) == self.ndim and max(each, default=1) == 2 for each in self.strides]
+        if len(fitting) != len(self.channels) - 1 or not all(fitting):
+            wanted = f"{len(self.channels) - 1} times {self.ndim} numbers, each 1 or 2, not all of them 1"
+            raise ValueError(f"strides: expected {wanted}")
         return self
 
 
 class DataSettings(_Section):
     """How training reads its data; `--data` says where they are."""
 
-    crop: Annotated[tuple[_Side, _Side], _FROM_LIST]  # height and width that the network sees
+    crop: Annotated[tuple[_Side, ...], _FROM_LIST]  # (depth,) height and width that the network sees
     options: dict[str, Any] = {}  # of the kind of data, as for `hpunet data`
     extrapolate: bool = False  # hide a part of every image; the prior sees the rest and its labels
     evaluate: Literal["whole", "crop"] = "whole"  # what is scored: whole images, or the centre, as large as the crop
@@ -174,6 +185,11 @@ class Settings(_Section):
 
     @model_validator(mode="after")
     def _check(self) -> "Settings":
+        if len(crop := self.data.crop) != self.model.ndim:
+            wanted = "two whole numbers, for instance data.crop=[128,128]"
+            if self.model.ndim == 3:
+                wanted = "three whole numbers with model.ndim=3, for instance data.crop=[32,128,128]"
+            raise ValueError(f"data.crop: expected {wanted} (got {list(crop)})")
         if len(self.objective.kl_warm_up) > len(self.model.latent_dims):
             raise ValueError("objective.kl_warm_up: has more entries than model.latent_dims")
         if self.objective.kl_warm_up and self.objective.kind == "elbo":
@@ -303,7 +319,7 @@ def _in_words(problems: Iterable[Mapping[str, Any]]) -> list[str]:
             known = ", ".join(_known_keys(place))
             said.append(f"{key}: is a group of settings ({known}), got {_shown(problem['input'])}")
         elif kind == "value_error":  # ours, and it begins with a key of this group
-            said.append(f"{key}.{problem['ctx']['error']}")
+            said.append(f"{key}.{problem['ctx']['error']}".lstrip("."))
         elif kind in _WORDS and problem.get("ctx", {}).get("field_type") != "Tuple":  # those have a fixed length
             wanted.setdefault(key, []).append(_WORDS[kind].format(**problem.get("ctx", {})))
             got[key] = problem["input"]

@@ -28,7 +28,7 @@ from hpunet.errors import DataError
 from hpunet.utils.keyed_random import Stream, keyed_normal, keyed_uniform
 
 CONTROL_POINTS = 5  # of elastic deformation, per axis; the outermost at the crop's outermost pixel centres
-Size = tuple[int, int]
+Size = tuple[int, ...]
 Step = int | Int[Tensor, ""]
 
 _OFF: dict[str, Any] = {"elastic": 0.0, "rotation": 0.0, "shear": 0.0, "scale": (1.0, 1.0), "random_crop": False}

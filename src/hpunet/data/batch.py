@@ -10,14 +10,14 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Batch:
-    """Images, the label maps of every grader, validity, and which graders exist per image.
+    """Images or volumes, the label maps of every grader, validity, and which graders exist per image.
 
     A missing grader is not an empty map. Pixels with `valid` false are padding or ignored; their labels are 0.
     """
 
-    image: Float[Tensor, "b c h w"]
-    labels: Int[Tensor, "b r h w"]
-    valid: Bool[Tensor, "b h w"]
+    image: Float[Tensor, "b c *s"]
+    labels: Int[Tensor, "b r *s"]
+    valid: Bool[Tensor, " b *s"]
     graders: Bool[Tensor, "b r"]
 
     def to(self, device: torch.device) -> "Batch":

@@ -2,6 +2,8 @@
 
 Labels are classes (LIDC: 0 background, 1 lesion) or instances: values below `num_fixed_classes` are classes, each
 other value is an instance, which training maps to one of `num_random_ids` stochastic classes (`instance_ids.py`).
+
+A sample is an image with positions (h, w) or a volume with positions (d, h, w); `*s` in shapes stands for either.
 """
 
 import hashlib
@@ -40,26 +42,31 @@ class Identity(NamedTuple):
 
 @dataclass(frozen=True)
 class Sample:
-    """One image with the label maps of its graders.
+    """One image or volume with the label maps of its graders.
 
     `graders` says which label maps exist: a missing grader is not an empty map. Its labels, and those of invalid
     pixels, are 0 and ignored.
     """
 
-    pixels: Shaped[np.ndarray, "c h w"]
+    pixels: Shaped[np.ndarray, " c *s"]
     """As stored: uint8, uint16, or float32 in [0, 1]."""
-    labels: Int32[np.ndarray, "r h w"]
-    valid: Bool[np.ndarray, "h w"]
+    labels: Int32[np.ndarray, " r *s"]
+    valid: Bool[np.ndarray, "*s"]
     graders: Bool[np.ndarray, " r"]
     identity: Identity
 
     @cached_property
-    def image(self) -> Float32[np.ndarray, "c h w"]:
+    def image(self) -> Float32[np.ndarray, " c *s"]:
         """The pixels in [0, 1]."""
         return unit_floats(self.pixels)
 
 
-_BOUNDS = {"in_channels": (1, MAX_CHANNELS), "num_graders": (1, 10**6), "num_random_ids": (0, MAX_CLASSES)}
+_BOUNDS = {
+    "in_channels": (1, MAX_CHANNELS),
+    "num_graders": (1, 10**6),
+    "num_random_ids": (0, MAX_CLASSES),
+    "ndim": (2, 3),
+}
 
 
 @dataclass(frozen=True)
@@ -81,12 +88,14 @@ class SetInfo:
     """Precision of the images: 8, 16, or 32 for float; packs keep it."""
     intensity_window: tuple[float, float] | None = None
     """The stored pixel values mapped to 0 and 1, if one window was chosen for the whole set."""
-    image_size: tuple[int, int] | None = None
-    """Median height and width of the training images (`field_of_view.py`)."""
+    image_size: tuple[int, ...] | None = None
+    """Median height and width (of volumes: depth, height, width) of the training images (`field_of_view.py`)."""
     value_range: tuple[float, float] | None = None
     """Values in [0, 1] from and to which nearly every training image goes."""
     spacing: tuple[float, ...] | None = None
-    """Distance of neighbouring pixels in mm, vertical and horizontal, where known."""
+    """Distance of neighbouring pixels in mm along each axis of a sample, where known."""
+    ndim: int = 2
+    """Axes of a sample's positions: 2 for images, 3 for volumes."""
 
     @property
     def num_fixed_classes(self) -> int:
@@ -136,8 +145,8 @@ class SetInfo:
     def _wrong_fields(self) -> list[str]:
         """Names of the fields that are no counts whose values are of another type or impossible."""
         words = (self.fixed_classes, self.grader_names)
-        pairs = (self.intensity_window, self.image_size, self.value_range)
-        numbers = [each for each in (*pairs, self.spacing) if each is not None]
+        pairs, by_axis = (self.intensity_window, self.value_range), (self.image_size, self.spacing)
+        numbers = [each for each in (*pairs, *by_axis) if each is not None]
         fine = {
             "kind": type(self.kind) is str,
             "names": all(isinstance(each, tuple) and all(type(word) is str for word in each) for each in words),
@@ -148,6 +157,7 @@ class SetInfo:
                 for each in numbers
             ),
             "pairs": all(each is None or (isinstance(each, tuple) and len(each) == 2) for each in pairs),
+            "ndim": all(each is None or (isinstance(each, tuple) and len(each) == self.ndim) for each in by_axis),
         }
         if not all(fine.values()):
             return [name for name, is_fine in fine.items() if not is_fine]
@@ -185,25 +195,26 @@ def make_sample(
     graders: np.ndarray | None = None,
 ) -> Sample:
     """A checked `Sample` of uint8, uint16 or float pixels in [0, 1]; `where` names the file in errors."""
-    if image.ndim != 3 or image.shape[0] != info.in_channels or 0 in image.shape:
-        raise DataError(f"{where}: expected an image of {info.in_channels} channels, got shape {image.shape}")
+    if image.ndim != 1 + info.ndim or image.shape[0] != info.in_channels or 0 in image.shape:
+        what = "a volume" if info.ndim == 3 else "an image"
+        raise DataError(f"{where}: expected {what} of {info.in_channels} channels, got shape {image.shape}")
     is_integer = image.dtype in (np.uint8, np.uint16)
     if not is_integer and not np.issubdtype(image.dtype, np.floating):
         raise DataError(f"{where}: expected 8 or 16 bit or float pixels, got {image.dtype}")
     if not is_integer and not (np.isfinite(image).all() and image.min() >= 0 and image.max() <= 1):
         raise DataError(f"{where}: pixels must be finite and within [0, 1]")
-    h, w = image.shape[1:]
-    if labels.shape != (info.num_graders, h, w):
-        raise DataError(f"{where}: labels have shape {labels.shape}, the image needs {(info.num_graders, h, w)}")
+    size = image.shape[1:]
+    if labels.shape != (info.num_graders, *size):
+        raise DataError(f"{where}: labels have shape {labels.shape}, the image needs {(info.num_graders, *size)}")
     if not np.issubdtype(labels.dtype, np.integer) and labels.dtype != np.bool_:
         raise DataError(f"{where}: expected integer labels, got {labels.dtype}")
-    valid = np.ones((h, w), dtype=np.bool_) if valid is None else valid.astype(np.bool_)
+    valid = np.ones(size, dtype=np.bool_) if valid is None else valid.astype(np.bool_)
     graders = np.ones(info.num_graders, dtype=np.bool_) if graders is None else graders.astype(np.bool_)
-    if valid.shape != (h, w) or graders.shape != (info.num_graders,):
-        raise DataError(f"{where}: validity {valid.shape} or graders {graders.shape} do not fit image {(h, w)}")
+    if valid.shape != size or graders.shape != (info.num_graders,):
+        raise DataError(f"{where}: validity {valid.shape} or graders {graders.shape} do not fit image {size}")
     if not graders.any():
         raise DataError(f"{where}: no grader at all")
-    labels = np.where(valid & graders[:, None, None], labels, 0).astype(np.int32, copy=False)
+    labels = np.where(valid & graders.reshape(-1, *[1] * info.ndim), labels, 0).astype(np.int32, copy=False)
     low, high = int(labels.min()), int(labels.max())
     if low < 0 or (high >= info.num_classes and not info.has_instances):
         raise DataError(f"{where}: label values must lie in 0...{info.num_classes - 1}, found {low}...{high}")
@@ -248,7 +259,7 @@ def refuse_other_data(source: Source, *, info: SetInfo, same_ids: bool = True) -
 
     Without `same_ids` the number of ids may differ: for comparisons of instances as such.
     """
-    names = {"in_channels": "image channels", "num_fixed_classes": "classes"}
+    names = {"ndim": "axes", "in_channels": "image channels", "num_fixed_classes": "classes"}
     if same_ids or not (source.info.has_instances and info.has_instances):
         names["num_random_ids"] = "random ids of instances"
     values = {name: (getattr(source.info, field), getattr(info, field)) for field, name in names.items()}

@@ -54,7 +54,7 @@ def as_batch(sample: Sample) -> Batch:
     return Batch(**{name: torch.from_numpy(getattr(sample, name))[None] for name in Batch.__dataclass_fields__})
 
 
-def drawn_together(items: Sequence[Item], *, crop: tuple[int, int] | None) -> list[list[Item]]:
+def drawn_together(items: Sequence[Item], *, crop: tuple[int, ...] | None) -> list[list[Item]]:
     """Items in groups for one forward pass each: crops all together, whole images by size and as many as fit."""
     if crop is not None:
         return [list(items)]
@@ -69,7 +69,7 @@ def drawn_together(items: Sequence[Item], *, crop: tuple[int, int] | None) -> li
     return groups
 
 
-def centre_crop(batch: Batch, *, crop: tuple[int, int]) -> Batch:
+def centre_crop(batch: Batch, *, crop: tuple[int, ...]) -> Batch:
     """The centre of each image, of this height and width; a smaller image is padded with invalid pixels."""
     sides = zip(batch.valid.shape[:0:-1], crop[::-1], strict=True)  # the last one first
     margins = [(side, wanted, min(0, side - wanted) + abs(side - wanted) // 2) for side, wanted in sides]

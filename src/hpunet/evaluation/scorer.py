@@ -69,7 +69,7 @@ class Scorer:
 
     model: SegmentationModel
     info: SetInfo  # of the model's training data: classes, and which of them metrics consider
-    crop: tuple[int, int] | None  # None: whole images
+    crop: tuple[int, ...] | None  # None: whole images
     num_samples: int = 16
     seed: int = 0
     num_seeds: int = 1  # seeds from `seed` on; scores are means over them

@@ -67,7 +67,7 @@ def _reason_against_triton() -> str | None:
 
 
 def fused_network(
-    model: nn.Module, *, size: tuple[int, int], images: int | None = None, prior_samples: int = 0
+    model: nn.Module, *, size: tuple[int, ...], images: int | None = None, prior_samples: int = 0
 ) -> nn.Module:
     """Replaces the model in training on images of this size. Check `reason_against_fused` first.
 

@@ -66,7 +66,7 @@ class FusedNetwork(nn.Module):
     error.
     """
 
-    def __init__(self, model: HPUNet | ProbUNet, *, dtype: torch.dtype, size: tuple[int, int] | None = None) -> None:
+    def __init__(self, model: HPUNet | ProbUNet, *, dtype: torch.dtype, size: tuple[int, ...] | None = None) -> None:
         super().__init__()
         self.model, self.dtype = model, dtype
         self._size, self._plans = size, dict[tuple[int, int], Plan | ProbUNetPlan]()

@@ -121,7 +121,7 @@ def collect_scores(
     miss_rate: float,
     num_samples: int,
     seed: int = 0,
-    crop: tuple[int, int] | None = None,
+    crop: tuple[int, ...] | None = None,
     statistic: ReviewStatistic | None = None,
     advance: Callable[[int], None] = lambda _: None,
 ) -> tuple[Scores, Float64[np.ndarray, " images"]]:
@@ -158,7 +158,7 @@ def make_statistic(
     trained: TrainedModel,
     source: Source,
     *,
-    crop: tuple[int, int] | None,
+    crop: tuple[int, ...] | None,
     seed: int = 0,
     advance: Callable[[int], None] = lambda _: None,
 ) -> ReviewStatistic:
@@ -185,7 +185,7 @@ def review_statistic(
     *,
     data: str,
     options: Mapping[str, Any],
-    crop: tuple[int, int] | None,
+    crop: tuple[int, ...] | None,
     seed: int = 0,
     begin: Callable[[int], None] = lambda _: None,
     advance: Callable[[int], None] = lambda _: None,

@@ -53,7 +53,7 @@ def check_numbers(name: str, given: object, *, expected: str) -> None:
         raise ConfigError(f"{name}: expected the numbers {expected}, got {given!r}")
 
 
-def cut(stored: Stored, region: Region, *, side: tuple[int, int], where: str) -> tuple[Stored, Place]:
+def cut(stored: Stored, region: Region, *, side: tuple[int, ...], where: str) -> tuple[Stored, Place]:
     """The crop of this height and width, with a note of what was done; a larger box gives a larger crop.
 
     The crop is moved inside the image where it would stick out, and is the whole image along sides that are shorter.
@@ -111,7 +111,7 @@ def _resized(values: Shaped[np.ndarray, "z h w *c"], shape: tuple[int, int]) -> 
     return (np.rint(resized) if values.dtype.kind in "iu" else resized).astype(values.dtype)
 
 
-def _resampled_place(place: Place, *, size: tuple[int, int], shape: tuple[int, int]) -> Place:
+def _resampled_place(place: Place, *, size: tuple[int, ...], shape: tuple[int, int]) -> Place:
     """A grid of its own: of this shape, where a crop of this size was."""
     z, y, x = place.offset
     geometry = place.geometry.crop(z=z, y=y, x=x)

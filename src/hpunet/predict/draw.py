@@ -153,7 +153,7 @@ def _prepared(
     return sampler_for(trained, (padded.shape[2], padded.shape[3]), tile=tile), padded, padding
 
 
-def sampler_for(trained: TrainedModel, size: tuple[int, int], *, tile: str) -> SegmentationModel:
+def sampler_for(trained: TrainedModel, size: tuple[int, ...], *, tile: str) -> SegmentationModel:
     """What draws the samples of a padded image of this size; models that extrapolate take large ones whole, too."""
     tile = "whole" if trained.model.cond_channels and tile == "auto" else tile
     return choose_sampler(trained.model, size=size, tile=tile, sampler=trained.sampler)

@@ -245,7 +245,7 @@ class Predictor:
                 calibrated=self.calibrated if given is None else None,
             )
 
-    def _how_computed(self, size: tuple[int, int], *, tile: str) -> tuple[str, list[str]]:
+    def _how_computed(self, size: tuple[int, ...], *, tile: str) -> tuple[str, list[str]]:
         """The kernels for images of this size, and notes on padding and tiles."""
         notes, sides = [], [side + -side % self.model.size_multiple for side in size]
         before, after = (f"{h}×{w}" for h, w in (size, sides))

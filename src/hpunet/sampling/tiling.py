@@ -241,7 +241,7 @@ def as_source(x: Tensor) -> Source:
     return lambda window: window.of(x)
 
 
-def _widened(window: Window, *, by: int, size: tuple[int, int]) -> Window:
+def _widened(window: Window, *, by: int, size: tuple[int, ...]) -> Window:
     sides = zip(window, size, strict=True)
     rows, columns = (slice(max(0, s.start - by), min(side, s.stop + by)) for s, side in sides)
     return Window(rows, columns)
@@ -267,7 +267,7 @@ def upsample_bilinear_window(x: Float[Tensor, "b f h w"], window: Window) -> Flo
 
 
 def choose_sampler(
-    model: HPUNet | ProbUNet, *, size: tuple[int, int], tile: str = "auto", sampler: SegmentationModel | None = None
+    model: HPUNet | ProbUNet, *, size: tuple[int, ...], tile: str = "auto", sampler: SegmentationModel | None = None
 ) -> SegmentationModel:
     """The model, its `sampler` on fused kernels if there is one, or, for large images, the model tile by tile.
 

@@ -43,7 +43,7 @@ class ExampleBuilder:
     """Turn batches into examples."""
 
     info: SetInfo
-    crop: tuple[int, int]
+    crop: tuple[int, ...]
     augmentation: AugmentationSettings
     extrapolate: bool
     seed: int

@@ -53,7 +53,7 @@ def open_synthetic(
     *,
     split: str,
     num_images: int = 256,
-    size: int | tuple[int, int] | None = None,
+    size: int | tuple[int, ...] | None = None,
     seed: int = 0,
     num_lesions: tuple[int, int] = NUM_LESIONS,
 ) -> "SyntheticSource":
@@ -72,6 +72,8 @@ def open_synthetic(
     size = _DEFAULT_HEIGHT[name] if size is None else size
     if isinstance(size, int):
         size = (size, 2 * size if name in SCENES else size)
+    if len(size) != 2:
+        raise ConfigError(f"size: expected height and width, got {size}")
     if min(size) < _MIN_SIDE:
         raise ConfigError(f"size must be at least {_MIN_SIDE} on each side, got {size[0]}x{size[1]}")
     if num_lesions != NUM_LESIONS and name != "lesions":
