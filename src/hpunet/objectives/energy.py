@@ -112,7 +112,7 @@ class PairAgreement(nn.Module):
         classes = torch.cat([logits[:, :, :n], logits[:, :, n:].logsumexp(dim=2, keepdim=True)], dim=2)
         wanted = labels.long().clamp(max=n).unsqueeze(1).expand(-1, logits.shape[1], -1, -1)
         errors = F.cross_entropy(classes.flatten(0, 1), wanted.flatten(0, 1), reduction="none")
-        per_image: Tensor = (errors.unflatten(0, wanted.shape[:2]).mean(dim=1) * valid).sum(dim=(1, 2))
+        per_image = (errors.unflatten(0, wanted.shape[:2]).mean(dim=1) * valid).sum(dim=(1, 2))
         return per_image / valid.sum(dim=(1, 2)).clamp(min=1)
 
     def _of_grader(
