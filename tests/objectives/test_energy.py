@@ -151,24 +151,3 @@ def test_pair_agreement_of_an_image_without_instances_is_nothing() -> None:
     assert found.item() == 0
     assert logits.grad is not None
     assert not logits.grad.any()
-
-
-def test_class_errors_count_all_ids_as_one_class() -> None:
-    """Worked out pixel by pixel: two fixed classes and two ids, of which the label's own does not matter."""
-    generator = torch.Generator().manual_seed(3)
-    logits = torch.randn(2, 3, 4, 4, 5, generator=generator, dtype=torch.float64)
-    gradings = torch.randint(7, (2, 1, 4, 5), generator=generator)  # 2 to 6 are instances
-    valid = torch.rand(2, 4, 5, generator=generator) > 0.3
-    how = {"num_fixed_classes": 2, "num_random_ids": 2, "num_instances": 5}
-    given = {"sample_logits": logits, "gradings": gradings, "graders": torch.ones(2, 1, dtype=torch.bool)}
-    without, with_classes = (PairAgreement(**how, class_weight=w)(**given, valid=valid) for w in (0.0, 3.0))
-    probs = logits.softmax(dim=2).numpy()
-    images = []
-    for i in range(2):
-        errors = []
-        for s, (y, x) in product(range(3), np.argwhere(valid[i].numpy())):
-            label = int(gradings[i, 0, y, x])
-            p = probs[i, s, :, y, x]
-            errors.append(-np.log(p[label] if label < 2 else p[2] + p[3]))
-        images.append(np.mean(errors))
-    assert float(with_classes - without) == pytest.approx(3 * np.mean(images), rel=1e-10)

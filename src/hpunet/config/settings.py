@@ -126,7 +126,6 @@ class ObjectiveSettings(_Section):
     energy_samples: Annotated[int, Field(ge=2, le=MAX_SAMPLES)] = 4
     energy_weighting: Literal["pixels", "instances"] = "pixels"
     energy_background: Annotated[float, Field(ge=0)] = 0.0
-    energy_classes: Annotated[float, Field(ge=0)] = 0.0
     energy_start: Annotated[int, Field(ge=0)] = 0  # iteration or share of all; samples are costly
     top_k: Fraction | Literal["all"] = 0.02
     stochastic: bool = True

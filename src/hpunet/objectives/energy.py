@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
@@ -66,8 +65,6 @@ class PairAgreement(nn.Module):
         weighting: same weight for each of the "pixels" (as in the Rand error) or each of the "instances" (as in AP).
         background_weight: total weight of pixels of other classes, relative to all instance pixels. They should agree
             with none; with 0, samples may give background the id of an adjacent instance.
-        class_weight: weight of the samples' mean cross-entropy, with all ids as one class. Small false instances
-            hardly change pairs of pixels; this counts them pixel by pixel.
     """
 
     def __init__(
@@ -78,10 +75,8 @@ class PairAgreement(nn.Module):
         num_instances: int,
         weighting: str = "pixels",
         background_weight: float = 0.0,
-        class_weight: float = 0.0,
     ) -> None:
         super().__init__()
-        self.class_weight = class_weight
         self.num_fixed_classes, self.num_random_ids = num_fixed_classes, num_random_ids
         self.num_instances, self.weighting, self.background_weight = num_instances, weighting, background_weight
 
@@ -95,25 +90,10 @@ class PairAgreement(nn.Module):
     ) -> Float[Tensor, ""]:
         """The mean over images; labels are as stored, instances without their random ids."""
         with torch.autocast(sample_logits.device.type, enabled=False):
-            logits = at_least_float32(sample_logits)
-            probs = logits.softmax(dim=2)[:, :, self.num_fixed_classes :]
+            probs = at_least_float32(sample_logits).softmax(dim=2)[:, :, self.num_fixed_classes :]
             by_grader = torch.stack([self._of_grader(probs, each, valid) for each in gradings.unbind(dim=1)], dim=1)
-            if self.class_weight:
-                errors = [self._class_errors(logits, each, valid) for each in gradings.unbind(dim=1)]
-                by_grader = by_grader + self.class_weight * torch.stack(errors, dim=1)
         shares = graders / graders.sum(dim=1, keepdim=True)
         return global_mean((by_grader * shares).sum(dim=1).mean())
-
-    def _class_errors(
-        self, logits: Float[Tensor, "b s k h w"], labels: Int[Tensor, "b h w"], valid: Bool[Tensor, "b h w"]
-    ) -> Float[Tensor, " b"]:
-        """The mean cross-entropy over samples and valid pixels, with all ids as one class."""
-        n = self.num_fixed_classes
-        classes = torch.cat([logits[:, :, :n], logits[:, :, n:].logsumexp(dim=2, keepdim=True)], dim=2)
-        wanted = labels.long().clamp(max=n).unsqueeze(1).expand(-1, logits.shape[1], -1, -1)
-        errors = F.cross_entropy(classes.flatten(0, 1), wanted.flatten(0, 1), reduction="none")
-        per_image = (errors.unflatten(0, wanted.shape[:2]).mean(dim=1) * valid).sum(dim=(1, 2))
-        return per_image / valid.sum(dim=(1, 2)).clamp(min=1)
 
     def _of_grader(
         self, probs: Float[Tensor, "b s k h w"], labels: Int[Tensor, "b h w"], valid: Bool[Tensor, "b h w"]

@@ -55,7 +55,6 @@ def build_energy(settings: ObjectiveSettings, *, info: SetInfo) -> EnergyDistanc
             num_instances=NUM_TABLE_IDS,
             weighting=settings.energy_weighting,
             background_weight=settings.energy_background,
-            class_weight=settings.energy_classes,
         )
     # By default all but background: the data do not say which classes graders differ in.
     return EnergyDistance(classes=info.stochastic_classes or range(1, info.num_classes))
