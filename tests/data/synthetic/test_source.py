@@ -12,7 +12,7 @@ from scipy import ndimage, stats
 from scipy.optimize import linear_sum_assignment
 
 from hpunet.data.cityscapes.classes import CAR, FIXED_CLASSES
-from hpunet.data.synthetic.lesions import KnownDistribution
+from hpunet.data.synthetic.known_distribution import KnownDistribution
 from hpunet.data.synthetic.source import INFO, open_synthetic
 from hpunet.data.synthetic.streets import make_street
 from hpunet.data.types import SPLITS, Sample, Source

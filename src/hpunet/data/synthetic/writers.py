@@ -50,7 +50,8 @@ def write_snemi3d_stack(out: Path, *, depth: int, size: int | tuple[int, int] = 
         raise ConfigError(f"depth must be at least 1, got {depth}")
     source = open_synthetic("neurites", split="train", size=size, seed=seed)
     with _empty_folder(out):
-        slices = make_neurite_slices(source.rng(0), size=source.size)
+        h, w = source.size
+        slices = make_neurite_slices(source.rng(0), size=(h, w))
         images, cells = (np.stack(volume) for volume in zip(*islice(slices, depth), strict=True))
         for name, volume in (("train-input", images), ("train-labels", cells.astype(np.uint16))):
             tifffile.imwrite(out / f"{name}.tif", volume, photometric="minisblack", compression="zlib")
