@@ -43,11 +43,11 @@ class IndependentSlices:
         apart = self.p_size.cumsum() - self.truth.p_size.cumsum()
         return float((apart**2).sum()) + self.truth.expected_crps
 
-    def expected_ged(self, *, num_samples: float, num_graders: float) -> float:
-        """Expected GED² (with self-pairs, App. B) of its volumes."""
+    def expected_ged(self, *, num_samples: int, num_graders: int | None) -> float:
+        """Expected GED² (with self-pairs, App. B) of its volumes; arguments as of a `KnownDistribution`."""
         to_graders, among_samples = self.mean_distances
-        among_samples *= 1 - 1 / num_samples
-        return 2 * to_graders - among_samples - (1 - 1 / num_graders) * self.truth.mean_distance
+        within = (1 - 1 / num_samples) * among_samples + self.truth.mean_distance
+        return 2 * to_graders - within + (self.truth.mean_distance / num_graders if num_graders else 0)
 
     @cached_property
     def mean_distances(self) -> tuple[float, float]:

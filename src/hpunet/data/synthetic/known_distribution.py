@@ -85,9 +85,12 @@ class KnownDistribution:
         """D, the expected 1 − IoU of two independent label maps."""
         return float(self.probabilities @ (1 - self.iou) @ self.probabilities)
 
-    def expected_ged(self, *, num_samples: int, num_graders: int) -> float:
-        """Expected GED² (with self-pairs, App. B) of a perfect sampler: (1/samples + 1/graders) · D."""
-        return (1 / num_samples + 1 / num_graders) * self.mean_distance
+    def expected_ged(self, *, num_samples: int, num_graders: int | None) -> float:
+        """Expected GED² (with self-pairs, App. B) of a perfect sampler: (1/samples + 1/graders) · D.
+
+        Without `num_graders`, against the whole distribution in place of graders.
+        """
+        return (1 / num_samples + (1 / num_graders if num_graders else 0)) * self.mean_distance
 
     @property
     def sizes(self) -> Int64[np.ndarray, " m"]:
