@@ -31,13 +31,7 @@ from hpunet.data.types import Sample
 from hpunet.metrics import hungarian_iou, iou_rec, pair_ious
 from hpunet.metrics.bootstrap import resampled_means
 
-COLUMNS = {
-    "ged2": "GED²",
-    "hm_iou": "HM-IoU",
-    "iou_rec": "IoU_rec",
-    "crps": "CRPS, ml",
-    "slice_ged2": "GED² by slice",
-}
+COLUMNS = ("GED²", "HM-IoU", "IoU_rec", "CRPS, ml", "GED² by slice")
 PERFECT, FLICKERING = "perfect sampler", "perfect in each slice alone"
 Drawn = tuple[np.ndarray, np.ndarray | None]
 """Samples (s, d, h, w) of a volume, and reconstructions (r, d, h, w) of its gradings if the method makes them."""
@@ -57,7 +51,7 @@ def main() -> None:
     how: dict[str, Any] = {"split": args.split, "num_images": args.images}
     volumes, slices = (open_synthetic("nodules3d", **how, volumes=whole) for whole in (True, False))
     rows = {
-        name: np.array([[_scores(draw(i), volumes, i) for i in _shown(len(volumes), name)] for draw in draws])
+        name: np.array([[volume_scores(draw(i), volumes, i) for i in _shown(len(volumes), name)] for draw in draws])
         for name, draws in _methods(args, volumes, slices)
     }
     print(f"{args.images} volumes of {args.split}, {args.samples} samples each\n")
@@ -74,8 +68,8 @@ def _methods(
     """What is compared: by name, one way to draw per run."""
     ways: dict[str, tuple[list[str], Callable[..., Drawn]]] = {
         "HPU-Net 3D": (args.hpu_3d, partial(_from_volume, source=volumes)),
-        "HPU-Net 2D, slice by slice": (args.hpu_2d, partial(_from_slices, source=slices, same_noise=False)),
-        "HPU-Net 2D, same noise in all slices": (args.hpu_2d, partial(_from_slices, source=slices, same_noise=True)),
+        "HPU-Net 2D, slice by slice": (args.hpu_2d, partial(from_slices, source=slices, same_noise=False)),
+        "HPU-Net 2D, same noise in all slices": (args.hpu_2d, partial(from_slices, source=slices, same_noise=True)),
         "Prob. U-Net 3D": (args.punet_3d, partial(_from_volume, source=volumes)),
     }
     for name, (runs, draw) in ways.items():
@@ -97,7 +91,7 @@ def _from_volume(index: int, *, source: SyntheticSource, run: hpunet.Predictor, 
     return samples[0], rebuilt[0]
 
 
-def _from_slices(
+def from_slices(
     index: int, *, source: SyntheticSource, run: hpunet.Predictor, num_samples: int, same_noise: bool
 ) -> Drawn:
     """A model of images; the n-th samples of all slices are the n-th sample of the volume."""
@@ -124,7 +118,7 @@ def _shown(count: int, name: str) -> Any:
     return track(range(count), name, console=Console(stderr=True), transient=True)
 
 
-def _scores(drawn: Drawn, source: SyntheticSource, index: int) -> list[float]:
+def volume_scores(drawn: Drawn, source: SyntheticSource, index: int) -> list[float]:
     """The `COLUMNS` of a volume."""
     (samples, rebuilt), truth, num_samples = drawn, source.distribution(index), len(drawn[0])
     draws = truth.sample(np.random.default_rng((index, 1)), num_samples)
@@ -164,7 +158,7 @@ def _ml(source: SyntheticSource) -> float:
 
 def _print_table(rows: dict[str, np.ndarray]) -> None:
     """Means with 95 % intervals of scores (runs, volumes, columns)."""
-    print("| | " + " | ".join(COLUMNS.values()) + " |\n|" + "---|" * (1 + len(COLUMNS)))
+    print("| | " + " | ".join(COLUMNS) + " |\n|" + "---|" * (1 + len(COLUMNS)))
     for name, scores in rows.items():
         words = []
         for values in np.moveaxis(scores, 2, 0):
