@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 import hpunet
-from hpunet.data.synthetic.lesions import KnownDistribution
+from hpunet.data.synthetic.known_distribution import KnownDistribution
 from hpunet.data.synthetic.source import SyntheticSource, open_synthetic
 from hpunet.predict.edit import with_features
 from hpunet.predict.prediction import Prediction

@@ -21,7 +21,8 @@ from rich.console import Console
 from rich.progress import track
 
 from hpunet.config.settings import load_settings
-from hpunet.data.synthetic.lesions import NUM_SIDES, KnownDistribution
+from hpunet.data.synthetic.known_distribution import KnownDistribution
+from hpunet.data.synthetic.lesions import NUM_SIDES
 from hpunet.data.synthetic.source import SyntheticSource, open_synthetic
 from hpunet.demo.run import MODELS
 from hpunet.models.base import SegmentationModel

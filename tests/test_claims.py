@@ -8,7 +8,7 @@ import pytest
 from places import ROOT
 from tiny_run import tiny_settings
 
-from hpunet.data.synthetic.lesions import KnownDistribution
+from hpunet.data.synthetic.known_distribution import KnownDistribution
 from hpunet.training.loop import train
 
 sys.path.insert(0, str(ROOT / "benchmarks"))

@@ -1,3 +1,4 @@
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -92,6 +93,7 @@ main()
     [
         ("cityscapes", 32, "--set size=[32,64]"),
         ("snemi3d", 64, "--set patch=64"),
+        ("nifti", 32, """--set window=[0,255] --set 'classes=["background","nodule"]'"""),
         ("lidc", 32, None),
     ],
 )
@@ -103,6 +105,9 @@ def test_data_make_prints_the_options_to_read_what_it_wrote(
     first, *rest = capsys.readouterr().out.splitlines()
     assert first.endswith(f"hpunet data info {out}" + (f" {options}" if options else ""))
     assert bool(rest) == bool(options)
-    given = parse_assignments([options.removeprefix("--set ")] if options else [])
+    given = parse_assignments([word for word in shlex.split(options or "") if word != "--set"])
+    given = {
+        name: [0.0, 255.0] if name == "window" else value for name, value in given.items()
+    }  # annotated as floats
     height = open_splits(str(out), options=given)["train"][0].image.shape[1]
     assert height == size

@@ -153,11 +153,11 @@ def test_contact_sheet_has_a_row_for_each_chosen_image(written: Path) -> None:
         (
             "synthetic",
             {"size": "big"},
-            "size: .* synthetic data, .* a whole number or two whole numbers, for instance",
+            "size: .* synthetic data, .* a whole number or one per axis, for instance",
         ),
         ("synthetic", {"num_images": 2.5}, "num_images: .* a whole number, for instance num_images"),
         ("synthetic", {"seed": True}, "seed: .* a whole number, for instance seed=10; got true"),
-        ("synthetic", {"size": [16, 16, 16]}, r"for instance size=\[64,128\]; got \[16,16,16\]"),
+        ("synthetic", {"size": [16, 16.5]}, r"for instance size=\[64,128\]; got \[16,16.5\]"),
         ("cityscapes", {"size": 64}, "size: .* cityscapes data, expected two whole numbers, for instance size="),
         ("folder", {"val_every": "ten"}, "a whole number, for instance val_every=10; got ten"),
         ("folder", {"window": 3}, r"two numbers, for instance window=\[-1000,400\]; got 3"),

@@ -12,7 +12,7 @@ import typer
 
 from hpunet.cli.demo import demo_command
 from hpunet.config.settings import load_settings
-from hpunet.data.synthetic.lesions import KnownDistribution
+from hpunet.data.synthetic.known_distribution import KnownDistribution
 from hpunet.data.synthetic.source import open_synthetic
 from hpunet.demo import run as demo
 from hpunet.demo import scores as demo_scores

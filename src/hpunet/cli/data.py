@@ -147,33 +147,37 @@ def import_lidc_command(
 
 @app.command()
 def make(
-    layout: Annotated[str, typer.Argument(help="lidc, snemi3d or cityscapes.")],
+    layout: Annotated[str, typer.Argument(help="lidc, snemi3d or cityscapes; or nifti, volumes.")],
     out: Annotated[Path, typer.Argument(help="Output folder; must be empty.")],
-    count: Annotated[int, typer.Option(help="Number of patients, slices, or scenes per split.", min=1)] = 20,
+    count: Annotated[
+        int, typer.Option(help="Number of patients, slices, or scenes or volumes per split.", min=1)
+    ] = 20,
     seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
-    size: Annotated[int | None, typer.Option(help="Image height; by default 128, 256 or 512.")] = None,
+    size: Annotated[int | None, typer.Option(help="Image height; by default 128, 256, 512 or 64.")] = None,
     hard: Annotated[bool, typer.Option("--hard", help=_HARD)] = False,
     processes: Annotated[int | None, typer.Option(help=_PROCESSES, min=1)] = None,
 ) -> None:
     """Write a synthetic data set in the file layout of a real one, to try commands without the real data."""
-    from hpunet.data.synthetic.writers import write_cityscapes_scenes, write_lidc_crops, write_snemi3d_stack
+    from hpunet.data.synthetic import writers
 
     if hard and layout != "cityscapes":
         raise ConfigError(f"--hard is only for street scenes (cityscapes), not for {layout}; leave it out")
     with explain_os_errors(out, action="written"):
         if layout == "lidc":
-            write_lidc_crops(out, num_patients=count, size=size or 128, seed=seed)
+            writers.write_lidc_crops(out, num_patients=count, size=size or 128, seed=seed)
         elif layout == "snemi3d":
-            write_snemi3d_stack(out, depth=count, size=size or 256, seed=seed)
+            writers.write_snemi3d_stack(out, depth=count, size=size or 256, seed=seed)
         elif layout == "cityscapes":
             how: dict[str, Any] = {"seed": seed, "hard": hard, "processes": processes, "progress": tracked}
-            write_cityscapes_scenes(out, num_images=count, size=size or 512, **how)
+            writers.write_cityscapes_scenes(out, num_images=count, size=size or 512, **how)
+        elif layout == "nifti":
+            writers.write_volumes(out, num_volumes=count, size=size or 64, seed=seed)
         else:
-            raise ConfigError(f"layout {layout!r} is unknown, expected lidc, snemi3d or cityscapes")
+            raise ConfigError(f"layout {layout!r} is unknown, expected lidc, snemi3d, cityscapes or nifti")
     options = _options_to_read(layout, size)
     console.print(f"Wrote {out}. Inspect it: hpunet data info {out}{options}")
     if options:
-        words = f"data pack and init need the size too:{options} (train takes it from the settings)."
+        words = f"data pack and init need the same options:{options} (train takes them from the settings)."
         console.print(words)
 
 
@@ -181,6 +185,8 @@ def _options_to_read(layout: str, size: int | None) -> str:
     """Options with which the reader of a layout keeps images of this height unchanged."""
     from hpunet.data.options import set_arguments
 
+    if layout == "nifti":  # volumes are otherwise scaled by the range of their file
+        return f" {set_arguments('window', (0, 255))} {set_arguments('classes', ('background', 'nodule'))}"
     if layout == "cityscapes" and size not in (None, 512):
         return " " + set_arguments("size", [size, 2 * size])
     if layout == "snemi3d" and size is not None and size % 256:

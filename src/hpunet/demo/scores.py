@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float64
 from scipy.ndimage import distance_transform_edt
 from torch import Tensor
 
-from hpunet.data.synthetic.lesions import KnownDistribution
+from hpunet.data.synthetic.known_distribution import KnownDistribution
 from hpunet.data.synthetic.source import SyntheticSource
 from hpunet.metrics import hungarian_iou, iou_rec, pair_ious
 from hpunet.models.base import SegmentationModel

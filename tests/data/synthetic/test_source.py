@@ -12,7 +12,7 @@ from scipy import ndimage, stats
 from scipy.optimize import linear_sum_assignment
 
 from hpunet.data.cityscapes.classes import CAR, FIXED_CLASSES
-from hpunet.data.synthetic.lesions import KnownDistribution
+from hpunet.data.synthetic.known_distribution import KnownDistribution
 from hpunet.data.synthetic.source import INFO, open_synthetic
 from hpunet.data.synthetic.streets import make_street
 from hpunet.data.types import SPLITS, Sample, Source
@@ -60,12 +60,14 @@ def distribution_of(num_lesions: int) -> KnownDistribution:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_open_synthetic_yields_a_source_within_the_contract(kind):
-    for size in (None, 64, (49, 70)):
+    ndim = INFO[kind].ndim
+    for size in (None, 64, (7, 49, 70)[-ndim:]):
         source = open_synthetic(kind, split="train", num_images=6, size=size)
         assert isinstance(source, Source)
-        assert len(source) == 6
+        assert len(source) == len({identity.key for identity in source.identities}) == 6
         patients = [identity.patient for identity in source.identities]
-        assert [patient == patients[0] for patient in patients] == [True] * 4 + [False] * 2
+        per_patient = 4 if ndim == 2 else 1
+        assert [patient == patients[0] for patient in patients] == [i < per_patient for i in range(6)]
         for i in range(2):
             sample = source[i]
             assert sample.identity == source.identities[i]
@@ -79,7 +81,8 @@ def test_open_synthetic_yields_a_source_within_the_contract(kind):
 
 
 def test_open_synthetic_describes_the_classes_of_the_paper():
-    lesions, neurites, streets, hard_streets = (INFO[kind] for kind in KINDS)
+    lesions, neurites, streets, hard_streets, nodules = (INFO[kind] for kind in KINDS)
+    assert (nodules.num_classes, nodules.num_graders, nodules.ndim, nodules.spacing) == (2, 4, 3, (2.0, 0.8, 0.8))
     assert (hard_streets.kind, hard_streets.fixed_classes) == ("synthetic-hard-streets", streets.fixed_classes)
     assert (lesions.num_classes, lesions.num_graders, lesions.has_instances) == (2, 4, False)
     assert (neurites.num_classes, neurites.stochastic_classes) == (16, tuple(range(1, 16)))
@@ -88,7 +91,7 @@ def test_open_synthetic_describes_the_classes_of_the_paper():
     assert "car" not in streets.fixed_classes
 
 
-@pytest.mark.parametrize("kind", KINDS[:3])
+@pytest.mark.parametrize("kind", [*KINDS[:3], "nodules3d"])
 def test_synthetic_source_depends_on_nothing_but_its_settings(kind):
     settings = {"split": "val", "size": 64, "seed": 3}
     source = open_synthetic(kind, num_images=8, **settings)
@@ -108,7 +111,7 @@ def test_synthetic_source_is_the_same_in_another_process():
     assert here == there
 
 
-@pytest.mark.parametrize("kind", KINDS[:3])  # hard-streets differ only in what paints them
+@pytest.mark.parametrize("kind", [*KINDS[:3], "nodules3d"])  # hard-streets differ only in what paints them
 def test_synthetic_source_shares_nothing_between_splits_and_seeds(kind):
     images, patients = [], []
     for split, seed in itertools.product(SPLITS, (0, 1)):
@@ -116,13 +119,13 @@ def test_synthetic_source_shares_nothing_between_splits_and_seeds(kind):
         images += [source[i].image.tobytes() for i in range(len(source))]
         patients += sorted({identity.patient for identity in source.identities})
     assert len(images) == len(set(images)) == 48
-    assert len(patients) == len(set(patients)) == 12
+    assert len(patients) == len(set(patients)) == 6 * (2 if INFO[kind].ndim == 2 else 8)
 
 
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [
-        ("kidneys", {}, "kidneys.*lesions, neurites, streets, hard-streets"),
+        ("kidneys", {}, "kidneys.*lesions, neurites, streets, hard-streets, nodules3d"),
         ("lesions", {"split": "dev"}, "train, val, test"),
         ("lesions", {"num_images": 0}, "num_images"),
         ("lesions", {"size": 8}, "at least 16.*8x8"),
@@ -131,6 +134,10 @@ def test_synthetic_source_shares_nothing_between_splits_and_seeds(kind):
         ("lesions", {"num_lesions": (3, 2)}, "num_lesions"),
         ("lesions", {"num_lesions": (1, 17)}, "num_lesions.*16"),
         ("neurites", {"num_lesions": (1, 2)}, "num_lesions.*neurites"),
+        ("lesions", {"size": (16, 16, 16)}, "lesions have height and width"),
+        ("nodules3d", {"size": (64, 64)}, "depth, height and width"),
+        ("nodules3d", {"size": (3, 64, 64)}, "at least 16.*4 slices.*3x64x64"),
+        ("lesions", {"volumes": True}, "volumes: lesions are images.*nodules3d"),
     ],
 )
 def test_open_synthetic_names_what_is_wrong(name, settings, message):
@@ -155,7 +162,7 @@ def test_lesions_are_as_many_as_asked_for_one_per_cell(size, cells):
 
 
 def test_synthetic_source_has_no_distribution_of_instances():
-    with pytest.raises(ConfigError, match="only lesions"):
+    with pytest.raises(ConfigError, match="only lesions and nodules3d"):
         open_synthetic("neurites", split="train").distribution(0)
 
 

@@ -5,11 +5,18 @@ import sys
 
 import numpy as np
 import pytest
+import SimpleITK
 from PIL import Image
 
 from hpunet.data.cityscapes.classes import car_labels
+from hpunet.data.open import open_data
 from hpunet.data.synthetic.source import open_synthetic
-from hpunet.data.synthetic.writers import write_cityscapes_scenes, write_lidc_crops, write_snemi3d_stack
+from hpunet.data.synthetic.writers import (
+    write_cityscapes_scenes,
+    write_lidc_crops,
+    write_snemi3d_stack,
+    write_volumes,
+)
 from hpunet.data.types import SPLITS
 from hpunet.errors import ConfigError, DataError
 
@@ -79,12 +86,60 @@ def test_write_snemi3d_stack_keeps_cells_through_slices(tmp_path):
         assert (one == other)[inside].mean() > 0.8
 
 
+def test_write_volumes_keeps_voxels_raters_spacing_and_splits(tmp_path):
+    write_volumes(tmp_path, num_volumes=2, size=(5, 32, 24), seed=7)
+    table = (tmp_path / "data.csv").read_text().splitlines()
+    for split in SPLITS:
+        source = open_synthetic("nodules3d", split=split, num_images=2, size=(5, 32, 24), seed=7)
+        for sample in (source[i] for i in range(2)):
+            case = sample.identity.key
+            assert f"{case},{case},{split}" in table
+            image = SimpleITK.ReadImage(tmp_path / "images" / f"{case}.nii.gz")
+            np.testing.assert_allclose(image.GetSpacing(), (0.8, 0.8, 2.0), rtol=1e-6)
+            # SimpleITK counts left and back as positive: rows run to the back, columns to the left, slices up.
+            np.testing.assert_allclose(np.reshape(image.GetDirection(), (3, 3)), [[0, 1, 0], [1, 0, 0], [0, 0, 1]])
+            voxels = SimpleITK.GetArrayFromImage(image)  # the last axis of the file first
+            assert voxels.dtype == np.uint8
+            np.testing.assert_array_equal(voxels.swapaxes(1, 2), sample.pixels[0])
+            for rater, labels in enumerate(sample.labels, start=1):
+                mask = SimpleITK.ReadImage(tmp_path / "graders" / f"rater-{rater}" / f"{case}.nii.gz")
+                assert mask.GetSpacing() == image.GetSpacing()
+                np.testing.assert_array_equal(SimpleITK.GetArrayFromImage(mask).swapaxes(1, 2), labels)
+    assert len(table) == 7
+    assert len(list(tmp_path.rglob("*.nii.gz"))) == 6 * 5
+
+
+def test_written_volumes_are_read_in_slices_as_they_were_made(tmp_path):
+    write_volumes(tmp_path, num_volumes=1, size=(4, 16, 16))
+    options = {"window": [0.0, 255.0], "classes": ["background", "nodule"]}
+    for split in SPLITS:
+        read = open_data(str(tmp_path), split=split, options=options)
+        made = open_synthetic("nodules3d", split=split, num_images=1, size=(4, 16, 16), volumes=False)
+        assert read.identities == made.identities
+        assert read.info.spacing == pytest.approx(made.info.spacing)
+        for i in range(4):
+            np.testing.assert_array_equal(read[i].image, made[i].image)
+            np.testing.assert_array_equal(read[i].labels, made[i].labels)
+
+
+def test_written_volumes_without_all_files_are_refused(tmp_path):
+    write_volumes(tmp_path, num_volumes=1, size=(4, 16, 16))
+    for path in tmp_path.rglob("*test-0000.nii.gz"):
+        path.unlink()
+    with pytest.raises(DataError, match=r"data\.csv"):
+        open_data(str(tmp_path), split="train", options={"classes": ["background", "nodule"]})
+
+
 def test_writers_refuse_a_folder_that_holds_something(tmp_path):
     (tmp_path / "mine.txt").write_text("precious")
-    for write in (write_lidc_crops, write_cityscapes_scenes, write_snemi3d_stack):
-        amount = {write_lidc_crops: "num_patients", write_cityscapes_scenes: "num_images"}.get(write, "depth")
+    for write in (write_lidc_crops, write_cityscapes_scenes, write_snemi3d_stack, write_volumes):
+        amounts = {
+            write_lidc_crops: "num_patients",
+            write_cityscapes_scenes: "num_images",
+            write_volumes: "num_volumes",
+        }
         with pytest.raises(DataError, match="not an empty folder"):
-            write(tmp_path, **{amount: 1})
+            write(tmp_path, **{amounts.get(write, "depth"): 1})
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 

@@ -5,11 +5,14 @@ One kind per data set of the paper (App. C), and a harder one:
 * lesions: lung-like images, four graders drawn from a known distribution (`SyntheticSource.distribution`);
 * neurites: EM-like images, each cell one instance; the partition is exact, ids are uniform and independent;
 * streets: street scenes with Cityscapes' classes, each car one instance, with ignored pixels and car groups;
-* hard-streets: the same with background that looks like cars, so that only context tells them apart.
+* hard-streets: the same with background that looks like cars, so that only context tells them apart;
+* nodules3d: CT-like volumes, four graders drawn from a known distribution; or the slices of these volumes.
 
 Image i is a pure function of kind, seed, split, i and size, generated when read.
 """
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +21,10 @@ from jaxtyping import Int32, UInt8
 
 from hpunet.data.cityscapes.classes import FIXED_CLASSES, car_labels
 from hpunet.data.synthetic.hard_streets.scene import make_hard_street
-from hpunet.data.synthetic.lesions import NUM_LESIONS, KnownDistribution, make_lesions
+from hpunet.data.synthetic.known_distribution import KnownDistribution
+from hpunet.data.synthetic.lesions import NUM_LESIONS, make_lesions
 from hpunet.data.synthetic.neurites import make_neurites
+from hpunet.data.synthetic.nodules3d import NUM_NODULES, SPACING, make_nodules
 from hpunet.data.synthetic.streets import make_street
 from hpunet.data.types import SPLITS, Identity, Sample, SetInfo, check_split, make_sample
 from hpunet.errors import ConfigError
@@ -39,13 +44,29 @@ INFO = {
     "hard-streets": _instances_info(
         "synthetic-hard-streets", in_channels=3, fixed_classes=FIXED_CLASSES, num_random_ids=5
     ),
+    "nodules3d": SetInfo(
+        "synthetic-nodules3d", 1, 4, ("background", "nodule"), stochastic_classes=(1,), ndim=3, spacing=SPACING
+    ),
 }
-"""Descriptions by name; positional: kind, image channels, graders, fixed classes."""
+"""Descriptions by name; positional: kind, image channels, graders, fixed classes.
+
+The number of a kind is part of its random streams: new ones come last.
+"""
 IMAGES_PER_PATIENT = 4
-SCENES = {"streets": make_street, "hard-streets": make_hard_street}
+"""Of images; a volume is a patient of its own."""
+SCENES: dict[str, Callable[..., tuple[np.ndarray, np.ndarray]]] = {
+    "streets": make_street,
+    "hard-streets": make_hard_street,
+}
 """What paints a street scene and its ids."""
-_DEFAULT_HEIGHT = {"lesions": 64, "neurites": 128, **dict.fromkeys(SCENES, 128)}
-_MIN_SIDE, _MAX_LESIONS = 16, 16
+_GRADED: dict[str, Callable[..., tuple[np.ndarray, KnownDistribution]]] = {
+    "lesions": make_lesions,
+    "nodules3d": make_nodules,
+}
+"""What makes an image or volume and the distribution of its gradings."""
+_DEFAULT_HEIGHT = {"lesions": 64, "neurites": 128, **dict.fromkeys(SCENES, 128), "nodules3d": 64}
+_DEFAULT_LESIONS = {"lesions": NUM_LESIONS, "nodules3d": NUM_NODULES}
+_MIN_SIDE, _MIN_DEPTH, _MAX_LESIONS = 16, 4, 16
 
 
 def open_synthetic(
@@ -55,12 +76,15 @@ def open_synthetic(
     num_images: int = 256,
     size: int | tuple[int, ...] | None = None,
     seed: int = 0,
-    num_lesions: tuple[int, int] = NUM_LESIONS,
+    num_lesions: tuple[int, int] | None = None,
+    volumes: bool | None = None,
 ) -> "SyntheticSource":
     """One split of a synthetic set: `name` is one of `INFO`.
 
-    `size` is (height, width), or the height alone: streets are then twice as wide, the others square. Splits, seeds
-    and kinds have different random streams. `num_lesions` is the least and the most per image of lesions.
+    `size` is (height, width), of volumes (depth, height, width), or the height alone: streets are then twice as wide,
+    the others square, volumes a quarter as deep. Splits, seeds and kinds have different random streams. `num_lesions`
+    is the least and the most per image of lesions or volume of nodules. With `volumes` false, samples of nodules3d
+    are the slices of its `num_images` volumes.
     """
     if name not in INFO:
         raise ConfigError(f"synthetic set {name!r} is unknown, expected one of {', '.join(INFO)}")
@@ -69,23 +93,35 @@ def open_synthetic(
         raise ConfigError(f"num_images must be at least 1, got {num_images}")
     if not 0 <= seed < 2**32:
         raise ConfigError(f"seed must lie in 0...{2**32 - 1}, got {seed}")
-    size = _DEFAULT_HEIGHT[name] if size is None else size
-    if isinstance(size, int):
-        size = (size, 2 * size if name in SCENES else size)
-    if len(size) != 2:
-        raise ConfigError(f"size: expected height and width, got {size}")
-    if min(size) < _MIN_SIDE:
-        raise ConfigError(f"size must be at least {_MIN_SIDE} on each side, got {size[0]}x{size[1]}")
-    if num_lesions != NUM_LESIONS and name != "lesions":
-        raise ConfigError(f"num_lesions: an option of lesions only, not of {name}")
-    if not 1 <= num_lesions[0] <= num_lesions[1] <= _MAX_LESIONS:
+    if volumes and INFO[name].ndim == 2:
+        raise ConfigError(f"volumes: {name} are images; leave it out, or choose nodules3d")
+    full_size = _full_size(name, _DEFAULT_HEIGHT[name] if size is None else size)
+    if num_lesions is not None and name not in _GRADED:
+        raise ConfigError(f"num_lesions: an option of {' and '.join(_GRADED)} only, not of {name}")
+    least, most = num_lesions or _DEFAULT_LESIONS.get(name, NUM_LESIONS)
+    if not 1 <= least <= most <= _MAX_LESIONS:
         raise ConfigError(f"num_lesions: expected least and most, 1 to {_MAX_LESIONS}, got {num_lesions}")
-    how: dict[str, Any] = {"num_images": num_images, "size": size, "seed": seed, "num_lesions": num_lesions}
-    return SyntheticSource(name, split=split, **how)
+    how: dict[str, Any] = {"num_images": num_images, "size": full_size, "seed": seed, "num_lesions": (least, most)}
+    return SyntheticSource(name, split=split, **how, in_slices=INFO[name].ndim == 3 and volumes is False)
+
+
+def _full_size(name: str, size: int | tuple[int, ...]) -> tuple[int, ...]:
+    """The checked size of each image or volume."""
+    ndim = INFO[name].ndim
+    if isinstance(size, int):
+        size = (size // 4, size, size) if ndim == 3 else (size, 2 * size if name in SCENES else size)
+    if len(size) != ndim:
+        wanted = "depth, height and width" if ndim == 3 else "height and width"
+        raise ConfigError(f"size: {name} have {wanted}, or the height alone, got {size}")
+    least = (_MIN_DEPTH, _MIN_SIDE, _MIN_SIDE)[-ndim:]
+    if any(side < its_least for side, its_least in zip(size, least, strict=True)):
+        sides = f"at least {_MIN_SIDE} on each side" + (f", and {_MIN_DEPTH} slices" if ndim == 3 else "")
+        raise ConfigError(f"size must be {sides}, got {'x'.join(map(str, size))}")
+    return size
 
 
 class SyntheticSource:
-    """A `Source` that generates its samples; see `open_synthetic`."""
+    """A `Source` that generates its samples; see `open_synthetic`. The last volume stays in memory for its slices."""
 
     def __init__(
         self,
@@ -93,31 +129,45 @@ class SyntheticSource:
         *,
         split: str,
         num_images: int,
-        size: tuple[int, int],
+        size: tuple[int, ...],
         seed: int,
         num_lesions: tuple[int, int],
+        in_slices: bool,
     ) -> None:
         self.info, self.split, self.size, self._num_lesions = INFO[name], split, size, num_lesions
-        patients = [f"{name}-s{seed}-{split}-{i // IMAGES_PER_PATIENT:04d}" for i in range(num_images)]
-        self.identities = [Identity(patient=p, key=f"{p}/{i:05d}") for i, p in enumerate(patients)]
-        self._name = name
+        self._name, self._num_slices = name, size[0] if in_slices else 1
         self._stream = (seed, list(INFO).index(name), SPLITS.index(split))
+        prefix, per_patient = f"{name}-s{seed}-{split}", IMAGES_PER_PATIENT if self.info.ndim == 2 else 1
+        patients = [f"{prefix}-{i // per_patient:04d}" for i in range(num_images)]
+        if in_slices:
+            self.info = replace(self.info, ndim=2, spacing=SPACING[1:])
+            self.identities = [Identity(p, f"{p}/z-{z:03d}") for p in patients for z in range(size[0])]
+        elif self.info.ndim == 3:
+            self.identities = [Identity(p, p) for p in patients]
+        else:
+            self.identities = [Identity(p, f"{p}/{i:05d}") for i, p in enumerate(patients)]
+        self._last: tuple[int, np.ndarray, np.ndarray, KnownDistribution] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the volume in memory."""
+        return self.__dict__ | {"_last": None}
 
     def __len__(self) -> int:
         return len(self.identities)
 
     def __getitem__(self, index: int) -> Sample:
-        rng, valid, where = self.rng(index), None, self.identities[index].key
-        if self._name == "lesions":
-            image, distribution = make_lesions(rng, size=self.size, num_lesions=self._num_lesions)
-            image, labels = image[None], distribution.sample(rng, self.info.num_graders)
+        valid, where = None, self.identities[index].key
+        if self._name in _GRADED:
+            image, labels, _ = self._graded(index)
         elif self._name == "neurites":
-            image, cells = make_neurites(rng, size=self.size)
-            image, labels = image[None], cells[None]
+            h, w = self.size
+            image, cells = make_neurites(self.rng(index), size=(h, w))
+            labels = cells[None]
         else:
             image, ids = self.scene(index)
-            labels, valid = car_labels(ids, name=where)
-            labels = labels[None]
+            cars, valid = car_labels(ids, name=where)
+            labels = cars[None]
+        image = image.reshape(self.info.in_channels, *labels.shape[1:])
         identity, info = self.identities[index], self.info
         return make_sample(image=image, labels=labels, valid=valid, identity=identity, info=info, where=where)
 
@@ -126,10 +176,10 @@ class SyntheticSource:
         return {}
 
     def distribution(self, index: int) -> KnownDistribution:
-        """The exact distribution of the label maps of image `index`; lesions only."""
-        if self._name != "lesions":
-            raise ConfigError(f"{self._name} have no distribution of gradings, only lesions do")
-        return make_lesions(self.rng(index), size=self.size, num_lesions=self._num_lesions)[1]
+        """The exact distribution of the label maps of sample `index`; lesions and nodules3d only."""
+        if self._name not in _GRADED:
+            raise ConfigError(f"{self._name} have no distribution of gradings, only {' and '.join(_GRADED)} do")
+        return self._graded(index)[2]
 
     def scene(self, index: int) -> tuple[UInt8[np.ndarray, "3 h w"], Int32[np.ndarray, "h w"]]:
         """The colours of image `index` and its ids, as in Cityscapes' `instanceIds`; streets only."""
@@ -138,5 +188,18 @@ class SyntheticSource:
         return SCENES[self._name](self.rng(index), size=self.size)
 
     def rng(self, index: int) -> np.random.Generator:
-        """The random stream of image `index`, at its beginning."""
-        return np.random.default_rng((*self._stream, range(len(self))[index]))
+        """The random stream of image or volume `index` at its beginning; of a slice, that of its volume."""
+        return np.random.default_rng((*self._stream, range(len(self))[index] // self._num_slices))
+
+    def _graded(self, index: int) -> tuple[np.ndarray, np.ndarray, KnownDistribution]:
+        """An image or volume, its gradings and their distribution; or those of one slice."""
+        number, z = divmod(range(len(self))[index], self._num_slices)
+        last = self._last
+        if last is None or last[0] != number:
+            rng = self.rng(index)
+            image, known = _GRADED[self._name](rng, size=self.size, num_lesions=self._num_lesions)
+            last = self._last = (number, image, known.sample(rng, self.info.num_graders), known)
+        _, image, labels, known = last
+        if image.ndim == self.info.ndim:
+            return image, labels, known
+        return image[z], labels[:, z], replace(known, regions=known.regions[z])

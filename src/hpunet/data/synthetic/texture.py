@@ -21,13 +21,18 @@ def _spline(num_pixels: int, scale: float) -> tuple[np.ndarray, np.ndarray]:
     return first, weights
 
 
-def smooth_noise(rng: np.random.Generator, *, size: tuple[int, int], scale: float) -> Float32[np.ndarray, "h w"]:
-    """A Gaussian field of mean 0 and variance 1 with structures about `scale` pixels wide."""
+def smooth_noise(
+    rng: np.random.Generator, *, size: tuple[int, ...], scale: float | tuple[float, ...]
+) -> Float32[np.ndarray, "*s"]:
+    """A Gaussian field of mean 0 and variance 1 with structures about `scale` pixels wide, or one scale per axis."""
     # No matrix products: their rounding depends on the machine.
-    (row, row_weights), (column, column_weights) = (_spline(side, scale) for side in size)
-    knots = rng.standard_normal((row[-1] + 4, column[-1] + 4), dtype=np.float32)
-    tall = sum(row_weights[j, :, None] * knots[row + j] for j in range(4))
-    return np.asarray(sum(column_weights[j] * tall[:, column + j] for j in range(4)))
+    scales = scale if isinstance(scale, tuple) else (scale,) * len(size)
+    splines = [_spline(side, along) for side, along in zip(size, scales, strict=True)]
+    field = rng.standard_normal([first[-1] + 4 for first, _ in splines], dtype=np.float32)
+    for axis, (first, weights) in enumerate(splines):
+        spread = weights.reshape(4, -1, *[1] * (len(size) - 1 - axis))
+        field = np.asarray(sum(spread[j] * field.take(first + j, axis) for j in range(4)))
+    return field
 
 
 def to_bytes(image: np.ndarray) -> UInt8[np.ndarray, "..."]:

@@ -1,4 +1,4 @@
-"""Synthetic data in the layouts of the real data sets, to try every reader and preset."""
+"""Synthetic data in the layouts of the real data sets, and as a folder of volumes, to try every reader and preset."""
 
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -10,12 +10,17 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from hpunet.data.folder.names import GRADERS, IMAGES, TABLE
+from hpunet.data.io.geometry import Geometry
 from hpunet.data.io.limits import need
+from hpunet.data.io.volumes import encode_nifti
 from hpunet.data.synthetic.neurites import make_neurite_slices
+from hpunet.data.synthetic.nodules3d import SPACING
 from hpunet.data.synthetic.source import IMAGES_PER_PATIENT, SyntheticSource, open_synthetic
 from hpunet.data.types import SPLITS
 from hpunet.data.workers import workers
 from hpunet.errors import ConfigError, DataError
+from hpunet.utils.files import atomic_write
 from hpunet.utils.locks import LOCK, is_vacant, lock_folder
 
 CITIES = {
@@ -50,10 +55,40 @@ def write_snemi3d_stack(out: Path, *, depth: int, size: int | tuple[int, int] = 
         raise ConfigError(f"depth must be at least 1, got {depth}")
     source = open_synthetic("neurites", split="train", size=size, seed=seed)
     with _empty_folder(out):
-        slices = make_neurite_slices(source.rng(0), size=source.size)
+        h, w = source.size
+        slices = make_neurite_slices(source.rng(0), size=(h, w))
         images, cells = (np.stack(volume) for volume in zip(*islice(slices, depth), strict=True))
         for name, volume in (("train-input", images), ("train-labels", cells.astype(np.uint16))):
             tifffile.imwrite(out / f"{name}.tif", volume, photometric="minisblack", compression="zlib")
+
+
+def write_volumes(out: Path, *, num_volumes: int, size: int | tuple[int, ...] = 64, seed: int = 0) -> None:
+    """Nodules as `images/<case>.nii.gz`, `graders/rater-<1-4>/<case>.nii.gz` and `data.csv`; so many per split.
+
+    Voxels are the bytes of `open_synthetic("nodules3d")`; affines have the spacing, rows run to the back of the
+    patient, columns to the left, slices up.
+    """
+    sources = [
+        open_synthetic("nodules3d", split=split, num_images=num_volumes, size=size, seed=seed) for split in SPLITS
+    ]
+    affine = np.zeros((4, 4))
+    affine[[2, 1, 0, 3], [2, 0, 1, 3]] = (SPACING[0], -SPACING[1], -SPACING[2], 1)
+    d, h, w = sources[0].size
+    header = Geometry.from_affine(affine, axes="zyx").nifti_header((d, h, w))
+    rows = [f"{case.key},{case.patient},{source.split}" for source in sources for case in source.identities]
+    with _empty_folder(out):
+        # First: a folder that is not complete does not fit its table, and is refused.
+        atomic_write(out / TABLE, "\n".join(["file,patient,split", *rows, ""]).encode(), error=DataError)
+        for source in sources:
+            for i, case in enumerate(source.identities):
+                sample = source[i]
+                volumes = {
+                    f"{GRADERS}/rater-{r}": labels.astype(np.uint8) for r, labels in enumerate(sample.labels, 1)
+                }
+                for folder, voxels in {IMAGES: sample.pixels[0], **volumes}.items():
+                    path = out / folder / f"{case.key}.nii.gz"
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    atomic_write(path, encode_nifti(voxels, header=header), error=DataError)
 
 
 def write_cityscapes_scenes(
