@@ -9,8 +9,9 @@ from scipy import stats
 from scipy.interpolate import CubicSpline
 
 from hpunet.config.settings import AugmentationSettings
-from hpunet.data.augment import NO_AUGMENTATION, Warp, apply_warp, augment, draw_warp
+from hpunet.data.augment import apply_warp, augment
 from hpunet.data.batch import Batch
+from hpunet.data.warps import NO_AUGMENTATION, Warp, draw_warp
 from hpunet.errors import DataError
 
 MANY = 4000

@@ -5,11 +5,12 @@ import pytest
 import torch
 from tiny_run import untrained_model
 
-from hpunet.data.augment import NO_AUGMENTATION, apply_warp, draw_warp
+from hpunet.data.augment import apply_warp
 from hpunet.data.batch import Batch
 from hpunet.data.fingerprint import Contents
 from hpunet.data.synthetic.source import INFO, open_synthetic
 from hpunet.data.types import SetInfo
+from hpunet.data.warps import NO_AUGMENTATION, draw_warp
 from hpunet.errors import ConfigError
 from hpunet.evaluation.images import centre_crop, prior_inputs
 from hpunet.evaluation.rows import HIDDEN_METRICS
