@@ -24,7 +24,7 @@ from hpunet.utils.keyed_random import Stream, keyed_normal, keyed_uniform
 
 CONTROL_POINTS = 5  # of elastic deformation, per axis; the outermost at the crop's outermost pixel centres
 Size = tuple[int, ...]
-Sides = Sequence[int | Tensor]  # one per axis, of all images or of each
+Sides = Sequence[Any]  # per axis, a whole number or a tensor (b)
 Step = int | Int[Tensor, ""]
 
 _OFF: dict[str, Any] = {"elastic": 0.0, "rotation": 0.0, "shear": 0.0, "scale": (1.0, 1.0), "random_crop": False}
@@ -239,9 +239,10 @@ def _coefficients(warp: Warp) -> Float64[Tensor, "n b *k"]:
     affine, n = warp.affine.transpose(0, 1), CONTROL_POINTS
     ndim = affine.shape[0]
     coefficients = affine.new_zeros(*affine.shape[:2], *[n + 2] * ndim)
-    for axis in range(ndim):
-        coefficients[:, :, *[n if other == axis else n + 1 for other in range(ndim)]] = affine[:, :, axis]
-    coefficients[:, :, *[n + 1] * ndim] = affine[:, :, ndim]
+    for axis in range(ndim + 1):  # products of one position and ones; only ones
+        place: list[Any] = [n if other == axis else n + 1 for other in range(ndim)]
+        coefficients[:, :, *place] = affine[:, :, axis]
     if warp.displacement is not None:
-        coefficients[:, :, *[slice(n)] * ndim] = warp.displacement.transpose(0, 1)
+        place = [slice(n)] * ndim
+        coefficients[:, :, *place] = warp.displacement.transpose(0, 1)
     return coefficients

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -51,7 +51,8 @@ def fast_batch_size(device: torch.device) -> int:
 
 def as_batch(sample: Sample) -> Batch:
     """A batch of one image."""
-    return Batch(**{name: torch.from_numpy(getattr(sample, name))[None] for name in FIELDS})
+    tensors: dict[str, Any] = {name: torch.from_numpy(getattr(sample, name))[None] for name in FIELDS}
+    return Batch(**tensors)
 
 
 def drawn_together(items: Sequence[Item], *, crop: tuple[int, ...] | None) -> list[list[Item]]:
