@@ -8,55 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from random_sources import ListSource, random_source
 
 from hpunet.data.packs import Pack, is_pack, open_pack, pack_origin, write_pack
 from hpunet.data.synthetic.source import open_synthetic
-from hpunet.data.types import Identity, Sample, SetInfo, make_sample
 from hpunet.errors import ConfigError, DataError
 from hpunet.utils import files
 from hpunet.utils.files import dump_hashed_json, dump_json
-
-
-class ListSource:
-    """Samples in a list, as a source."""
-
-    def __init__(self, samples: list[Sample], *, info: SetInfo, split: str = "train") -> None:
-        self.samples, self.info, self.split = samples, info, split
-        self.identities = [sample.identity for sample in samples]
-
-    def __len__(self) -> int:
-        return len(self.samples)
-
-    def __getitem__(self, index: int) -> Sample:
-        return self.samples[index]
-
-    def files(self, index: int) -> dict[str, Path | bytes]:
-        return {}
-
-
-def random_source(
-    *, num_classes: int, bits: int = 8, sizes: list[tuple[int, int]], instances: int = 0, graders: int = 3
-) -> ListSource:
-    rng = np.random.default_rng(0)
-    classes, ids = tuple(f"c{i}" for i in range(num_classes)), 5 if instances else 0
-    info = SetInfo("test", 2, graders, classes, ids, stochastic_classes=(1,), image_bits=bits)
-    samples = []
-    for i, (h, w) in enumerate(sizes):
-        levels = rng.integers(0, 2 ** min(bits, 16), (2, h, w))
-        image = levels.astype({8: np.uint8, 16: np.uint16, 32: np.uint16}[bits])
-        samples.append(
-            make_sample(
-                image=image if bits != 32 else rng.random((2, h, w), dtype=np.float32),
-                labels=rng.integers(0, num_classes + instances, (graders, h, w)),
-                valid=rng.random((h, w)) > 0.2 if i % 2 else None,
-                graders=np.array([True] + [bool(i % 3)] * (graders - 1)),
-                identity=Identity(patient=f"p{i // 2}", key=f"p{i // 2}/{i}"),
-                info=info,
-                where="test",
-            )
-        )
-    return ListSource(samples, info=info)
-
 
 SOURCES = {
     "two classes as bits": {"num_classes": 2, "sizes": [(5, 7)] * 6},
@@ -64,6 +22,9 @@ SOURCES = {
     "instances": {"num_classes": 1, "instances": 700, "sizes": [(9, 6)] * 4, "graders": 1},
     "16 bit": {"num_classes": 2, "bits": 16, "sizes": [(4, 4)] * 3},
     "float": {"num_classes": 3, "bits": 32, "sizes": [(4, 5)] * 3},
+    "volumes": {"num_classes": 2, "sizes": [(3, 5, 7)] * 4},
+    "volumes of instances": {"num_classes": 1, "instances": 700, "sizes": [(4, 9, 6)] * 3, "graders": 1},
+    "float volumes of several sizes": {"num_classes": 3, "bits": 32, "sizes": [(4, 5, 6), (2, 3, 9), (5, 2, 2)]},
     "several sizes": {"num_classes": 2, "sizes": [(5, 7), (3, 3), (8, 2), (5, 7)]},
 }
 
@@ -87,14 +48,14 @@ def test_pack_batches_hold_their_samples_and_invalid_padding(name: str, tmp_path
     pack = open_pack(tmp_path / "pack", split="train")
     indices = torch.tensor([2, 0, 2, 1])
     batch = pack.batch(indices)
-    h, w = batch.valid.shape[1:]
+    whole = batch.valid.shape[1:]
     for i, index in enumerate(indices.tolist()):
         sample = source[index]
-        sh, sw = sample.valid.shape
-        middle = np.s_[(h - sh) // 2 : (h - sh) // 2 + sh, (w - sw) // 2 : (w - sw) // 2 + sw]
+        sides = list(zip(whole, sample.valid.shape, strict=True))
+        middle = tuple(slice((most - side) // 2, (most - side) // 2 + side) for most, side in sides)
         np.testing.assert_array_equal(batch.image[i][:, *middle], sample.image)
         np.testing.assert_array_equal(batch.labels[i][:, *middle], sample.labels)
-        expected = np.zeros((h, w), dtype=bool)
+        expected = np.zeros(whole, dtype=bool)
         expected[middle] = sample.valid
         np.testing.assert_array_equal(batch.valid[i], expected)
         np.testing.assert_array_equal(batch.graders[i], sample.graders)

@@ -279,7 +279,7 @@ def test_elastic_deformation_bends_as_much_per_mm_along_depth_as_in_the_plane(de
     size, (of_slice, of_pixel, _) = (depth, 64, 64), spacing or (1.0, 1.0, 1.0)
     warp = draw(only(elastic=0.04), source=size, crop=size, spacing=spacing, b=100)
     z, y, _ = source_positions(warp, crop_size=size, rows=slice(None))
-    assert (z.diff(dim=1) > 0).double().mean() > 0.998  # as rows and columns of images
+    assert (z.diff(dim=1) > 0).double().mean() > 0.9995  # as rows and columns of images
     moved = (y - torch.arange(64).view(1, 64, 1)).double()
     across = moved[:, depth // 2].diff(dim=2)[..., 16:48].std() / of_pixel  # y moves, per mm of x
     along = moved.diff(dim=1).std() / of_slice
