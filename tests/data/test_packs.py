@@ -12,6 +12,7 @@ from random_sources import ListSource, random_source
 
 from hpunet.data.packs import Pack, is_pack, open_pack, pack_origin, write_pack
 from hpunet.data.synthetic.source import open_synthetic
+from hpunet.data.types import Identity, make_sample
 from hpunet.errors import ConfigError, DataError
 from hpunet.utils import files
 from hpunet.utils.files import dump_hashed_json, dump_json
@@ -59,6 +60,82 @@ def test_pack_batches_hold_their_samples_and_invalid_padding(name: str, tmp_path
         expected[middle] = sample.valid
         np.testing.assert_array_equal(batch.valid[i], expected)
         np.testing.assert_array_equal(batch.graders[i], sample.graders)
+
+
+WINDOWED = ["volumes", "volumes of instances", "float volumes of several sizes", "several sizes", "16 bit"]
+
+
+@pytest.mark.parametrize("name", WINDOWED)
+def test_pack_windows_hold_a_part_of_each_sample_and_where_it_lies(name: str, tmp_path: Path) -> None:
+    source = random_source(**SOURCES[name])
+    pack = open_pack(write_pack({"train": source}, tmp_path / "pack"), split="train")
+    rng, ndim = np.random.default_rng(0), source.info.ndim
+    for _ in range(20):
+        indices = torch.from_numpy(rng.integers(0, len(source), 3))
+        first = torch.from_numpy(rng.integers(-2, 5, (3, ndim)))
+        last = first + torch.from_numpy(rng.integers(0, 5, (3, ndim)))
+        batch = pack.windows(indices, first=first, last=last)
+        assert batch.window is not None
+        extent = batch.valid.shape[1:]
+        for i, index in enumerate(indices.tolist()):
+            sample, corner = source[index], batch.window.corner[i].tolist()
+            size = sample.valid.shape
+            assert tuple(batch.window.size[i].tolist()) == size
+            for axis, side in enumerate(size):  # all that was asked for and exists; nothing else if all ask for it
+                assert 0 <= corner[axis] <= max(0, int(first[i, axis]))
+                assert corner[axis] + extent[axis] > min(side - 1, int(last[i, axis]))
+                ends = torch.minimum(last[:, axis] + 1, batch.window.size[:, axis])
+                assert extent[axis] == max(1, int((ends - first[:, axis].clamp(min=0)).max()))
+            cut = tuple(slice(start, start + side) for start, side in zip(corner, extent, strict=True))
+            there = tuple(slice(0, side) for side in sample.valid[cut].shape)
+            expected = np.zeros(extent, dtype=bool)
+            expected[there] = sample.valid[cut]
+            np.testing.assert_array_equal(batch.valid[i], expected)
+            np.testing.assert_array_equal(batch.image[i][:, *there], sample.image[:, *cut])
+            np.testing.assert_array_equal(batch.labels[i][:, *there], sample.labels[:, *cut])
+            np.testing.assert_array_equal(batch.graders[i], sample.graders)
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="asks Linux what is in memory")
+def test_pack_windows_leave_the_rest_of_a_large_volume_on_the_disk(tmp_path: Path) -> None:
+    size = (256, 256, 256)
+    info = random_source(num_classes=3, sizes=[(1, 1, 1)], graders=1).info
+    planes = {"image": np.ones((2, *size), dtype=np.uint8), "labels": np.ones((1, *size), dtype=np.uint8)}
+    sample = make_sample(**planes, identity=Identity("p", "k"), info=info, where="test")
+    write_pack({"train": ListSource([sample], info=info)}, tmp_path / "pack")
+    pack = open_pack(tmp_path / "pack", split="train")
+
+    def resident(name: str) -> int:
+        """Kilobytes of a file that this process has looked at."""
+        entries = Path("/proc/self/smaps").read_text().split(f"{tmp_path}/pack/train/{name}")[1:]
+        return sum(int(entry.split("Rss:")[1].split()[0]) for entry in entries)
+
+    assert resident("images.bin") == 0
+    corner = torch.tensor([[20, 100, 100]])
+    pack.windows(torch.tensor([0]), first=corner, last=corner + torch.tensor([3, 40, 40]))
+    for name, channels in (("images.bin", 2), ("labels.bin", 1)):
+        assert 0 < resident(name) < channels * 2**24 / 1024 / 3  # the system maps up to 2 MB at once
+    pack.batch(torch.tensor([0]))
+    assert resident("images.bin") >= 2 * 2**24 / 1024
+
+
+@pytest.mark.parametrize(
+    "sizes", [[[5, 7]], [[1, 5, 7]], [[-3, -5, 7]], [[3, 5, 0]], [[3, 5, 7.0]], [[3, 5, True]], [3], [[3, 5, 10**30]]]
+)
+def test_pack_of_volumes_refuses_sizes_that_are_not_its_own(sizes: list[object], tmp_path: Path) -> None:
+    pack = write_pack({"train": random_source(num_classes=2, sizes=[(3, 5, 7)])}, tmp_path / "pack")
+    index = json.loads((pack / "train/index.json").read_text())
+    assert index["sizes"] == [[3, 5, 7]]
+    content = json.dumps(index | {"sizes": sizes})
+    (pack / "train/index.json").write_text(content)
+    with pytest.raises(DataError, match="index"):
+        open_pack(pack, split="train")
+    manifest = json.loads((pack / "pack.json").read_text())
+    manifest["files"]["train/index.json"]["bytes"] = len(content)
+    del manifest["sha256"]
+    (pack / "pack.json").write_bytes(dump_hashed_json(manifest, name="as if we had written it"))
+    with pytest.raises(DataError, match=r"make (it|the pack) again"):
+        open_pack(pack, split="train", verify=False)
 
 
 def test_pack_stores_two_classes_as_bits_and_full_validity_not_at_all(tmp_path: Path) -> None:
