@@ -161,6 +161,13 @@ def test_slabs_of_any_depth_give_the_same(monkeypatch):
         assert_same(random_augment(batch, EVERYTHING_3D, (7, 14, 12)), whole)
 
 
+def test_augment_of_volumes_ignores_autocast():
+    batch = make_batch(2, h=40, w=36, depth=9)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside = random_augment(batch, EVERYTHING_3D, (7, 24, 20))
+    assert_same(inside, random_augment(batch, EVERYTHING_3D, (7, 24, 20)))
+
+
 def window(batch: Batch, corner: list[list[int]], extent: tuple[int, ...]) -> Batch:
     """Parts of a batch as the only part that was read: what is beyond the volume is padded with noise."""
     size = batch.valid.shape[1:]
