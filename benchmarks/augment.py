@@ -24,8 +24,9 @@ import numpy as np
 import torch
 
 from hpunet.config.settings import AugmentationSettings
-from hpunet.data.augment import augment, draw_warp
+from hpunet.data.augment import augment
 from hpunet.data.batch import Batch
+from hpunet.data.warps import draw_warp
 
 SOURCE, CROP, GRADERS = 180, 128, 4
 SETTINGS = AugmentationSettings()

@@ -39,6 +39,9 @@ def test_assignments_do_not_overwrite_a_value_by_a_group() -> None:
         ("model.kind=punet", "latent_dims: the Probabilistic U-Net has exactly one latent scale"),
         ("model.channels=[8,0]", "model.channels.1: expected 1 or more (got 0)"),
         ("data.crop=[16,16,16]", "data.crop: expected two whole numbers, for instance data.crop=[128,128] (got [16"),
+        ("augmentation.tilt=5", "augmentation.tilt: it and scale_depth are for volumes, with model.ndim=3"),
+        ("augmentation.scale_depth=[0.9,1.1]", "scale_depth are for volumes"),
+        ("augmentation.scale_depth=2", "augmentation.scale_depth: expected two numbers, for instance"),
         ("data.crop=[16]", "data.crop: expected two whole numbers, for instance data.crop=[128,128]"),
         ("data.crop=128", "data.crop: expected two whole numbers, for instance data.crop=[128,128] (got 128)"),
         ("data.crop=[16,1.5]", "data.crop.1: expected a whole number (got 1.5)"),
@@ -75,7 +78,8 @@ def test_settings_that_cannot_be_are_named(assignment: str, message: str) -> Non
 def test_settings_given_as_examples_by_messages_can_be(example: str) -> None:
     key, value = example.rpartition(" ")[2].split("=")
     rates = "optimiser.learning_rates=[3e-4,1e-4,1e-5]"  # as many as the example of boundaries needs
-    settings = load_settings("lidc-hpu", [rates] * (key == "optimiser.boundaries") + [f"{key}={value}"])
+    needed = {"optimiser.boundaries": [rates], "augmentation.scale_depth": ["model.ndim=3", "data.crop=[32,128,128]"]}
+    settings = load_settings("lidc-hpu", [*needed.get(key, []), f"{key}={value}"])
     found = reduce(getitem, key.split("."), settings.model_dump(mode="json"))
     given = parse_assignments([f"given={value}"])["given"]
     named = key in ("optimiser.boundaries", "augmentation.fade", "objective.kl_warm_up")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hpunet.data.alterations import KINDS, altered
-from hpunet.errors import ConfigError
+from hpunet.errors import ConfigError, DataError
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -42,3 +42,8 @@ def test_wrong_crops_move_and_scale_a_bright_square() -> None:
 def test_unknown_kinds_are_refused() -> None:
     with pytest.raises(ConfigError, match="kind"):
         altered(np.zeros((1, 4, 4), dtype=np.float32), kind="turned", rng=np.random.default_rng(0))
+
+
+def test_volumes_are_refused() -> None:
+    with pytest.raises(DataError, match="volume"):
+        altered(np.zeros((1, 4, 4, 4), dtype=np.float32), kind="noise", rng=np.random.default_rng(0))

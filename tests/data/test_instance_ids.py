@@ -15,9 +15,10 @@ def test_assign_ids_by_hand() -> None:
     assert painted.tolist() == [[[[0, 1, 6, 2]]], [[[3, 5, 3, 1]]]]
 
 
+@pytest.mark.parametrize("size", [(8, 8), (3, 8, 8)])
 @pytest.mark.parametrize("dtype", [torch.int16, torch.int32, torch.int64])
-def test_assign_ids_keeps_type_classes_and_cells(dtype: torch.dtype) -> None:
-    labels = torch.randint(0, 60, (3, 2, 8, 8), generator=torch.Generator().manual_seed(0)).to(dtype)
+def test_assign_ids_keeps_type_classes_and_cells(dtype: torch.dtype, size: tuple[int, ...]) -> None:
+    labels = torch.randint(0, 60, (3, 2, *size), generator=torch.Generator().manual_seed(0)).to(dtype)
     table = draw_id_table(torch.rand(3, 64, generator=torch.Generator().manual_seed(1)), 15)
     painted = assign_ids(labels, num_fixed_classes=4, num_random_ids=15, table=table)
     assert painted.dtype == dtype

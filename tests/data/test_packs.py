@@ -8,55 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from random_sources import ListSource, random_source
 
 from hpunet.data.packs import Pack, is_pack, open_pack, pack_origin, write_pack
 from hpunet.data.synthetic.source import open_synthetic
-from hpunet.data.types import Identity, Sample, SetInfo, make_sample
+from hpunet.data.types import Identity, make_sample
 from hpunet.errors import ConfigError, DataError
 from hpunet.utils import files
 from hpunet.utils.files import dump_hashed_json, dump_json
-
-
-class ListSource:
-    """Samples in a list, as a source."""
-
-    def __init__(self, samples: list[Sample], *, info: SetInfo, split: str = "train") -> None:
-        self.samples, self.info, self.split = samples, info, split
-        self.identities = [sample.identity for sample in samples]
-
-    def __len__(self) -> int:
-        return len(self.samples)
-
-    def __getitem__(self, index: int) -> Sample:
-        return self.samples[index]
-
-    def files(self, index: int) -> dict[str, Path | bytes]:
-        return {}
-
-
-def random_source(
-    *, num_classes: int, bits: int = 8, sizes: list[tuple[int, int]], instances: int = 0, graders: int = 3
-) -> ListSource:
-    rng = np.random.default_rng(0)
-    classes, ids = tuple(f"c{i}" for i in range(num_classes)), 5 if instances else 0
-    info = SetInfo("test", 2, graders, classes, ids, stochastic_classes=(1,), image_bits=bits)
-    samples = []
-    for i, (h, w) in enumerate(sizes):
-        levels = rng.integers(0, 2 ** min(bits, 16), (2, h, w))
-        image = levels.astype({8: np.uint8, 16: np.uint16, 32: np.uint16}[bits])
-        samples.append(
-            make_sample(
-                image=image if bits != 32 else rng.random((2, h, w), dtype=np.float32),
-                labels=rng.integers(0, num_classes + instances, (graders, h, w)),
-                valid=rng.random((h, w)) > 0.2 if i % 2 else None,
-                graders=np.array([True] + [bool(i % 3)] * (graders - 1)),
-                identity=Identity(patient=f"p{i // 2}", key=f"p{i // 2}/{i}"),
-                info=info,
-                where="test",
-            )
-        )
-    return ListSource(samples, info=info)
-
 
 SOURCES = {
     "two classes as bits": {"num_classes": 2, "sizes": [(5, 7)] * 6},
@@ -64,6 +23,9 @@ SOURCES = {
     "instances": {"num_classes": 1, "instances": 700, "sizes": [(9, 6)] * 4, "graders": 1},
     "16 bit": {"num_classes": 2, "bits": 16, "sizes": [(4, 4)] * 3},
     "float": {"num_classes": 3, "bits": 32, "sizes": [(4, 5)] * 3},
+    "volumes": {"num_classes": 2, "sizes": [(3, 5, 7)] * 4},
+    "volumes of instances": {"num_classes": 1, "instances": 700, "sizes": [(4, 9, 6)] * 3, "graders": 1},
+    "float volumes of several sizes": {"num_classes": 3, "bits": 32, "sizes": [(4, 5, 6), (2, 3, 9), (5, 2, 2)]},
     "several sizes": {"num_classes": 2, "sizes": [(5, 7), (3, 3), (8, 2), (5, 7)]},
 }
 
@@ -87,17 +49,93 @@ def test_pack_batches_hold_their_samples_and_invalid_padding(name: str, tmp_path
     pack = open_pack(tmp_path / "pack", split="train")
     indices = torch.tensor([2, 0, 2, 1])
     batch = pack.batch(indices)
-    h, w = batch.valid.shape[1:]
+    whole = batch.valid.shape[1:]
     for i, index in enumerate(indices.tolist()):
         sample = source[index]
-        sh, sw = sample.valid.shape
-        middle = np.s_[(h - sh) // 2 : (h - sh) // 2 + sh, (w - sw) // 2 : (w - sw) // 2 + sw]
+        sides = list(zip(whole, sample.valid.shape, strict=True))
+        middle = tuple(slice((most - side) // 2, (most - side) // 2 + side) for most, side in sides)
         np.testing.assert_array_equal(batch.image[i][:, *middle], sample.image)
         np.testing.assert_array_equal(batch.labels[i][:, *middle], sample.labels)
-        expected = np.zeros((h, w), dtype=bool)
+        expected = np.zeros(whole, dtype=bool)
         expected[middle] = sample.valid
         np.testing.assert_array_equal(batch.valid[i], expected)
         np.testing.assert_array_equal(batch.graders[i], sample.graders)
+
+
+WINDOWED = ["volumes", "volumes of instances", "float volumes of several sizes", "several sizes", "16 bit"]
+
+
+@pytest.mark.parametrize("name", WINDOWED)
+def test_pack_windows_hold_a_part_of_each_sample_and_where_it_lies(name: str, tmp_path: Path) -> None:
+    source = random_source(**SOURCES[name])
+    pack = open_pack(write_pack({"train": source}, tmp_path / "pack"), split="train")
+    rng, ndim = np.random.default_rng(0), source.info.ndim
+    for _ in range(20):
+        indices = torch.from_numpy(rng.integers(0, len(source), 3))
+        first = torch.from_numpy(rng.integers(-2, 5, (3, ndim)))
+        last = first + torch.from_numpy(rng.integers(0, 5, (3, ndim)))
+        batch = pack.windows(indices, first=first, last=last)
+        assert batch.window is not None
+        extent = batch.valid.shape[1:]
+        for i, index in enumerate(indices.tolist()):
+            sample, corner = source[index], batch.window.corner[i].tolist()
+            size = sample.valid.shape
+            assert tuple(batch.window.size[i].tolist()) == size
+            for axis, side in enumerate(size):  # all that was asked for and exists; nothing else if all ask for it
+                assert 0 <= corner[axis] <= max(0, int(first[i, axis]))
+                assert corner[axis] + extent[axis] > min(side - 1, int(last[i, axis]))
+                ends = torch.minimum(last[:, axis] + 1, batch.window.size[:, axis])
+                assert extent[axis] == max(1, int((ends - first[:, axis].clamp(min=0)).max()))
+            cut = tuple(slice(start, start + side) for start, side in zip(corner, extent, strict=True))
+            there = tuple(slice(0, side) for side in sample.valid[cut].shape)
+            expected = np.zeros(extent, dtype=bool)
+            expected[there] = sample.valid[cut]
+            np.testing.assert_array_equal(batch.valid[i], expected)
+            np.testing.assert_array_equal(batch.image[i][:, *there], sample.image[:, *cut])
+            np.testing.assert_array_equal(batch.labels[i][:, *there], sample.labels[:, *cut])
+            np.testing.assert_array_equal(batch.graders[i], sample.graders)
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="asks Linux what is in memory")
+def test_pack_windows_leave_the_rest_of_a_large_volume_on_the_disk(tmp_path: Path) -> None:
+    size = (256, 256, 256)
+    info = random_source(num_classes=3, sizes=[(1, 1, 1)], graders=1).info
+    planes = {"image": np.ones((2, *size), dtype=np.uint8), "labels": np.ones((1, *size), dtype=np.uint8)}
+    sample = make_sample(**planes, identity=Identity("p", "k"), info=info, where="test")
+    write_pack({"train": ListSource([sample], info=info)}, tmp_path / "pack")
+    pack = open_pack(tmp_path / "pack", split="train")
+
+    def resident(name: str) -> int:
+        """Kilobytes of a file that this process has looked at."""
+        entries = Path("/proc/self/smaps").read_text().split(f"{tmp_path}/pack/train/{name}")[1:]
+        return sum(int(entry.split("Rss:")[1].split()[0]) for entry in entries)
+
+    assert resident("images.bin") == 0
+    corner = torch.tensor([[20, 100, 100]])
+    pack.windows(torch.tensor([0]), first=corner, last=corner + torch.tensor([3, 40, 40]))
+    for name, channels in (("images.bin", 2), ("labels.bin", 1)):
+        assert 0 < resident(name) < channels * 2**24 / 1024 / 3  # the system maps up to 2 MB at once
+    pack.batch(torch.tensor([0]))
+    assert resident("images.bin") >= 2 * 2**24 / 1024
+
+
+@pytest.mark.parametrize(
+    "sizes", [[[5, 7]], [[1, 5, 7]], [[-3, -5, 7]], [[3, 5, 0]], [[3, 5, 7.0]], [[3, 5, True]], [3], [[3, 5, 10**30]]]
+)
+def test_pack_of_volumes_refuses_sizes_that_are_not_its_own(sizes: list[object], tmp_path: Path) -> None:
+    pack = write_pack({"train": random_source(num_classes=2, sizes=[(3, 5, 7)])}, tmp_path / "pack")
+    index = json.loads((pack / "train/index.json").read_text())
+    assert index["sizes"] == [[3, 5, 7]]
+    content = json.dumps(index | {"sizes": sizes})
+    (pack / "train/index.json").write_text(content)
+    with pytest.raises(DataError, match="index"):
+        open_pack(pack, split="train")
+    manifest = json.loads((pack / "pack.json").read_text())
+    manifest["files"]["train/index.json"]["bytes"] = len(content)
+    del manifest["sha256"]
+    (pack / "pack.json").write_bytes(dump_hashed_json(manifest, name="as if we had written it"))
+    with pytest.raises(DataError, match=r"make (it|the pack) again"):
+        open_pack(pack, split="train", verify=False)
 
 
 def test_pack_stores_two_classes_as_bits_and_full_validity_not_at_all(tmp_path: Path) -> None:

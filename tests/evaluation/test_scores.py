@@ -5,11 +5,12 @@ import pytest
 import torch
 from tiny_run import untrained_model
 
-from hpunet.data.augment import NO_AUGMENTATION, apply_warp, draw_warp
-from hpunet.data.batch import Batch
+from hpunet.data.augment import apply_warp
+from hpunet.data.batch import FIELDS, Batch
 from hpunet.data.fingerprint import Contents
 from hpunet.data.synthetic.source import INFO, open_synthetic
 from hpunet.data.types import SetInfo
+from hpunet.data.warps import NO_AUGMENTATION, draw_warp
 from hpunet.errors import ConfigError
 from hpunet.evaluation.images import centre_crop, prior_inputs
 from hpunet.evaluation.rows import HIDDEN_METRICS
@@ -41,7 +42,8 @@ def test_centre_crop_is_the_warp_without_augmentation(size: tuple[int, int]) -> 
     for crop in ((6, 6), (3, 8), (9, 5)):
         how = {"seed": 0, "step": 0, "index": torch.arange(2), "source_size": size, "crop_size": crop}
         expected = apply_warp(batch, draw_warp(NO_AUGMENTATION, **how), crop_size=crop)
-        for name, found in vars(centre_crop(batch, crop=crop)).items():
+        for name in FIELDS:
+            found = getattr(centre_crop(batch, crop=crop), name)
             assert found.dtype == getattr(expected, name).dtype
             assert found.equal(getattr(expected, name))
 

@@ -19,7 +19,7 @@ import torch
 from recorded_graphs import recorded_graphs
 from tiny_run import PUNET, WITHOUT_GECO, open_tiny, tiny_batch, tiny_settings, tiny_step, write_tiny_pack
 
-from hpunet.data.batch import Batch
+from hpunet.data.batch import FIELDS, Batch
 from hpunet.data.loader import TrainingSteps
 from hpunet.objectives.base import Terms
 from hpunet.training.capture import Captured
@@ -86,8 +86,8 @@ class CapturedStep:
                 self.captured = Captured(run, state=[t.detach() for t in state])
             assert self.captured.num_graphs == EXCHANGES + 1
         self.step.fill_(step)
-        for name, tensor in vars(self.batch).items():
-            tensor.copy_(getattr(batch, name))
+        for name in FIELDS:
+            getattr(self.batch, name).copy_(getattr(batch, name))
         self.captured.replay()
         return self.captured.result
 

@@ -1,11 +1,15 @@
 from pathlib import Path
 
+import pytest
 import torch
+from random_sources import random_source
 from tiny_run import open_tiny, tiny_batch, tiny_settings, write_tiny_pack
 
 from hpunet.config.settings import AugmentationSettings
 from hpunet.data.augment import augment
 from hpunet.data.batch import Batch
+from hpunet.data.loader import TrainingSteps
+from hpunet.data.packs import open_pack, write_pack
 from hpunet.data.synthetic.source import INFO
 from hpunet.training.build import build_example_builder
 from hpunet.training.examples import ExampleBuilder, one_grader
@@ -60,3 +64,46 @@ def test_example_builder_does_not_depend_on_the_rest_of_the_batch(tmp_path: Path
     assert torch.equal(whole.labels[2:], part.labels)
     other = example_builder(tiny_batch(pack, [2, 3]), step=8, positions=positions[2:])
     assert not torch.equal(part.image, other.image)
+
+
+@pytest.mark.parametrize("instances", [0, 700])
+def test_example_builder_makes_examples_of_volumes(instances: int, tmp_path: Path) -> None:
+    """One warped grader per volume; each instance has one random id; the same part of all slices is hidden."""
+    source = random_source(num_classes=2, sizes=[(7, 24, 20)] * 5, instances=instances, spacing=(5.0, 0.7, 0.7))
+    pack = open_pack(write_pack({"train": source}, tmp_path / "pack"), split="train")
+    how = {"crop": (4, 16, 16), "augmentation": AugmentationSettings()}
+    builder = ExampleBuilder(info=pack.info, extrapolate=True, seed=3, **how)
+    steps = TrainingSteps(pack, batch_size=4, seed=3, **how)
+    index = torch.arange(4)
+    example = builder(steps[5], step=5, positions=index)
+    assert example.image.shape == (4, 2, 4, 16, 16)
+    warped = augment(
+        steps[5],
+        settings=how["augmentation"],
+        crop_size=how["crop"],
+        spacing=pack.info.spacing,
+        seed=3,
+        step=5,
+        index=index,
+    )
+    assert torch.equal(example.valid, warped.valid)
+    uniform = keyed_uniform(seed=3, step=5, index=index, stream=Stream.GRADER, count=1)[:, 0]
+    stored = one_grader(warped, uniform)
+    if instances:
+        assert example.labels.max() < pack.info.num_classes
+        for i in range(4):
+            ids = {int(n): example.labels[i][stored[i] == n].unique().tolist() for n in stored[i].unique()}
+            assert len(ids) > 50
+            assert all(found == [n] if n < 2 else len(found) == 1 and found[0] >= 2 for n, found in ids.items())
+    else:
+        assert torch.equal(example.labels, stored)
+    assert example.cond is not None
+    assert example.cond.shape == (4, 1 + pack.info.num_classes, 4, 16, 16)
+    visible = example.cond[:, 0].bool()
+    assert torch.equal(visible, visible[:, :1].expand_as(visible))
+    assert ((~visible).double().mean((1, 2, 3)) - 0.375).abs().max() <= 0.125
+    assert torch.equal(example.image, warped.image * visible.unsqueeze(1))
+    assert torch.equal(example.cond[:, 1:].argmax(1)[visible], example.labels[visible].long())
+    again = builder(TrainingSteps(pack, batch_size=4, seed=3)[5], step=5, positions=index)
+    assert torch.equal(again.image, example.image)
+    assert torch.equal(again.labels, example.labels)

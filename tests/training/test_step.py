@@ -11,14 +11,21 @@ import torch
 from tiny_run import WITHOUT_GECO, open_tiny, tiny_batch, tiny_settings, tiny_step, write_tiny_pack
 from torch import Tensor
 
+from hpunet.data.batch import Batch
 from hpunet.data.packs import Pack
+from hpunet.data.synthetic.source import INFO
+from hpunet.data.warps import NO_AUGMENTATION
 from hpunet.objectives.base import Terms
 from hpunet.objectives.cross_entropy import gumbel_from_uniform
+from hpunet.objectives.elbo import ELBO
+from hpunet.objectives.loss import Loss
 from hpunet.training.build import build_energy
+from hpunet.training.examples import ExampleBuilder
 from hpunet.training.step import TrainingStep, share_in_average
 from hpunet.utils.keyed_random import Stream, keyed_normal, keyed_uniform
 
 POSITIONS = torch.arange(4)
+NOTHING: dict[str, Any] = {"augmentation": NO_AUGMENTATION, "extrapolate": False}
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +92,58 @@ def test_step_is_what_one_computes_by_hand(pack: Pack) -> None:
         gradient = gradients[name] + 2 * 0.01 * before[name]
         expected = before[name] - 1e-3 * gradient / (gradient.abs() + 1e-8)
         torch.testing.assert_close(parameter.detach(), expected, rtol=0, atol=1e-9)
+
+
+class VolumeNetwork(torch.nn.Module):
+    """Of volumes, with latents of two scales; remembers what it was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(()))
+        self.given: dict[str, Any] = {}
+
+    def latent_shapes(self, *size: int) -> list[tuple[int, ...]]:
+        return [(2, *(side // 4 for side in size)), (1, *(side // 2 for side in size))]
+
+    def forward(self, **given: Any) -> Tensor:
+        self.given = given
+        return self.weight * given["image"].mean()
+
+
+class VolumeLoss(Loss):
+    num_prior_samples = 3
+
+    def forward(self, output: Tensor, **given: Any) -> Terms:
+        self.given = given
+        count = torch.tensor(1)
+        return Terms(loss=output, rec=output.detach(), kl=torch.zeros(2), num_kept=count, batch_size=4)
+
+
+def test_step_draws_noise_for_volumes() -> None:
+    network, loss, size = VolumeNetwork(), VolumeLoss(ELBO(beta=1.0)), (4, 8, 12)
+    step = TrainingStep(
+        model=network,
+        loss=loss,
+        optimiser=torch.optim.Adam(network.parameters(), fused=True),
+        example_builder=ExampleBuilder(info=INFO["lesions"], crop=size, seed=7, **NOTHING),
+    )
+    batch = Batch(
+        image=torch.rand(4, 1, *size),
+        labels=torch.zeros(4, 2, *size, dtype=torch.int32),
+        valid=torch.ones(4, *size, dtype=torch.bool),
+        graders=torch.ones(4, 2, dtype=torch.bool),
+    )
+    step(batch, step=5, positions=POSITIONS)
+    key: dict[str, Any] = {"seed": 7, "step": 5, "index": POSITIONS}
+    sizes = [2 * 1 * 2 * 3, 1 * 2 * 4 * 6]
+    posterior = keyed_normal(**key, stream=Stream.POSTERIOR, count=sum(sizes)).split(sizes, dim=1)
+    prior = keyed_normal(**key, stream=Stream.PRIOR, count=3 * sum(sizes)).view(4, 3, -1).split(sizes, dim=2)
+    for i, shape in enumerate([(2, 1, 2, 3), (1, 2, 4, 6)]):
+        assert torch.equal(network.given["noise"][i], posterior[i].view(4, *shape))
+        assert torch.equal(network.given["prior_noise"][i], prior[i].reshape(4, 3, *shape))
+    uniform = keyed_uniform(**key, stream=Stream.GUMBEL, count=4 * 8 * 12).view(4, *size)
+    assert torch.equal(loss.given["uniform"], uniform)
+    assert loss.given["gradings"].shape == (4, 2, *size)
 
 
 def test_create_moments_changes_nothing_else(pack: Pack) -> None:

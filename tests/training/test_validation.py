@@ -8,7 +8,7 @@ from PIL import Image
 from tiny_run import tiny_settings, untrained_model, write_tiny_pack
 
 from hpunet.config.settings import load_settings
-from hpunet.data.batch import Batch
+from hpunet.data.batch import FIELDS, Batch
 from hpunet.data.open import open_splits
 from hpunet.data.packs import Pack, open_pack, write_pack
 from hpunet.data.synthetic.source import INFO as SYNTHETIC
@@ -59,8 +59,8 @@ def test_validation_does_not_depend_on_neighbours_of_other_sizes(mixed: Pack) ->
     together = maps_of(list(range(len(mixed))))
     for i in range(len(mixed)):
         alone = maps_of([i])
-        for name, value in vars(alone.batch).items():
-            assert torch.equal(value[0], getattr(together.batch, name)[i])
+        for name in FIELDS:
+            assert torch.equal(getattr(alone.batch, name)[0], getattr(together.batch, name)[i])
     assert together.batch.valid.all()
     assert together.batch.labels.max() < mixed.info.num_classes
 

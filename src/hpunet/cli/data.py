@@ -79,7 +79,8 @@ def _facts(found: "Summary", info: "SetInfo") -> Iterator[tuple[str, str]]:
     """The rows of a split: a name and a value each."""
     yield "images", f"{found.num_images:,}"
     yield "patients", f"{found.num_patients:,}"
-    sizes = [f"{h}×{w}" + (f" ({n:,})" if len(found.sizes) > 1 else "") for (h, w), n in found.sizes.items()]
+    several = len(found.sizes) > 1
+    sizes = ["×".join(map(str, size)) + (f" ({n:,})" if several else "") for size, n in found.sizes.items()]
     yield "sizes", ", ".join(sizes[:3]) + (f" and {len(sizes) - 3} more" if len(sizes) > 3 else "")
     yield "images per grader", " / ".join(f"{share:.1%}" for share in found.grader_present)
     yield "of these, not empty", " / ".join(f"{share:.1%}" for share in found.grader_marked)

@@ -81,12 +81,15 @@ class AugmentationSettings(_Section):
     """Ranges of the random warps. The paper names the operations, the ranges are ours; 0, False or (1, 1): off."""
 
     elastic: Annotated[float, Field(ge=0, le=1)] = 0.04
-    """Standard deviation of the control points' displacement, as a fraction of the crop's height (y), width (x)."""
+    """Standard deviation of the control points' displacement, as a fraction of the crop's side along each axis."""
     rotation: Annotated[float, Field(ge=0, le=180)] = 180.0  # uniform in ± this many degrees
     mirror_up_down: bool = True  # with probability 1/2
     mirror_left_right: bool = True
+    mirror_front_back: bool = True  # of volumes
+    tilt: Annotated[float, Field(ge=0, le=180)] = 0.0  # of volumes: out of the slices' plane, uniform in ± degrees
     shear: Annotated[float, Field(ge=0, le=1)] = 0.1  # x moves by up to ± this many pixels per pixel of y
     scale: Annotated[tuple[float, float], _FROM_LIST] = (0.8, 1.25)  # magnification, log-uniform
+    scale_depth: Annotated[tuple[float, float], _FROM_LIST] = (1.0, 1.0)  # of volumes, along depth, log-uniform
     random_crop: bool = True  # at any whole-pixel position that fits; else at the centre
     translate: Annotated[float, Field(ge=0, le=1)] = 0.0
     """A further shift, uniform in ± this fraction of the crop, for images without margin."""
@@ -96,12 +99,13 @@ class AugmentationSettings(_Section):
     contrast: Annotated[tuple[float, float], _FROM_LIST] = (1.0, 1.0)  # factor around middle grey, log-uniform
     gain: Annotated[tuple[float, float], _FROM_LIST] = (1.0, 1.0)  # factor of each channel, log-uniform
     fade: Annotated[tuple[int, int] | None, _FROM_LIST] = None
-    """Iterations (or shares of all) between which elastic, shear, scale, translate, gamma, saturation, contrast and
-    gain shrink to nothing: training ends on undistorted images. Rotation, mirroring and the random crop stay."""
+    """Iterations (or shares of all) between which elastic, tilt, shear, scale, scale_depth, translate, gamma,
+    saturation, contrast and gain shrink to nothing: training ends on undistorted images. Rotation, mirroring and the
+    random crop stay."""
 
     @model_validator(mode="after")
     def _check(self) -> "AugmentationSettings":
-        for name in ("scale", "gamma", "saturation", "contrast", "gain"):
+        for name in ("scale", "scale_depth", "gamma", "saturation", "contrast", "gain"):
             low, high = getattr(self, name)
             if not 0 < low <= high:
                 raise ValueError(f"{name}: expected two numbers, 0 < low <= high, got {low}, {high}")
@@ -190,6 +194,8 @@ class Settings(_Section):
             if self.model.ndim == 3:
                 wanted = "three whole numbers with model.ndim=3, for instance data.crop=[32,128,128]"
             raise ValueError(f"data.crop: expected {wanted} (got {list(crop)})")
+        if self.model.ndim == 2 and (self.augmentation.tilt or self.augmentation.scale_depth != (1, 1)):
+            raise ValueError("augmentation.tilt: it and scale_depth are for volumes, with model.ndim=3")
         if len(self.objective.kl_warm_up) > len(self.model.latent_dims):
             raise ValueError("objective.kl_warm_up: has more entries than model.latent_dims")
         if self.objective.kl_warm_up and self.objective.kind == "elbo":
@@ -276,6 +282,7 @@ def _whole(given: list[Any], iterations: int, *, rising: bool) -> list[Any]:
 EXAMPLES = {
     "data.crop": "two whole numbers, for instance data.crop=[128,128]",
     "augmentation.scale": "two numbers, for instance augmentation.scale=[0.8,1.25]",
+    "augmentation.scale_depth": "two numbers, for instance augmentation.scale_depth=[0.9,1.1]",
     "augmentation.fade": "two iterations or shares of all, for instance augmentation.fade=[0.5,0.75]",
     "augmentation.gamma": "two numbers, for instance augmentation.gamma=[0.7,1.5]",
     "augmentation.saturation": "two numbers, for instance augmentation.saturation=[0.7,1.4]",

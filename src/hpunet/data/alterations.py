@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float32
 from scipy import ndimage
 
-from hpunet.errors import ConfigError
+from hpunet.errors import ConfigError, DataError
 
 KINDS = ("inverted", "noise", "blur", "off centre", "elsewhere", "too close", "too far")
 _FILLS = ("symmetric", "edge", "wrap")
@@ -18,9 +18,11 @@ _SHIFT, _CLOSER, _FURTHER = (0.2, 0.5), (1.8, 4.0), (0.3, 0.6)  # of a side; fac
 
 
 def altered(
-    image: Float32[np.ndarray, "c h w"], *, kind: str, rng: np.random.Generator
-) -> Float32[np.ndarray, "c h w"]:
-    """An altered image of the same size, its values stretched to the range that they had before."""
+    image: Float32[np.ndarray, " c *s"], *, kind: str, rng: np.random.Generator
+) -> Float32[np.ndarray, " c *s"]:
+    """An altered image of the same size, its values stretched to the range that they had before; not for volumes."""
+    if image.ndim != 3:
+        raise DataError(f"image: only images (c, h, w) are altered, not a volume of shape {image.shape}")
     _, h, w = image.shape
     low, high = float(image.min()), float(image.max())
     if kind == "inverted":

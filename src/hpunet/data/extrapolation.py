@@ -19,9 +19,9 @@ class Hidden(NamedTuple):
     `cond` holds visibility and the one-hot labels of the visible part (all zero where hidden): 1 + k channels.
     """
 
-    image: Float[Tensor, "b c h w"]
-    visible: Bool[Tensor, "b h w"]
-    cond: Float[Tensor, "b e h w"]
+    image: Float[Tensor, "b c *s"]
+    visible: Bool[Tensor, " b *s"]
+    cond: Float[Tensor, "b e *s"]
 
 
 def _draw(uniform: Tensor, low: Tensor, high: Tensor) -> Tensor:
@@ -54,18 +54,21 @@ def visibility(uniform: Float[Tensor, "b 5"], *, height: int, width: int) -> Boo
 
 
 def hide(
-    *, image: Float[Tensor, "b c h w"], labels: Int[Tensor, "b h w"], uniform: Float[Tensor, "b 5"], num_classes: int
+    *, image: Float[Tensor, "b c *s"], labels: Int[Tensor, " b *s"], uniform: Float[Tensor, "b 5"], num_classes: int
 ) -> Hidden:
     """Hide a part of each image, chosen by `uniform`: `NUM_UNIFORMS` numbers in [0, 1) per image.
 
+    Of a volume, it is the same part of all slices.
     The posterior sees the masked image and the full labels; the prior the masked image and `cond`.
     """
-    visible = visibility(uniform, height=image.shape[2], width=image.shape[3])
+    visible = visibility(uniform, height=image.shape[-2], width=image.shape[-1])
+    if image.ndim == 5:
+        visible = visible.unsqueeze(1).expand(-1, image.shape[2], -1, -1)
     return conceal(image=image, labels=labels, visible=visible, num_classes=num_classes)
 
 
 def conceal(
-    *, image: Float[Tensor, "b c h w"], labels: Int[Tensor, "b h w"], visible: Bool[Tensor, "b h w"], num_classes: int
+    *, image: Float[Tensor, "b c *s"], labels: Int[Tensor, " b *s"], visible: Bool[Tensor, " b *s"], num_classes: int
 ) -> Hidden:
     """Hide all but the visible part of each image."""
     shown = visible.unsqueeze(1)

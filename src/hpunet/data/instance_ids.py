@@ -22,8 +22,8 @@ def draw_id_table(uniform: Float[Tensor, "b n"], num_random_ids: int) -> Int[Ten
 
 
 def assign_ids(
-    labels: Int[Tensor, "b r h w"], *, num_fixed_classes: int, num_random_ids: int, table: Int[Tensor, "b n"]
-) -> Int[Tensor, "b r h w"]:
+    labels: Int[Tensor, "b r *s"], *, num_fixed_classes: int, num_random_ids: int, table: Int[Tensor, "b n"]
+) -> Int[Tensor, "b r *s"]:
     """Replace instances by classes: instance i of image b, of any grader, becomes num_fixed_classes + table[b, i].
 
     Instances i and i + n share an id; entries are taken modulo `num_random_ids`.

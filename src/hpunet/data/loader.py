@@ -9,8 +9,10 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from hpunet.config.settings import AugmentationSettings
 from hpunet.data.batch import Batch
 from hpunet.data.packs import Pack
+from hpunet.data.warps import draw_warp, needed
 from hpunet.data.workers import worker_pool
 from hpunet.errors import ConfigError
 
@@ -30,12 +32,27 @@ def images_at(*, seed: int, step: int, batch_size: int, num_images: int) -> Int[
 
 
 class TrainingSteps:
-    """The batches of a run by step, before augmentation; each process takes an equal, consecutive share."""
+    """The batches of a run by step, before augmentation; each process takes an equal, consecutive share.
 
-    def __init__(self, pack: Pack, *, batch_size: int, seed: int, rank: int = 0, world_size: int = 1) -> None:
+    Of volumes, only the part that augmentation to `crop` needs is read, if both are given: the same warps are drawn
+    here, so the result is that of whole volumes.
+    """
+
+    def __init__(
+        self,
+        pack: Pack,
+        *,
+        batch_size: int,
+        seed: int,
+        rank: int = 0,
+        world_size: int = 1,
+        crop: tuple[int, ...] | None = None,
+        augmentation: AugmentationSettings | None = None,
+    ) -> None:
         if batch_size < 1 or batch_size % world_size or not 0 <= rank < world_size:
             raise ConfigError(f"a batch of {batch_size} does not divide over {world_size} processes (this is {rank})")
         self.pack, self.batch_size, self.seed = pack, batch_size, seed
+        self.crop, self.augmentation = crop, augmentation
         share = batch_size // world_size
         self.positions = slice(rank * share, (rank + 1) * share)
 
@@ -45,7 +62,20 @@ class TrainingSteps:
         return images[self.positions]
 
     def __getitem__(self, step: int) -> Batch:
-        return self.pack.batch(self.images(step))
+        images = self.images(step)
+        if self.pack.info.ndim == 2 or self.crop is None or self.augmentation is None:
+            return self.pack.batch(images)
+        warp = draw_warp(
+            self.augmentation,
+            seed=self.seed,
+            step=step,
+            index=torch.arange(self.positions.start, self.positions.stop),
+            source_size=torch.tensor([self.pack.sizes[i] for i in images.tolist()]).unbind(1),
+            crop_size=self.crop,
+            spacing=self.pack.info.spacing,
+        )
+        first, last = needed(warp, crop_size=self.crop)
+        return self.pack.windows(images, first=first, last=last)
 
     def iterate(self, first: int, end: int, *, num_workers: int = 0) -> Iterator[Batch]:
         """Steps `first` to `end` (exclusive), read ahead by `num_workers` processes unless the pack is on a GPU."""

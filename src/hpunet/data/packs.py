@@ -2,11 +2,11 @@
 
     <pack>/pack.json              format, set description, splits, options, fingerprints of what was packed,
                                   size and SHA-256 of files, its own SHA-256
-    <pack>/<split>/images.bin     8 or 16 bit or float32 pixels, (c, h, w) per image
+    <pack>/<split>/images.bin     8 or 16 bit or float32 pixels, (c, h, w) per image, (c, d, h, w) per volume
     <pack>/<split>/labels.bin     one map per grader: bits for two classes, 8 bit for more, 16 for instances
     <pack>/<split>/valid.bin      one bit per pixel; absent when all pixels are valid
     <pack>/<split>/graders.bin    one byte per grader
-    <pack>/<split>/index.json     patient, key, height and width of each image
+    <pack>/<split>/index.json     patient, key, (depth,) height and width of each image
 
 Bits are in the order of `numpy.packbits`; each map starts a new byte.
 """
@@ -15,6 +15,8 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace as replaced
+from math import prod
 from operator import getitem
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,7 @@ from jaxtyping import Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from hpunet.data.batch import Batch
+from hpunet.data.batch import FIELDS, Batch, Window
 from hpunet.data.fingerprint import FileHashes, fingerprints
 from hpunet.data.types import Identity, NoSuchSplitError, Sample, SetInfo, Source, make_sample, refuse_shared_patients
 from hpunet.data.workers import workers
@@ -137,11 +139,11 @@ class Pack:
             index = json.loads(content)
             named = zip(index["patients"], index["keys"], strict=True)
             self.identities = [Identity(patient=p, key=k) for p, k in named]
-            self.sizes = [(int(h), int(w)) for h, w in index["sizes"]]
+            self.sizes = [_checked_size(size, ndim=info.ndim) for size in index["sizes"]]
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
             raise DataError(f"{folder / 'index.json'}: not the index of a pack ({error}); make it again") from None
         self._all_sizes = set(self.sizes)
-        r, pixels = info.num_graders, np.array([h * w for h, w in self.sizes])
+        r, pixels = info.num_graders, np.array([prod(size) for size in self.sizes])
         per_map = -(-pixels // 8) if _as_bits(info) else pixels * (2 if info.has_instances else 1)
         self._images = _map_file(folder / "images.bin", _PIXELS[info.image_bits], info.in_channels * pixels)
         self._labels = _map_file(folder / "labels.bin", np.dtype("u1"), r * per_map)
@@ -179,7 +181,8 @@ class Pack:
 
     def __getitem__(self, index: int) -> Sample:
         index = range(len(self))[index]
-        tensors = {name: part[0].cpu().numpy() for name, part in vars(self.batch(torch.tensor([index]))).items()}
+        batch = self.batch(torch.tensor([index]))
+        tensors = {name: getattr(batch, name)[0].cpu().numpy() for name in FIELDS}
         identity = self.identities[index]
         where = f"{self.path}/{self.split}, {identity.key}"
         return make_sample(**tensors, identity=identity, info=self.info, where=where)
@@ -191,33 +194,68 @@ class Pack:
     def batch(self, indices: Int[Tensor, " b"]) -> Batch:
         """The images `indices` with all graders, on the pack's device.
 
-        Images of different sizes are centred in the largest height and width of the batch; padding is invalid.
+        Images of different sizes are centred in the largest size of the batch along each axis; padding is invalid.
         """
         sizes = self._all_sizes if len(self._all_sizes) == 1 else {self.sizes[i] for i in indices.tolist()}
         if len(sizes) == 1:
-            return self._uniform(indices.to(self.device), *next(iter(sizes)))
-        singles = [self._uniform(indices[i : i + 1].to(self.device), *self.sizes[j]) for i, j in enumerate(indices)]
-        height, width = (max(size[axis] for size in sizes) for axis in (0, 1))
-        return Batch.cat([_pad(single, height, width) for single in singles])
+            return self._uniform(indices.to(self.device), next(iter(sizes)))
+        singles = [self._uniform(indices[i : i + 1].to(self.device), self.sizes[j]) for i, j in enumerate(indices)]
+        largest = tuple(max(sides) for sides in zip(*sizes, strict=True))
+        return Batch.cat([_pad(single, largest) for single in singles])
 
-    def _uniform(self, indices: Int[Tensor, " b"], h: int, w: int) -> Batch:
-        b, c, r = len(indices), self.info.in_channels, self.info.num_graders
-        image = self._images.rows(indices).view(b, c, h, w)
-        if self.info.image_bits != 32:
-            image = image.to(torch.float32) / (2**self.info.image_bits - 1)
+    def windows(self, indices: Int[Tensor, " b"], *, first: Int[Tensor, "b n"], last: Int[Tensor, "b n"]) -> Batch:
+        """The images `indices`, but only their pixels from `first` to `last`, which may lie outside.
+
+        Along each axis all windows are as wide as the widest, if the image is; padding behind the image is invalid.
+        Nothing else is read from the disk, but for whole slices of maps that are stored as bits.
+        """
+        size = torch.tensor([self.sizes[i] for i in indices.tolist()])
+        extent = (torch.minimum(last + 1, size) - first.clamp(min=0)).clamp(min=1).amax(dim=0)
+        corner = torch.minimum(first, size - extent).clamp(min=0)
+        end = torch.minimum(corner + extent, size)
+        cuts = [tuple(map(slice, *ends)) for ends in zip(corner.tolist(), end.tolist(), strict=True)]
+        parts = [self._part(i, cut) for i, cut in zip(indices.tolist(), cuts, strict=True)]
+        batch = Batch.cat([_pad(part, tuple(extent.tolist()), centred=False) for part in parts])
+        return replaced(batch, window=Window(corner=corner.to(self.device), size=size.to(self.device)))
+
+    def _uniform(self, indices: Int[Tensor, " b"], size: tuple[int, ...]) -> Batch:
+        b, r, count = len(indices), self.info.num_graders, prod(size)
+        image = self._scaled(self._images.rows(indices)).view(b, -1, *size)
         stored = self._labels.rows(indices).view(b, r, -1)
-        if _as_bits(self.info):
-            labels = _unpack_bits(stored, h * w).to(torch.int32)
-        elif self.info.has_instances:
-            low, high = stored.view(b, r, -1, 2).to(torch.int32).unbind(dim=3)
-            labels = low + 256 * high
-        else:
-            labels = stored.to(torch.int32)
-        valid = torch.ones(b, h, w, dtype=torch.bool, device=image.device)
+        labels = _unpack_bits(stored, count).to(torch.int32) if _as_bits(self.info) else self._numbers(stored)
+        valid = torch.ones(b, *size, dtype=torch.bool, device=image.device)
         if self._valid is not None:
-            valid = _unpack_bits(self._valid.rows(indices), h * w).view(b, h, w)
+            valid = _unpack_bits(self._valid.rows(indices), count).view(b, *size)
         graders = self._graders.rows(indices).bool()
-        return Batch(image=image, labels=labels.view(b, r, h, w), valid=valid, graders=graders)
+        return Batch(image=image, labels=labels.view(b, r, *size), valid=valid, graders=graders)
+
+    def _part(self, index: int, cut: tuple[slice, ...]) -> Batch:
+        """A batch of a part of one image."""
+        size, r = self.sizes[index], self.info.num_graders
+        image = self._scaled(self._images.row(index).view(-1, *size)[:, *cut])
+        stored = self._labels.row(index).view(r, -1)
+        if _as_bits(self.info):
+            labels = _cut_bits(stored, size=size, cut=cut).to(torch.int32)
+        else:
+            labels = self._numbers(stored.view(r, *size, -1)[:, *cut])
+        valid = torch.ones(image.shape[1:], dtype=torch.bool, device=image.device)
+        if self._valid is not None:
+            valid = _cut_bits(self._valid.row(index).view(1, -1), size=size, cut=cut)[0]
+        labels, graders = labels.view(r, *valid.shape), self._graders.row(index).bool()
+        return Batch(image=image[None], labels=labels[None], valid=valid[None], graders=graders[None])
+
+    def _scaled(self, stored: Tensor) -> Tensor:
+        """Pixels in [0, 1]."""
+        bits = self.info.image_bits
+        return stored if bits == 32 else stored.to(torch.float32) / (2**bits - 1)
+
+    def _numbers(self, stored: Tensor) -> Tensor:
+        """Labels of one or two bytes each."""
+        numbers = stored.to(torch.int32)
+        if not self.info.has_instances:
+            return numbers
+        low, high = numbers.unflatten(-1, (-1, 2)).unbind(-1)
+        return torch.add(low, high, alpha=256)
 
 
 class _Rows:
@@ -232,7 +270,11 @@ class _Rows:
         """These rows, which must have the same length."""
         if self.uniform is not None:
             return self.data.view(-1, self.uniform)[indices]
-        return torch.stack([self.data[self.starts[i] : self.starts[i + 1]] for i in indices.tolist()])
+        return torch.stack([self.row(i) for i in indices.tolist()])
+
+    def row(self, index: int) -> Tensor:
+        """One row, not copied."""
+        return self.data[self.starts[index] : self.starts[index + 1]]
 
 
 def _map_file(path: Path, dtype: np.dtype[Any], lengths: np.ndarray) -> _Rows:
@@ -252,11 +294,27 @@ def _unpack_bits(packed: Tensor, count: int) -> Tensor:
     return (packed.unsqueeze(-1) >> shifts).bitwise_and_(1).flatten(-2)[..., :count].bool()
 
 
-def _pad(batch: Batch, height: int, width: int) -> Batch:
-    down, across = height - batch.valid.shape[1], width - batch.valid.shape[2]
-    sides = (across // 2, across - across // 2, down // 2, down - down // 2)
+def _cut_bits(packed: Tensor, *, size: tuple[int, ...], cut: tuple[slice, ...]) -> Tensor:
+    """A part of each map; reads the part's rows along the first axis."""
+    length = prod(size[1:])
+    first, end = (length * row for row in (cut[0].start, cut[0].stop))
+    bits = _unpack_bits(packed[:, first // 8 : -(-end // 8)], end - first + first % 8)[:, first % 8 :]
+    return bits.view(len(packed), -1, *size[1:])[:, :, *cut[1:]]
+
+
+def _pad(batch: Batch, size: tuple[int, ...], *, centred: bool = True) -> Batch:
+    sides: list[int] = []
+    for side, wanted in zip(batch.valid.shape[:0:-1], size[::-1], strict=True):  # the last axis first
+        before = (wanted - side) // 2 if centred else 0
+        sides += [before, wanted - side - before]
     image, labels, valid = (pad(planes, sides) for planes in (batch.image, batch.labels, batch.valid))
     return Batch(image=image, labels=labels, valid=valid, graders=batch.graders)
+
+
+def _checked_size(size: Any, *, ndim: int) -> tuple[int, ...]:
+    if len(size) != ndim or any(type(side) is not int or side < 1 for side in size):
+        raise ValueError(f"the size {size!r} is not {ndim} positive numbers")
+    return tuple(size)
 
 
 def _write_split(samples: Iterable[Sample], folder: Path, info: SetInfo) -> None:

@@ -31,16 +31,16 @@ class Agreement(NamedTuple):
 class Summary:
     """Statistics of one split.
 
-    `sizes` counts images by (height, width). Per grader: the share of images graded, and of these the share marked.
-    `num_marked_by_all` images were marked by every existing grader (subset B of LIDC). Class shares are of valid
-    pixels, mean over graders, with all instances as one class. `instances_per_image` holds mean and maximum.
-    `images_with` counts the images in which a grader marked a class. `agreement` is by pair of graders, on at most
-    `MAX_COMPARED` images spread over the split.
+    `sizes` counts images by (height, width), volumes by (depth, height, width). Per grader: the share of images
+    graded, and of these the share marked. `num_marked_by_all` images were marked by every existing grader (subset B
+    of LIDC). Class shares are of valid pixels, mean over graders, with all instances as one class.
+    `instances_per_image` holds mean and maximum. `images_with` counts the images in which a grader marked a class.
+    `agreement` is by pair of graders, on at most `MAX_COMPARED` images spread over the split.
     """
 
     num_images: int
     num_patients: int
-    sizes: dict[tuple[int, int], int]
+    sizes: dict[tuple[int, ...], int]
     grader_present: list[float]
     grader_marked: list[float]
     num_marked_by_all: int
@@ -59,7 +59,7 @@ class Summary:
 def summarise(source: Source, samples: Iterable[Sample]) -> Summary:
     """The statistics of a split; `samples` are those of `source`, possibly wrapped to show progress."""
     info = source.info
-    sizes: Counter[tuple[int, int]] = Counter()
+    sizes: Counter[tuple[int, ...]] = Counter()
     present, marked = np.zeros(info.num_graders, dtype=np.int64), np.zeros(info.num_graders, dtype=np.int64)
     num_fixed = info.num_fixed_classes
     pixels = np.zeros(num_fixed + 1, dtype=np.int64)  # the last is "any instance"
@@ -72,7 +72,7 @@ def summarise(source: Source, samples: Iterable[Sample]) -> Summary:
         sizes[sample.valid.shape] += 1
         total += sample.valid.size
         invalid += int((~sample.valid).sum())
-        has_mark = sample.labels.any(axis=(1, 2)) & sample.graders
+        has_mark = sample.labels.any(axis=tuple(range(1, sample.labels.ndim))) & sample.graders
         present += sample.graders
         marked += has_mark
         marked_by_all += bool((has_mark | ~sample.graders).all())
@@ -119,8 +119,11 @@ def _overlaps(sample: Sample, *, num_fixed: int) -> Iterable[tuple[tuple[int, in
 
 
 def contact_sheet(source: Source, *, num_images: int = 8) -> Image.Image:
-    """Images spread over the split, each beside its labels; invalid pixels are covered by stripes."""
-    samples = [_reduced(source[index], side=2 * TILE) for index in spread(num_images, of=len(source))]
+    """Images spread over the split, each beside its labels; invalid pixels are covered by stripes.
+
+    Of a volume, the slice in which graders marked most.
+    """
+    samples = [_reduced(_slice(source[index]), side=2 * TILE) for index in spread(num_images, of=len(source))]
     palette = contrast_palette([sample.image for sample in samples], [sample.labels for sample in samples])
     rows, titles = [], []
     for sample in samples:
@@ -137,6 +140,15 @@ def contact_sheet(source: Source, *, num_images: int = 8) -> Image.Image:
     columns = ["image", *(graders if len(graders) > 1 else ["labels on image", "labels"])]
     title = f"{source.info.kind}, {source.split}: {len(source)} images (white: no such grader; stripes: invalid)"
     return sheet(rows, columns=columns, row_titles=titles, title=title, tile=TILE)
+
+
+def _slice(sample: Sample) -> Sample:
+    """An image, or the slice of a volume that graders marked most, the middle one if they marked none."""
+    if sample.valid.ndim == 2:
+        return sample
+    marked = np.count_nonzero(sample.labels, axis=(0, 2, 3))
+    z = int(marked.argmax()) if marked.any() else len(marked) // 2
+    return replace(sample, pixels=sample.pixels[:, z], labels=sample.labels[:, z], valid=sample.valid[z])
 
 
 def _reduced(sample: Sample, *, side: int) -> Sample:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int32, Integer
 from torch import Tensor
 
-from hpunet.data.batch import Batch
+from hpunet.data.batch import FIELDS, Batch
 from hpunet.data.extrapolation import NUM_UNIFORMS, hide
 from hpunet.data.instance_ids import assign_ids, evaluation_table
 from hpunet.data.types import Sample, SetInfo, Source
@@ -51,7 +51,8 @@ def fast_batch_size(device: torch.device) -> int:
 
 def as_batch(sample: Sample) -> Batch:
     """A batch of one image."""
-    return Batch(**{name: torch.from_numpy(getattr(sample, name))[None] for name in Batch.__dataclass_fields__})
+    tensors: dict[str, Any] = {name: torch.from_numpy(getattr(sample, name))[None] for name in FIELDS}
+    return Batch(**tensors)
 
 
 def drawn_together(items: Sequence[Item], *, crop: tuple[int, ...] | None) -> list[list[Item]]:

@@ -1,5 +1,7 @@
 """What a constant map costs: the reconstruction that κ must ask to beat."""
 
+from math import prod
+
 import torch
 
 from hpunet.config.settings import ObjectiveSettings
@@ -15,7 +17,7 @@ def constant_map_loss(pack: Pack, example_builder: ExampleBuilder, objective: Ob
 
     The images are augmented and pixels are kept as in training; comparable with κ and the logged `rec`.
     """
-    affordable = max(1, MAX_PIXELS // (example_builder.crop[0] * example_builder.crop[1]))
+    affordable = max(1, MAX_PIXELS // prod(example_builder.crop))
     indices = torch.linspace(0, len(pack) - 1, min(MAX_IMAGES, affordable, len(pack))).long()
     positions = torch.arange(len(indices), device=pack.device)
     examples = [

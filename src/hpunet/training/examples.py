@@ -25,11 +25,11 @@ NUM_TABLE_IDS = 512  # instances per image with their own random id; further one
 class Example:
     """The input of a training step: one grader's map per image."""
 
-    image: Float[Tensor, "b c h w"]
-    labels: Int[Tensor, "b h w"]
-    valid: Bool[Tensor, "b h w"]
-    cond: Float[Tensor, "b e h w"] | None  # visibility and visible labels (`Hidden.cond`), if a part is hidden
-    gradings: Int[Tensor, "b r h w"] | None = None  # all graders' maps as stored (instances, not ids); on request
+    image: Float[Tensor, "b c *s"]
+    labels: Int[Tensor, " b *s"]
+    valid: Bool[Tensor, " b *s"]
+    cond: Float[Tensor, "b e *s"] | None  # visibility and visible labels (`Hidden.cond`), if a part is hidden
+    gradings: Int[Tensor, "b r *s"] | None = None  # all graders' maps as stored (instances, not ids); on request
     graders: Bool[Tensor, "b r"] | None = None  # which of them exist
 
     def __getitem__(self, part: slice) -> "Example":
@@ -61,7 +61,8 @@ class ExampleBuilder:
         if not all_gradings:  # choose first: the other graders' maps need no warping
             chosen = one_grader(batch, choice).unsqueeze(1)
             batch = replace(batch, labels=chosen, graders=batch.graders.any(dim=1, keepdim=True))
-        batch = augment(batch, settings=self.augmentation, crop_size=self.crop, **key)
+        how: dict[str, Any] = {"settings": self.augmentation, "crop_size": self.crop, "spacing": self.info.spacing}
+        batch = augment(batch, **how, **key)
         labels = one_grader(batch, choice) if all_gradings else batch.labels[:, 0]
         if self.info.has_instances:
             labels = assign_ids(
@@ -80,7 +81,7 @@ class ExampleBuilder:
         return example
 
 
-def one_grader(batch: Batch, uniform: Float[Tensor, " b"]) -> Int[Tensor, "b h w"]:
+def one_grader(batch: Batch, uniform: Float[Tensor, " b"]) -> Int[Tensor, " b *s"]:
     """The label map of one existing grader per image, all equally likely."""
     number = (uniform * batch.graders.sum(dim=1)).long()  # which of the existing ones
     reached = batch.graders.cumsum(dim=1) > number.unsqueeze(1)

@@ -62,8 +62,15 @@ class Training:
             network=network,
             draw=fused_draw() if self.why_not_fused is None else None,
         )
-        process = {"rank": rank(), "world_size": world_size()}
-        self.steps = TrainingSteps(self.pack, batch_size=adam.batch_size, seed=settings.seed, **process)
+        self.steps = TrainingSteps(
+            self.pack,
+            batch_size=adam.batch_size,
+            seed=settings.seed,
+            rank=rank(),
+            world_size=world_size(),
+            crop=settings.data.crop,
+            augmentation=settings.augmentation,
+        )
         self.positions = torch.arange(rank() * share, (rank() + 1) * share, device=device)
         self.train_step.create_moments()
         self.step = 0

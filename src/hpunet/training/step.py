@@ -145,24 +145,24 @@ class TrainingStep:
         """Add the gradients of a piece of the batch."""
         labels, num_samples = example.labels.long(), self.loss.num_prior_samples
         key: dict[str, Any] = {"seed": self.example_builder.seed, "step": step, "index": positions}
-        h, w = labels.shape[1:]
-        uniform = keyed_uniform(**key, stream=Stream.GUMBEL, count=h * w).view(-1, h, w)
+        size = labels.shape[1:]
+        uniform = keyed_uniform(**key, stream=Stream.GUMBEL, count=prod(size)).view(-1, *size)
         with self.autocast():
             output = self.network(
                 image=example.image,
                 labels=labels,
                 cond=example.cond,
-                noise=[scale.squeeze(1) for scale in self._noise(key, h, w, stream=Stream.POSTERIOR)],
-                prior_noise=self._noise(key, h, w, stream=Stream.PRIOR, draws=num_samples) if num_samples else None,
+                noise=[scale.squeeze(1) for scale in self._noise(key, size, stream=Stream.POSTERIOR)],
+                prior_noise=self._noise(key, size, stream=Stream.PRIOR, draws=num_samples) if num_samples else None,
             )
         graded = {"gradings": example.gradings, "graders": example.graders}
         terms: Terms = self.loss(output, labels=labels, valid=example.valid, uniform=uniform, **graded)
         (terms.loss / self.num_pieces).backward()
         return terms
 
-    def _noise(self, key: dict[str, Any], h: int, w: int, *, stream: Stream, draws: int = 1) -> list[Tensor]:
-        """Normal noise (b, draws, z, h_i, w_i) for each scale."""
-        shapes = self.model.latent_shapes(h, w)
+    def _noise(self, key: dict[str, Any], size: Sequence[int], *, stream: Stream, draws: int = 1) -> list[Tensor]:
+        """Normal noise (b, draws, z, h_i, w_i), of volumes (b, draws, z, d_i, h_i, w_i), for each scale."""
+        shapes = self.model.latent_shapes(*size)
         sizes = [prod(shape) for shape in shapes]
         flat = keyed_normal(**key, stream=stream, count=draws * sum(sizes)).unflatten(1, (draws, sum(sizes)))
         return [part.unflatten(2, shape) for part, shape in zip(flat.split(sizes, dim=2), shapes, strict=True)]

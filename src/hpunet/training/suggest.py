@@ -83,7 +83,7 @@ def profile_dataset(where: str, *, options: Mapping[str, Any], progress: Progres
 
 def _sizes(source: Source, progress: Progress | None) -> set[tuple[int, int]]:
     if isinstance(source, Pack):
-        return set(source.sizes)
+        return {(h, w) for h, w in source.sizes}
     samples: Iterable[Sample] = (source[index] for index in range(len(source)))
     if progress is not None:
         samples = progress(samples, len(source), f"looking at {source.split}")

@@ -96,10 +96,10 @@ def check_labels(
             raise DataError(f"{name}: values must lie in 0...{num_classes - 1}, found {low}...{high}")
 
 
-def one_hot(labels: Int[Tensor, "b h w"] | Bool[Tensor, "b h w"], num_classes: int) -> Tensor:
-    """Boolean one-hot planes (b, k, h, w) of a label map."""
+def one_hot(labels: Int[Tensor, " b *s"] | Bool[Tensor, " b *s"], num_classes: int) -> Tensor:
+    """Boolean one-hot planes (b, k, *s) of a label map."""
     classes = torch.arange(num_classes, device=labels.device)
-    return labels.unsqueeze(1) == classes.view(1, -1, 1, 1)
+    return labels.unsqueeze(1) == classes.view(1, -1, *[1] * (labels.ndim - 1))
 
 
 def hash_tensors(named: Iterable[tuple[str, Tensor]]) -> str:
