@@ -6,11 +6,11 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from hpunet.errors import ConfigError
-from hpunet.models.blocks import upsample_bilinear
+from hpunet.models.blocks import upsample_linear
 from hpunet.models.hpunet import HPUNet
 from hpunet.models.punet import ProbUNet
 from hpunet.sampling.sample import Samples, reconstruct, sample, stream
-from hpunet.sampling.tiling import Padding, Tiled, Window, receptive_margin, upsample_bilinear_window
+from hpunet.sampling.tiling import Padding, Tiled, Window, receptive_margin, upsample_linear_window
 
 
 def make(kind: str, *, channels_last: bool = True) -> HPUNet | ProbUNet:
@@ -53,8 +53,10 @@ def test_tiles_that_do_not_divide_the_image_and_odd_scales(kind: str, channels_l
 def test_margin_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it the same comparison fails: the tests above can."""
     model, image = make("hpu"), torch.rand(1, 1, 64, 64)
-    assert receptive_margin(model.prior.encoder[0]) == 6  # 2 blocks of three 3×3 convolutions
-    monkeypatch.setattr("hpunet.sampling.tiling.receptive_margin", lambda stage: receptive_margin(stage) - 2)
+    assert receptive_margin(model.prior.encoder[0]) == (6, 6)  # 2 blocks of three 3×3 convolutions
+    monkeypatch.setattr(
+        "hpunet.sampling.tiling.receptive_margin", lambda stage: tuple(n - 2 for n in receptive_margin(stage))
+    )
     draws = [sample(m, image=image, num_samples=1, latents="mean") for m in (model, Tiled(model, tile=32))]
     assert (draws[0].logits - draws[1].logits).abs().max() > 1e-4
 
@@ -74,10 +76,10 @@ def test_tiles_decide_the_memory_at_every_scale() -> None:
             assert features[-1].shape == image.shape  # features of the finest scale are computed again
 
 
-def test_upsample_bilinear_window_is_a_window_of_the_whole() -> None:
+def test_upsample_linear_window_is_a_window_of_the_whole() -> None:
     x = torch.rand(1, 2, 300, 7)
-    window = Window(slice(410, 600), slice(3, 14))
-    assert torch.allclose(upsample_bilinear_window(x, window), window.of(upsample_bilinear(x)), rtol=0, atol=1e-6)
+    window = Window((slice(410, 600), slice(3, 14)))
+    assert torch.allclose(upsample_linear_window(x, window), window.of(upsample_linear(x)), rtol=0, atol=1e-6)
 
 
 def test_stream_yields_what_sample_returns() -> None:
@@ -117,7 +119,7 @@ def test_tiled_reconstructions_equal_those_of_the_whole(kind: str) -> None:
 
 @pytest.mark.parametrize(("height", "width"), [(30, 33), (64, 32), (5, 1)])
 def test_padding_repeats_the_border_and_is_undone(height: int, width: int) -> None:
-    padding, image = Padding.of(height, width, multiple=16), torch.rand(2, 1, height, width)
+    padding, image = Padding.of(height, width, multiples=(16, 16)), torch.rand(2, 1, height, width)
     padded = padding.add(image)
     h, w = padded.shape[2:]
     before, after = (-height % 16 // 2, -width % 16 // 2), (-(height % -16 // 2), -(width % -16 // 2))
