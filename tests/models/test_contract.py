@@ -270,7 +270,9 @@ def test_tensors_of_another_shape_or_type_are_named() -> None:
             check_image(wrong, channels=1)
     with pytest.raises(DataError, match=r"expected a float tensor \(batch, channels, depth, height, width\)"):
         check_image(image, channels=1, multiples=(1, 2, 2))
-    with pytest.raises(DataError, match="depth, height and width must be multiples of 2x4x4, got 5x8x8; pad to 6x8x8"):
+    with pytest.raises(
+        DataError, match="depth, height and width must be multiples of 2x4x4, got 5x8x8; pad to 6x8x8"
+    ):
         check_image(torch.rand(1, 1, 5, 8, 8), channels=1, multiples=(2, 4, 4))
     with pytest.raises(DataError, match=r"labels: expected an integer tensor of shape \(2, 8, 8\).*\(2, 8, 4\)"):
         check_labels(torch.zeros(2, 8, 4, dtype=torch.long), image=image, num_classes=2)

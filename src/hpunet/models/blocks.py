@@ -3,6 +3,7 @@
 Each works on images (b, f, h, w) and on volumes (b, f, d, h, w). Kernels and strides have a number per axis.
 """
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -63,23 +64,34 @@ def conv_stage(in_channels: int, out_channels: int, *, num_convs: int = 3, kerne
     return nn.Sequential(*layers)
 
 
-def downsample(x: Float[Tensor, "b f *s"], stride: int | tuple[int, ...] = 2) -> Float[Tensor, "b f *t"]:
-    """Average pooling: 2×2, or one number per axis."""
+def downsample(x: Float[Tensor, "b f *s"], stride: Sequence[int] = (2, 2)) -> Float[Tensor, "b f *t"]:
+    """Average pooling."""
+    return _resample(x, stride, by=lambda maps, factors: F.avg_pool2d(maps, kernel_size=factors))
+
+
+def upsample_nearest(x: Float[Tensor, "b f *s"], stride: Sequence[int] = (2, 2)) -> Float[Tensor, "b f *t"]:
+    """Each value fills a square, or a box, of this many pixels per axis."""
+    return _resample(x, stride, by=lambda maps, factors: F.interpolate(maps, scale_factor=factors, mode="nearest"))
+
+
+def upsample_linear(x: Float[Tensor, "b f *s"], stride: Sequence[int] = (2, 2)) -> Float[Tensor, "b f *t"]:
+    """This many times the size per axis, bilinear or trilinear, with aligned corners."""
+    how: dict[str, Any] = {"mode": "bilinear", "align_corners": True}
+    return _resample(x, stride, by=lambda maps, factors: F.interpolate(maps, scale_factor=factors, **how))
+
+
+def _resample(x: Tensor, stride: Sequence[int], *, by: Callable[[Tensor, tuple[int, ...]], Tensor]) -> Tensor:
+    """Resample images by a function of images; volumes by the same: in their slices, then along their depth.
+
+    That of images keeps channels last and knows all types; those of volumes in torch do not. Channels last, all
+    reshaping is free.
+    """
     if x.ndim == 4:
-        return F.avg_pool2d(x, kernel_size=stride)
-    pooled = F.avg_pool3d(x, kernel_size=stride)
-    return pooled.contiguous(memory_format=CHANNELS_LAST[5]) if is_channels_last(x) else pooled  # torch gives NCDHW
-
-
-def upsample_nearest(x: Float[Tensor, "b f *s"], stride: int | tuple[int, ...] = 2) -> Float[Tensor, "b f *t"]:
-    """Twice the size, or one factor per axis: each value fills a square, or a box."""
-    return F.interpolate(x, scale_factor=stride, mode="nearest")
-
-
-def upsample_linear(x: Float[Tensor, "b f *s"], stride: int | tuple[int, ...] = 2) -> Float[Tensor, "b f *t"]:
-    """Twice the size, or one factor per axis; bilinear or trilinear, with aligned corners."""
-    mode = "bilinear" if x.ndim == 4 else "trilinear"
-    return F.interpolate(x, scale_factor=stride, mode=mode, align_corners=True)
+        return by(x, tuple(stride))
+    depth, *plane = stride
+    slices = by(x.transpose(1, 2).flatten(0, 1), tuple(plane))
+    x = slices.unflatten(0, (x.shape[0], x.shape[2])).transpose(1, 2)
+    return x if depth == 1 else by(x.flatten(3), (depth, 1)).unflatten(3, x.shape[3:])
 
 
 def concat_latent(latent: Float[Tensor, "b z *s"], features: Float[Tensor, "b f *s"]) -> Float[Tensor, "b zf *s"]:

@@ -3,6 +3,7 @@
 The first convolutions are split by channels: the share of x runs at its own size, that of the features as usual.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ def run_upsampled(
     stage: nn.Module,
     x: Float[Tensor, "b low *s"],
     features: Float[Tensor, "b high *t"],
-    stride: int | tuple[int, ...] = 2,
+    stride: Sequence[int] = (2, 2),
 ) -> Float[Tensor, "b out *t"]:
     """`stage(cat([upsample_nearest(x), features]))`, by the faster of two ways for this device and size.
 
