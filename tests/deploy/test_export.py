@@ -242,6 +242,9 @@ def test_what_cannot_be_exported_leaves_nothing_behind(tmp_path: Path, monkeypat
         export_onnx(trained, out=tmp_path / "there", credit="")
     settings = trained.settings
     partial = build_model(settings.model, in_channels=1, num_classes=2, extrapolate=True)
+    volumes = build_model(settings.model.model_copy(update={"ndim": 3}), in_channels=1, num_classes=2)
+    with pytest.raises(ConfigError, match=r"export: .* volumes"):
+        encoder_graph(volumes)
     with pytest.raises(ConfigError, match="extrapolate"):
         export_onnx(replace(trained, model=partial), out=tmp_path / "out", credit="")
     monkeypatch.setattr("hpunet.deploy.graph._MAX_BYTES", 100)
