@@ -199,13 +199,16 @@ class Tiled(SamplingProxy[HPUNet | ProbUNet]):
         """The input, then the maps of an encoder's stages after the finest; without `keep` only the last one."""
         size: Sequence[int] = x.shape[2:]
         features, source = [x], self._computed(stages[0], as_source(x), size=size)
-        for stage, stride in zip(list(stages)[1:], self.model.strides, strict=True):
+        for depth, (stage, stride) in enumerate(zip(list(stages)[1:], self.model.strides, strict=True)):
 
             def halved(window: Window, source: Source = source, stride: Stride = stride) -> Tensor:
                 return downsample(source(window.finer(stride)), stride)
 
-            size = [side // n for side, n in zip(size, stride, strict=True)]
-            x = self._run(stage, halved, size=size)
+            size, source = [side // n for side, n in zip(size, stride, strict=True)], halved
+            if depth == 0 and self.model.ndim == 3:  # margins of margins would be most of a volume's windows
+                side = self._side(prod(stride) * self.model.channels[0])
+                source = as_source(self._stitched(halved, size=size, side=side))
+            x = self._run(stage, source, size=size)
             source = as_source(x)
             features = [*features, x] if keep else [x]
         return features
@@ -244,11 +247,15 @@ class Tiled(SamplingProxy[HPUNet | ProbUNet]):
 
     def _run(self, stage: nn.Module, source: Source, *, size: Sequence[int]) -> Tensor:
         """Run a stage tile by tile on a map of this size, of which `source` gives the input for a window."""
-        compute, side = self._computed(stage, source, size=size), self._side(stage)
+        channels = next(conv.in_channels for conv in stage.modules() if isinstance(conv, CONVOLUTIONS))
+        return self._stitched(self._computed(stage, source, size=size), size=size, side=self._side(channels))
+
+    def _stitched(self, source: Source, *, size: Sequence[int], side: int) -> Tensor:
+        """A map of this size, tile by tile."""
         out: Tensor | None = None
         for corner in product(*(range(0, end, side) for end in size)):
             window = Window(tuple(slice(i, min(i + side, end)) for i, end in zip(corner, size, strict=True)))
-            piece = compute(window)
+            piece = source(window)
             if out is None:
                 layout = CHANNELS_LAST[piece.ndim] if self.model.channels_last else torch.contiguous_format
                 shape = (*piece.shape[:2], *size)
@@ -257,9 +264,8 @@ class Tiled(SamplingProxy[HPUNet | ProbUNet]):
         assert out is not None
         return out
 
-    def _side(self, stage: nn.Module) -> int:
-        """The side of a stage's tiles: with more channels they are smaller, so that they take the same memory."""
-        channels = next(conv.in_channels for conv in stage.modules() if isinstance(conv, CONVOLUTIONS))
+    def _side(self, channels: int) -> int:
+        """The side of tiles of so many channels: the more, the smaller, so that they take the same memory."""
         side = self.tile * min(1.0, sum(self.model.channels[:2]) / channels) ** (1 / self.model.ndim)
         return max(MIN_TILE, int(side) // 2 * 2)
 
