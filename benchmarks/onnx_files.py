@@ -54,7 +54,7 @@ class Pair:
         x = torch.from_numpy(image) / 255
         _, ids = self._noise(image, num_samples)
         how: dict[str, Any] = {"generator": torch.Generator().manual_seed(0), "num_samples": num_samples}
-        if num_orientations(self.model, height=x.shape[2], width=x.shape[3]) > 1:
+        if num_orientations(self.model, size=x.shape[2:]) > 1:
             how["orientation_ids"] = ids
         found = hpunet.sample(self.double if double else self.model, image=x.double() if double else x, **how).logits
         assert found is not None
@@ -75,7 +75,7 @@ class Pair:
 
     def _noise(self, image: np.ndarray, num_samples: int) -> tuple[list[torch.Tensor], torch.Tensor]:
         b, _, h, w = image.shape
-        count = num_orientations(self.model, height=h, width=w)
+        count = num_orientations(self.model, size=(h, w))
         shapes = [*self.model.latent_shapes(h, w), *[(1, 1, 1)] * (count > 1)]
         how: dict[str, Any] = {"generator": torch.Generator().manual_seed(0), "device": torch.device("cpu")}
         noise = draw_noise(shapes, batch=b, num_samples=num_samples, **how)
@@ -151,7 +151,7 @@ def main() -> None:
             folder = Path(place) / "model"
             export_onnx(predictor.trained, out=folder, credit="")
             pair = Pair(predictor.model, folder, threads=options.threads)
-            step = predictor.model.size_multiple
+            step = predictor.model.size_multiples[0]
             height, width = predictor.settings.data.crop
             print(f"{predictor.name}: sides are multiples of {step}, {predictor.model.orientations} orientation(s)")
             sides = range(step, options.largest + 1, step)

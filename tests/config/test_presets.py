@@ -122,7 +122,7 @@ def test_preset_builds_for_its_data_and_divides_its_crop(preset: str) -> None:
         model = build_model(settings.model, **how, extrapolate=settings.data.extrapolate)
     if preset in PAPER:
         assert sum(p.numel() for p in model.parameters()) == PAPER[preset]["parameters"]
-    assert [side % model.size_multiple for side in settings.data.crop] == [0, 0]
+    assert not any(n % multiple for n, multiple in zip(settings.data.crop, model.size_multiples, strict=True))
     if preset == "snemi3d-extrapolate":
         assert model.cond_channels == 1 + 16  # what is visible, and its labels
 

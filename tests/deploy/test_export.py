@@ -49,7 +49,7 @@ def make_trained(*changes: str, orientations: int = 1, info: SetInfo = LESIONS) 
         model.logits.weight.mul_(10)
         for head in model.prior_heads():
             head.scale_sigma(5.0 if settings.model.kind == "hpu" else 1.0)
-        side = 2 * model.size_multiple
+        side = 2 * model.size_multiples[0]
         logits, _, _ = model.decode(model.encode(image=torch.rand(1, info.in_channels, side, side)))
         assert model.logits.bias is not None
         model.logits.bias -= logits.mean(dim=(0, 2, 3))  # so that all classes show
@@ -82,10 +82,10 @@ def run_onnx(
 )
 def test_logits_and_labels_are_those_of_torch(changes: tuple[str, ...], info: SetInfo, orientations: int) -> None:
     model: Any = make_trained(*changes, orientations=orientations, info=info).model
-    sessions, m = make_sessions(model), model.size_multiple
+    sessions, m = make_sessions(model), model.size_multiples[0]
     for b, h, w, s in [(1, m, m, 1), (2, 2 * m, 2 * m, 8), (3, m, 3 * m, 2), (1, 5 * m, m, 3), (16, m, m, 1)]:
         pixels = torch.randint(256, (b, info.in_channels, h, w)).float()
-        count = num_orientations(model, height=h, width=w)
+        count = num_orientations(model, size=(h, w))
         ids = (torch.arange(b * s) % count).view(b, s)
         chosen = ids if count > 1 else None
         generator = torch.Generator().manual_seed(0)
@@ -242,6 +242,9 @@ def test_what_cannot_be_exported_leaves_nothing_behind(tmp_path: Path, monkeypat
         export_onnx(trained, out=tmp_path / "there", credit="")
     settings = trained.settings
     partial = build_model(settings.model, in_channels=1, num_classes=2, extrapolate=True)
+    volumes = build_model(settings.model.model_copy(update={"ndim": 3}), in_channels=1, num_classes=2)
+    with pytest.raises(ConfigError, match=r"export: .* volumes"):
+        encoder_graph(volumes)
     with pytest.raises(ConfigError, match="extrapolate"):
         export_onnx(replace(trained, model=partial), out=tmp_path / "out", credit="")
     monkeypatch.setattr("hpunet.deploy.graph._MAX_BYTES", 100)

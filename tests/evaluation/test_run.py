@@ -68,7 +68,7 @@ def little_work(monkeypatch: pytest.MonkeyPatch) -> None:
 class PerfectSampler(nn.Module):
     """Draws from the known distribution of each image, by one number; reconstructs without a fault."""
 
-    in_channels, num_classes, cond_channels, size_multiple, check_values = 1, 2, 0, 1, True
+    in_channels, num_classes, cond_channels, size_multiples, check_values = 1, 2, 0, (1, 1), True
     latent_dims, orientations = (1,), 1
 
     def __init__(self, source: SyntheticSource) -> None:
@@ -80,7 +80,7 @@ class PerfectSampler(nn.Module):
     def key(image: Tensor) -> bytes:
         return (image * 255).round().to(torch.uint8).numpy().tobytes()
 
-    def latent_shapes(self, _height: int, _width: int) -> list[tuple[int, int, int]]:
+    def latent_shapes(self, *_size: int) -> list[tuple[int, ...]]:
         return [(1, 1, 1)]
 
     def sampling_modules(self) -> list[nn.Module]:

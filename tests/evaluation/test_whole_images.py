@@ -76,7 +76,7 @@ def test_tiles_give_the_rows_of_the_whole_image(tmp_path: Path, monkeypatch: pyt
     source = photographs(tmp_path / "data", [(96, 102), (90, 64)])
     whole = maps_of(scorer_of(source), source, [0, 1])
     monkeypatch.setattr(tiling, "MAX_UNTILED_PIXELS", 0)
-    monkeypatch.setattr(tiling, "DEFAULT_TILE", 32)
+    monkeypatch.setattr(tiling, "DEFAULT_TILE", {2: 32})
     scorer = scorer_of(source)
     assert isinstance(scorer.inputs(whole["0"].batch, [0]).network, Tiled)
     tiled = maps_of(scorer, source, [0, 1])

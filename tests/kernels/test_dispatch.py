@@ -29,6 +29,7 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 MODEL = HPUNet(in_channels=1, num_classes=2, channels=(4, 6), latent_dims=(1,), blocks_per_scale=1)
 WIDE = HPUNet(in_channels=1, num_classes=3, channels=(4, 6), latent_dims=(1,), blocks_per_scale=1)
 BASELINE = ProbUNet(in_channels=1, num_classes=2, channels=(4, 6))
+VOLUMES = HPUNet(in_channels=1, num_classes=2, channels=(4, 6), latent_dims=(1,), blocks_per_scale=1, ndim=3)
 
 
 @pytest.fixture
@@ -74,6 +75,8 @@ def test_what_hinders_training_alone_does_not_hinder_sampling() -> None:
     [
         ("need a CUDA GPU, this is a CPU", {"device": CPU}),
         ("this is a Linear", {"model": nn.Linear(1, 1)}),
+        (r"this model computes volumes \(model.ndim=3\)", {"model": VOLUMES}),
+        (r"this model computes volumes", {"model": VOLUMES, "sampling": True}),
         ("sample .* this is a ProbUNet", {"model": BASELINE, "sampling": True}),
         (r"objective\.energy .* this is a ProbUNet", {"model": BASELINE, "prior_draws": True}),
         ("compute in bf16, optimiser.precision is tf32", {"precision": "tf32"}),
@@ -118,6 +121,13 @@ def test_missing_and_broken_triton_are_told_apart(monkeypatch: pytest.MonkeyPatc
     assert "not installed" in str(reason_against_fused(MODEL, device=GPU))
     (tmp_path / "triton.py").write_text("raise ImportError('libcuda.so: not found')")
     assert "libcuda.so" in str(reason_against_fused(MODEL, device=GPU))
+
+
+def test_volumes_are_sampled_by_plain_torch() -> None:
+    for kernels in ("auto", "torch"):
+        assert fast_sampler(VOLUMES, kernels=kernels, device=CPU) is None
+    with pytest.raises(ConfigError, match=r"kernels: .* this model computes volumes .*; use auto or torch"):
+        fast_sampler(VOLUMES, kernels="fused", device=CPU)
 
 
 def test_other_packages_import_only_dispatch() -> None:

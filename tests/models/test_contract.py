@@ -1,5 +1,6 @@
-"""One contract for every model: what `SegmentationModel` promises, on tiny networks of each kind."""
+"""One contract for every model: what `SegmentationModel` promises, on tiny networks of each kind, 2D and 3D."""
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -8,8 +9,12 @@ from torch import Tensor, nn
 
 from hpunet import ConfigError, DataError, HPUNet, ProbUNet
 from hpunet.models.base import SegmentationModel
+from hpunet.models.blocks import is_channels_last
 from hpunet.objectives.elbo import ELBO
-from hpunet.utils.tensors import check_image, check_labels
+from hpunet.utils.tensors import by, check_image, check_labels, in_words
+
+SIZES = {2: (32, 64), 3: (4, 16, 24)}
+FAR_SLICES = ((1, 2, 2), (2, 2, 2), (1, 2, 2))
 
 
 def hpu(**changes: object) -> HPUNet:
@@ -26,6 +31,13 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "hpu-five-latent-scales": lambda: hpu(channels=(8,) * 6, latent_dims=(1, 1, 1, 1, 1)),
     "hpu-checkpointing": lambda: hpu(activation_checkpointing=True),
     "punet": lambda: ProbUNet(in_channels=1, num_classes=3, channels=(4, 8, 8), latent_dim=3),
+    "hpu-volume": lambda: hpu(ndim=3, channels=(8, 16, 16)),
+    "hpu-far-slices": lambda: hpu(ndim=3, strides=FAR_SLICES, latent_dims=(1, 0, 2)),
+    "hpu-volume-checkpointing": lambda: hpu(ndim=3, channels=(8, 16, 16), activation_checkpointing=True),
+    "punet-volume": lambda: ProbUNet(in_channels=1, num_classes=3, channels=(4, 8, 8), latent_dim=3, ndim=3),
+    "punet-far-slices": lambda: ProbUNet(
+        in_channels=2, num_classes=3, channels=(4, 8, 8), latent_dim=3, ndim=3, strides=FAR_SLICES[:2]
+    ),
 }
 
 
@@ -42,8 +54,12 @@ def model(request: pytest.FixtureRequest) -> nn.Module:
 
 def batch_for(model: nn.Module) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(1)
-    image = torch.rand(2, model.in_channels, 32, 64, generator=generator)
-    return image, torch.randint(model.num_classes, (2, 32, 64), generator=generator)
+    image = torch.rand(2, model.in_channels, *SIZES[model.ndim], generator=generator)
+    return image, torch.randint(model.num_classes, (2, *SIZES[model.ndim]), generator=generator)
+
+
+def latent_shapes(model: nn.Module) -> list[tuple[int, ...]]:
+    return model.latent_shapes(*SIZES[model.ndim])
 
 
 def silent(module: nn.Module) -> list[str]:
@@ -55,8 +71,8 @@ def test_training_pass_shapes_and_consistency(model: nn.Module) -> None:
     assert isinstance(model, SegmentationModel)
     image, labels = batch_for(model)
     output = model(image=image, labels=labels)
-    assert output.logits.shape == (2, 3, 32, 64)
-    shapes = model.latent_shapes(32, 64)
+    assert output.logits.shape == (2, 3, *SIZES[model.ndim])
+    shapes = latent_shapes(model)
     means = ([g.mean for g in gaussians] for gaussians in (output.prior, output.posterior))
     for maps in (output.latents, *means):
         assert [tuple(z.shape[1:]) for z in maps] == shapes
@@ -78,7 +94,7 @@ def test_kl_and_logits_come_from_the_same_draw(model: nn.Module) -> None:
 
 def test_the_priors_own_hypotheses_are_those_of_sampling_with_their_noise(model: nn.Module) -> None:
     image, labels = batch_for(model)
-    noise = [torch.randn(2, 3, *shape) for shape in model.latent_shapes(32, 64)]
+    noise = [torch.randn(2, 3, *shape) for shape in latent_shapes(model)]
     output = model(image=image, labels=labels, prior_noise=noise)
     features = model.encode(image=image)
     for i in range(3):
@@ -106,7 +122,7 @@ def test_loss_depends_on_the_labels_twice(model: nn.Module) -> None:
     """Through the target and, with the target held fixed, through the posterior."""
     image, labels = batch_for(model)
     other = torch.full_like(labels, 2)
-    noise = [torch.zeros(2, *shape) for shape in model.latent_shapes(32, 64)]
+    noise = [torch.zeros(2, *shape) for shape in latent_shapes(model)]
     output, changed = (model(image=image, labels=seen, noise=noise) for seen in (labels, other))
     objective = ELBO()
     loss = objective(output, labels=labels).loss
@@ -117,7 +133,7 @@ def test_loss_depends_on_the_labels_twice(model: nn.Module) -> None:
 
 def test_no_state_is_created_by_a_forward_pass(model: nn.Module) -> None:
     image, labels = batch_for(model)
-    noise = [torch.ones(2, *shape) for shape in model.latent_shapes(32, 64)]
+    noise = [torch.ones(2, *shape) for shape in latent_shapes(model)]
     before = {name: value.clone() for name, value in model.state_dict().items()}
     first = model(image=image, labels=labels, noise=noise).logits
     second = model(image=image, labels=labels, noise=noise).logits
@@ -129,7 +145,7 @@ def test_no_state_is_created_by_a_forward_pass(model: nn.Module) -> None:
 
 def test_images_of_a_batch_do_not_mix(model: nn.Module) -> None:
     image, labels = batch_for(model)
-    noise = [torch.randn(2, *shape) for shape in model.latent_shapes(32, 64)]
+    noise = [torch.randn(2, *shape) for shape in latent_shapes(model)]
     model, image = model.double(), image.double()
     both = model(image=image, labels=labels, noise=noise).logits
     alone = model(image=image[1:], labels=labels[1:], noise=[n[1:] for n in noise]).logits
@@ -168,13 +184,14 @@ def test_swapped_and_positional_arguments_are_refused(model: nn.Module) -> None:
         model(image=labels, labels=image)
 
 
-def test_activation_checkpointing_changes_nothing_but_memory() -> None:
+@pytest.mark.parametrize("ndim", [2, 3])
+def test_activation_checkpointing_changes_nothing_but_memory(ndim: int) -> None:
     torch.manual_seed(0)
-    plain = hpu()
-    saving = hpu(activation_checkpointing=True)
+    how = {"ndim": ndim, "channels": (8, 16, 16)}
+    plain, saving = hpu(**how), hpu(**how, activation_checkpointing=True)
     saving.load_state_dict(plain.state_dict())
     image, labels = batch_for(plain)
-    noise = [torch.ones(2, *shape) for shape in plain.latent_shapes(32, 64)]
+    noise = [torch.ones(2, *shape) for shape in latent_shapes(plain)]
     for model in (plain, saving):
         ELBO()(model(image=image, labels=labels, noise=noise), labels=labels).loss.backward()
     for ours, theirs in zip(plain.parameters(), saving.parameters(), strict=True):
@@ -183,10 +200,10 @@ def test_activation_checkpointing_changes_nothing_but_memory() -> None:
 
 def test_memory_format_changes_nothing_but_speed(model: nn.Module) -> None:
     image, labels = batch_for(model)
-    noise = [torch.ones(2, *shape) for shape in model.latent_shapes(32, 64)]
+    noise = [torch.ones(2, *shape) for shape in latent_shapes(model)]
     model, image = model.double(), image.double()
     fast = model(image=image, labels=labels, noise=noise).logits
-    assert fast.is_contiguous(memory_format=torch.channels_last)
+    assert is_channels_last(fast) or model.ndim == 3  # torch has no such convolutions of volumes in float64
     model.to(memory_format=torch.contiguous_format)
     model.channels_last = False
     plain = model(image=image, labels=labels, noise=noise).logits
@@ -194,22 +211,25 @@ def test_memory_format_changes_nothing_but_speed(model: nn.Module) -> None:
     torch.testing.assert_close(fast, plain, rtol=1e-9, atol=1e-9)
 
 
-def test_cond_channels_reach_the_prior_only() -> None:
+@pytest.mark.parametrize("ndim", [2, 3])
+def test_cond_channels_reach_the_prior_only(ndim: int) -> None:
     torch.manual_seed(0)
-    model = hpu(cond_channels=2)
+    how = {"ndim": ndim, "channels": (4, 8, 8)}
+    model = hpu(**how, cond_channels=2)
     image, labels = batch_for(model)
-    cond = torch.rand(2, 2, 32, 64)
-    noise = [torch.zeros(2, *shape) for shape in model.latent_shapes(32, 64)]
+    cond = torch.rand(2, 2, *SIZES[ndim])
+    punet = ProbUNet(**how, in_channels=1, num_classes=3)
+    noise = [torch.zeros(2, *shape) for shape in latent_shapes(model)]
     one = model(image=image, labels=labels, cond=cond, noise=noise)
     two = model(image=image, labels=labels, cond=1 - cond, noise=noise)
     assert not torch.allclose(one.logits, two.logits)
     for a, b in zip(one.posterior, two.posterior, strict=True):
         assert torch.equal(a.mean, b.mean)
     for network, error, wrong, match in (
-        (model, DataError, None, r"cond: .* \(2, 2, 32, 64\), got none"),
-        (model, DataError, cond[:, :1], r"cond: .* got shape \(2, 1, 32, 64\)"),
-        (hpu(), DataError, cond, "cond: "),
-        (MODELS["punet"](), ConfigError, cond, "cond: "),
+        (model, DataError, None, f"cond: .* {re.escape(str((2, 2, *SIZES[ndim])))}, got none"),
+        (model, DataError, cond[:, :1], f"cond: .* got shape {re.escape(str((2, 1, *SIZES[ndim])))}"),
+        (hpu(**how), DataError, cond, "cond: "),
+        (punet, ConfigError, cond, "cond: "),
     ):
         with pytest.raises(error, match=match):
             network(image=image, labels=labels, cond=wrong)
@@ -217,7 +237,7 @@ def test_cond_channels_reach_the_prior_only() -> None:
 
 def test_bad_input_is_named(model: nn.Module) -> None:
     image, labels = batch_for(model)
-    channels, multiple = model.in_channels, model.size_multiple
+    channels, multiples, (first, *rest) = model.in_channels, in_words(model.size_multiples), SIZES[model.ndim]
 
     def changed(values: Tensor, value: float) -> Tensor:
         values = values.clone()
@@ -233,7 +253,7 @@ def test_bad_input_is_named(model: nn.Module) -> None:
             r"image: expected values from 0 to 1, got -101 to [0-9.]+; divide bytes by 255.* Hounsfield",
         ),
         (torch.cat([image, image[:, :1]], dim=1), labels, f"image: expected {channels} channels, got {channels + 1}"),
-        (image[:, :, 1:], labels[:, 1:], f"multiples of {multiple}, got 31x64; pad to 32x64"),
+        (image[:, :, 1:], labels[:, 1:], f"multiples of {multiples}, got {by([first - 1, *rest])}; pad to "),
         (image[:0], labels[:0], "image: the batch is empty"),
         (image, changed(labels, -1), r"labels: values must lie in 0\.\.\.2, found"),
         (image, changed(labels, 3), r"labels: values must lie in 0\.\.\.2, found"),
@@ -248,6 +268,12 @@ def test_tensors_of_another_shape_or_type_are_named() -> None:
     for wrong in (image[0], image.to(torch.uint8)):
         with pytest.raises(DataError, match=r"image: expected a float tensor"):
             check_image(wrong, channels=1)
+    with pytest.raises(DataError, match=r"expected a float tensor \(batch, channels, depth, height, width\)"):
+        check_image(image, channels=1, multiples=(1, 2, 2))
+    with pytest.raises(
+        DataError, match="depth, height and width must be multiples of 2x4x4, got 5x8x8; pad to 6x8x8"
+    ):
+        check_image(torch.rand(1, 1, 5, 8, 8), channels=1, multiples=(2, 4, 4))
     with pytest.raises(DataError, match=r"labels: expected an integer tensor of shape \(2, 8, 8\).*\(2, 8, 4\)"):
         check_labels(torch.zeros(2, 8, 4, dtype=torch.long), image=image, num_classes=2)
     with pytest.raises(DataError, match=r"labels: expected an integer tensor .* got torch.float32"):

@@ -46,7 +46,7 @@ def test_run_upsampled_equals_the_stage_on_concatenated_maps() -> None:
 def test_hpunet_upsamples_large_channels_last_maps_only_in_the_skip(monkeypatch: pytest.MonkeyPatch) -> None:
     upsampled: list[tuple[int, ...]] = []
     monkeypatch.setattr(
-        upsampled_conv, "upsample_nearest", lambda x: upsampled.append(x.shape[1:]) or upsample_nearest(x)
+        upsampled_conv, "upsample_nearest", lambda x, *_: upsampled.append(x.shape[1:]) or upsample_nearest(x)
     )
     image = seeded(1, 1, 64, 64).detach().sigmoid()
     outputs = []

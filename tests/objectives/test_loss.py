@@ -1,3 +1,4 @@
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -9,8 +10,10 @@ from loss_inputs import output_of, random_batch
 from hpunet import ELBO, GECO, ConfigError, HPUNet
 from hpunet.models.base import TrainingOutput
 from hpunet.models.gaussian import Gaussian, kl_divergence
+from hpunet.objectives.base import Terms
 from hpunet.objectives.cross_entropy import masked_cross_entropy
-from hpunet.objectives.loss import parameter_groups
+from hpunet.objectives.energy import EnergyDistance, PairAgreement
+from hpunet.objectives.loss import Loss, parameter_groups
 
 
 @pytest.mark.parametrize("stochastic", [False, True])
@@ -53,6 +56,38 @@ def test_prior_gradient_scale_is_a_factor_on_the_gradient_of_the_prior_alone(mak
         gradients.append(torch.cat([g.flatten(1) for g in torch.autograd.grad(terms.loss, raw)], dim=1))
     assert losses[0] == losses[1]
     torch.testing.assert_close(gradients[1], gradients[0] * torch.tensor([[3.0], [1.0]], dtype=torch.float64))
+
+
+@pytest.mark.parametrize("weighting", ["pixels", "instances"])
+def test_losses_of_a_volume_are_those_of_its_voxels_laid_out_in_a_plane(weighting: str) -> None:
+    """No term depends on where a voxel lies."""
+    generator = torch.Generator().manual_seed(0)
+    b, s, r, k, size = 2, 3, 2, 4, (3, 4, 5)
+    drawn = torch.randn(b, s, k, *size, generator=generator, dtype=torch.float64)
+    gradings = torch.randint(k, (b, r, *size), generator=generator)
+    valid, uniform = (torch.rand(b, *size, generator=generator) for _ in range(2))
+    graders = torch.tensor([[True, True], [True, False]])
+    pairs = {"num_fixed_classes": 1, "num_random_ids": 3, "num_instances": 2, "background_weight": 0.5}
+    losses = [
+        Loss(GECO(kappa=0.05, top_k=0.2).double(), energy=EnergyDistance(classes=[1, 2]), energy_weight=2.0),
+        Loss(
+            ELBO(top_k=0.2, stochastic=False), energy=PairAgreement(**pairs, weighting=weighting), energy_weight=2.0
+        ),
+    ]
+
+    def terms_of(loss: Loss, *positions: int) -> Terms:
+        def laid_out(maps: torch.Tensor) -> torch.Tensor:
+            return maps.reshape(*maps.shape[:-3], *positions)
+
+        output = replace(output_of(laid_out(drawn[:, 0])), sample_logits=laid_out(drawn))
+        how = {"labels": laid_out(gradings[:, 0]), "valid": laid_out(valid) > 0.2, "uniform": laid_out(uniform)}
+        return loss(output, **how, gradings=laid_out(gradings), graders=graders)
+
+    for loss in losses:
+        volume, plane = terms_of(loss, *size), terms_of(loss, 12, 5)
+        assert volume.num_kept == plane.num_kept == 24
+        for name in ("loss", "rec", "energy"):
+            torch.testing.assert_close(getattr(volume, name), getattr(plane, name), rtol=1e-12, atol=1e-12)
 
 
 def test_parameter_groups_cover_everything_once() -> None:

@@ -45,7 +45,7 @@ def test_samples_are_those_of_the_network_that_sees_the_same(size: tuple[int, in
     found = predictor(pixels, num_samples=5, seed=3, visible=visible, labels=labels)
     image = torch.from_numpy(np.where(visible, pixels / 255, 0)).float()[None, None]
     cond = torch.from_numpy(np.stack([visible, visible & (labels == 0), visible & (labels == 1)])).float()[None]
-    padding = Padding.of(*size, multiple=predictor.model.size_multiple)
+    padding = Padding.of(*size, multiples=predictor.model.size_multiples)
     how: dict[str, Any] = {"num_samples": 5, "generator": torch.Generator().manual_seed(3)}
     expected = hpunet.sample(predictor.model, image=padding.add(image), cond=padding.add(cond), **how)
     np.testing.assert_array_equal(found.samples, expected.labels[padding.inside][0].numpy())

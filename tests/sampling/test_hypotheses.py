@@ -131,3 +131,12 @@ def test_representatives_are_a_known_mixture_with_its_weights(num_samples: int) 
         np.testing.assert_array_equal(hypothesis.labels, samples[hypothesis.representative])
     exact = representatives(np.stack([opinions[i] for i in drawn]), num=8, num_classes=2)
     assert len(exact) == 4  # no more differ
+
+
+def test_hypotheses_of_volumes_are_counted_in_voxels() -> None:
+    samples = np.zeros((3, 4, 8, 8), dtype=np.int64)
+    samples[:2, 1:3, 2:5, 2:5] = 1
+    samples[:2, 3, 7, 7] = 1
+    first, second = distinct_hypotheses(samples, num_classes=2)
+    assert (first.share, first.description) == (2 / 3, "19 voxels in 2 parts")
+    assert second.description == "nothing marked"

@@ -168,7 +168,7 @@ def test_suggestions_build_and_divide_the_crop(info: SetInfo, size: tuple[int, i
     settings = settings_for(look(info, size, num_train=5), model=model)
     with torch.device("meta"):
         network = build_model(settings.model, in_channels=info.in_channels, num_classes=info.num_classes)
-    assert (settings.data.crop[0] % network.size_multiple, settings.data.crop[1] % network.size_multiple) == (0, 0)
+    assert not any(n % multiple for n, multiple in zip(settings.data.crop, network.size_multiples, strict=True))
     assert settings.optimiser.batch_size == 5
     assert settings.logging.best == ("iou_rec" if info.has_instances else "ged2")
 

@@ -1,5 +1,6 @@
 """The layout of a model hub: written, found, read; damaged folders and those of other software are refused."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,24 @@ def tiny(*changes: str) -> TrainedModel:
 def write(out: Path, trained: TrainedModel, **how: Any) -> Path:
     publish(trained, out=out, **({"name": NAME, "credit": CREDIT, "hub_license": "other"} | how))
     return out
+
+
+@pytest.mark.parametrize("license", [None, "other"])
+def test_models_of_volumes_are_written_and_read(tmp_path: Path, license: str | None) -> None:
+    trained = tiny("model.ndim=3", "model.strides=[[1,2,2]]", "data.crop=[4,16,16]")
+    info = replace(trained.info, ndim=3, image_size=(8, 32, 32), spacing=(2.5, 0.7, 0.7))
+    write(tmp_path / "out", replace(trained, info=info), hub_license=license)
+    found = load_trained(tmp_path / "out", device="cpu")
+    assert (found.info, found.model.strides) == (info, ((1, 2, 2),))
+    for name, tensor in found.model.state_dict().items():
+        assert torch.equal(tensor, trained.model.state_dict()[name].half().float())
+        assert tensor.ndim != 5 or tensor.is_contiguous(memory_format=torch.channels_last_3d)
+    drawn = hpunet.sample(found.model, image=torch.rand(1, 1, 3, 16, 16), num_samples=2)
+    assert drawn.labels.shape == (1, 2, 3, 16, 16)
+    if license:
+        card = (tmp_path / "out" / CARD).read_text()
+        assert "- Volumes: 1 channel(s), 8 bits, 8×32×32 voxels in training" in card
+        assert 'predictor("volume.nii.gz"' in card
 
 
 @pytest.mark.parametrize("changes", [(), PUNET], ids=["hpu", "punet"])

@@ -81,7 +81,7 @@ def export_onnx(
         "network": trained.settings.model.kind,
         "channels": model.in_channels,
         "window": list(default_window(info)),
-        "size_multiple": model.size_multiple,
+        "size_multiple": model.size_multiples[0],
         "training": {"image_size": list(info.image_size or ()), "crop": list(trained.settings.data.crop)},
         "classes": list(info.fixed_classes) + [f"instance id {i}" for i in range(info.num_random_ids)],
         "foreground": list(info.foreground),
@@ -109,9 +109,9 @@ def default_window(info: SetInfo) -> tuple[float, float]:
 @torch.no_grad()
 def _difference_from_torch(model: Any, encode: Any, decode: Any) -> float:
     """The largest difference of logits, as a share of the largest one, for one sample per orientation."""
-    generator, side = torch.Generator().manual_seed(0), model.size_multiple
+    generator, side = torch.Generator().manual_seed(0), model.size_multiples[0]
     image = torch.rand(1, model.in_channels, side, side, generator=generator)
-    ids = torch.arange(num_orientations(model, height=side, width=side))
+    ids = torch.arange(num_orientations(model, size=(side, side)))
     shapes = model.latent_shapes(side, side)
     noise = [torch.randn(len(ids), *shape, generator=generator) for shape in shapes]
     expected = torch.cat([_logits(model, image, i, [n[i : i + 1] for n in noise]) for i in range(len(ids))])

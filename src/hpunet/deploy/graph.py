@@ -85,7 +85,7 @@ class Graph:
         return self.op("AveragePool", x, kernel_shape=[2, 2], strides=[2, 2])
 
     def upsample(self, x: str, *, bilinear: bool) -> str:
-        """Twice the size, as `blocks.upsample_nearest` or `blocks.upsample_bilinear`."""
+        """Twice the size, as `blocks.upsample_nearest` or `blocks.upsample_linear`."""
         how = {"mode": "linear", "coordinate_transformation_mode": "align_corners"}
         if not bilinear:
             how = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}

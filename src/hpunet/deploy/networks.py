@@ -24,6 +24,10 @@ def encoder_graph(model: HPUNet | ProbUNet) -> Graph:
     Inputs: image (entries, channels, height, width); window (2), the stored values that become 0 and 1, where equal
     ones stand for the range of each image; orientation (entries), if the model has several. Outputs: features_0, ….
     """
+    if model.ndim != 2:
+        raise ConfigError(
+            "export: ONNX files compute images, this model computes volumes (model.ndim=3); not possible"
+        )
     if model.cond_channels:
         raise ConfigError("export: this model needs partial labels beside the image (data.extrapolate); not possible")
     graph = Graph("encode", model)
@@ -71,14 +75,17 @@ def latent_strides(model: HPUNet | ProbUNet) -> list[int]:
     """Pixels of the image per position of each latent scale; 0 for a scale with a single position."""
     if isinstance(model, ProbUNet):
         return [0]
-    return [model.size_multiple >> i for i in range(len(model.latent_dims))]
+    return [model.size_multiples[0] >> i for i in range(len(model.latent_dims))]
 
 
 def _feature_shapes(model: HPUNet | ProbUNet) -> list[list[int | str]]:
     if isinstance(model, ProbUNet):
         channels, strides = [model.channels[0], *model.latent_dims * 2], [1, 0, 0]
     else:
-        channels, strides = list(model.channels[::-1]), [model.size_multiple >> i for i in range(len(model.channels))]
+        channels, strides = (
+            list(model.channels[::-1]),
+            [model.size_multiples[0] >> i for i in range(len(model.channels))],
+        )
     return [[ENTRIES, number, *_sides(stride)] for number, stride in zip(channels, strides, strict=True)]
 
 

@@ -329,11 +329,11 @@ class Scorer:
         batch = batch.to(self.device)
         how: dict[str, Any] = {"extrapolate": self.extrapolate, "num_classes": self.info.num_classes}
         image, cond = prior_inputs(batch, places=indices, **how)
-        padding = Padding.of(*image.shape[2:], multiple=self.model.size_multiple)
+        padding = Padding.of(*image.shape[2:], multiples=self.model.size_multiples)
         image, labels = padding.add(image), padding.add(batch.labels).long()
         network = self.sampler or self.model
         if isinstance(self.model, (HPUNet, ProbUNet)) and cond is None:
-            network = choose_sampler(self.model, size=(image.shape[2], image.shape[3]), sampler=self.sampler)
+            network = choose_sampler(self.model, size=tuple(image.shape[2:]), sampler=self.sampler)
         return Inputs(network, image, None if cond is None else padding.add(cond), labels, padding)
 
     def generators(self, keys: Sequence[str], *, seed: int) -> list[torch.Generator]:

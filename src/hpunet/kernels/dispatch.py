@@ -29,6 +29,8 @@ def reason_against_fused(
     if not isinstance(model, HPUNet if sampling or prior_draws else (HPUNet, ProbUNet)):
         what = "sample" if sampling else "support objective.energy for" if prior_draws else "support"
         return f"fused kernels {what} the HPU-Net only, this is a {type(model).__name__}"
+    if model.ndim != 2:
+        return "fused kernels compute images, this model computes volumes (model.ndim=3)"
     if torch.version.hip is not None or torch.version.cuda is None:
         build = "without CUDA" if torch.version.hip is None else "for ROCm"
         return f"fused kernels need an NVIDIA GPU, this PyTorch is built {build}"

@@ -175,14 +175,14 @@ def are_there(places: list[Place]) -> bool:
     return all(there.get(name) is p for there, name, p in places)
 
 
-def split_scales(flat: Float[Tensor, "b n"], shapes: Sequence[tuple[int, int, int]]) -> list[Tensor]:
+def split_scales(flat: Float[Tensor, "b n"], shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
     """The parts of each scale, (b, z, h_i, w_i)."""
     parts = flat.split([prod(shape) for shape in shapes], dim=1)
     return [part.unflatten(1, shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 def _training_output(
-    out: Tensor, raw: Float[Tensor, "2 2 b n"], latents: Float[Tensor, "b n"], shapes: Sequence[tuple[int, int, int]]
+    out: Tensor, raw: Float[Tensor, "2 2 b n"], latents: Float[Tensor, "b n"], shapes: Sequence[tuple[int, ...]]
 ) -> TrainingOutput:
     # The pass itself gates gradients of log σ out of its range: only there all of them are summed up.
     log_sigmas = straight_through(raw[:, 1], raw[:, 1].clamp(*LOG_SIGMA_RANGE))
@@ -197,7 +197,7 @@ def _training_output(
 
 
 def gaussians(
-    mean: Float[Tensor, "b n"], log_sigma: Float[Tensor, "b n"], shapes: Sequence[tuple[int, int, int]]
+    mean: Float[Tensor, "b n"], log_sigma: Float[Tensor, "b n"], shapes: Sequence[tuple[int, ...]]
 ) -> list[Gaussian]:
     """The Gaussians of each scale."""
     pairs = zip(split_scales(mean, shapes), split_scales(log_sigma, shapes), strict=True)

@@ -107,7 +107,7 @@ class BasePlan:
     """What the plans of all models share."""
 
     weights: Weights
-    latent_shapes: Sequence[tuple[int, int, int]]
+    latent_shapes: Sequence[tuple[int, ...]]
     in_width: int  # channels of the input maps
     num_prior_inputs = 1  # number of networks with the prior's input
     size: tuple[int, int]

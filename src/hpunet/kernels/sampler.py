@@ -220,5 +220,5 @@ def _copy(tensors: Sequence[Tensor], *, to: Sequence[Tensor]) -> None:
         torch._foreach_copy_([target for target, _ in pairs], [t for _, t in pairs])
 
 
-def _gaussians(raw: Float[Tensor, "2 b n"], shapes: Sequence[tuple[int, int, int]]) -> list[Gaussian]:
+def _gaussians(raw: Float[Tensor, "2 b n"], shapes: Sequence[tuple[int, ...]]) -> list[Gaussian]:
     return gaussians(raw[0], raw[1].clamp(*LOG_SIGMA_RANGE), shapes)

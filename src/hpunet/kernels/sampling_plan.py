@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from hpunet.kernels.layers import (
     ResidualLayer,
@@ -27,6 +27,7 @@ from hpunet.kernels.side_stream import SideStream
 from hpunet.kernels.triton_maps import downsample
 from hpunet.kernels.triton_sampling import Labels, append_latents, draw_latents, label
 from hpunet.models.base import PerScale
+from hpunet.models.blocks import Convolution
 from hpunet.models.hpunet import LatentUNet
 
 PIXELS_AT_ONCE = 2**20
@@ -46,7 +47,7 @@ class SamplingPlan(BasePlan):
 
     def __init__(
         self, net: LatentUNet, *, in_channels: int, channels: Sequence[int], num_classes: int,
-        latent_shapes: Sequence[tuple[int, int, int]], size: tuple[int, int], logits: nn.Conv2d | None,
+        latent_shapes: Sequence[tuple[int, ...]], size: tuple[int, int], logits: Convolution | None,
         dtype: torch.dtype,
     ) -> None:  # fmt: skip
         self.size, self.latent_shapes, self.in_width = size, latent_shapes, padded(in_channels)

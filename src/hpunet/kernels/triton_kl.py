@@ -92,7 +92,7 @@ class _KL(torch.autograd.Function):
         return out, None
 
 
-def kl_per_scale(raw: Float32[Tensor, "2 2 b n"], shapes: Sequence[tuple[int, int, int]]) -> Float[Tensor, " scales"]:
+def kl_per_scale(raw: Float32[Tensor, "2 2 b n"], shapes: Sequence[tuple[int, ...]]) -> Float[Tensor, " scales"]:
     """KL(posterior ‖ prior) of each scale, the batch's mean; `raw` holds (prior, posterior) × (mean, log σ)."""
     ends = tuple(accumulate(prod(shape) for shape in shapes))
     return _KL.apply(raw.contiguous(), ends)  # type: ignore[no-any-return, no-untyped-call]

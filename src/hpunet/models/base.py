@@ -9,10 +9,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from hpunet.errors import DataError
+from hpunet.models.blocks import is_channels_last
 from hpunet.models.gaussian import Gaussian, kl_divergence
 from hpunet.utils.tensors import check_image, check_labels, one_hot
 
-PerScale = Sequence[Tensor | None]  # for each latent scale, coarsest first, a tensor (b, z, h_i, w_i) or None
+PerScale = Sequence[Tensor | None]  # for each latent scale, coarsest first, a tensor (b, z, *s_i) or None
 
 
 @dataclass(frozen=True)
@@ -23,12 +24,12 @@ class TrainingOutput:
     drawn from the prior, if the caller gave noise for them.
     """
 
-    logits: Float[Tensor, "b k h w"]
-    latents: Sequence[Float[Tensor, "b _ _ _"]]
+    logits: Float[Tensor, "b k *s"]
+    latents: Sequence[Float[Tensor, "b _ ..."]]
     prior: Sequence[Gaussian]
     posterior: Sequence[Gaussian]
     kl: Float[Tensor, " scales"]
-    sample_logits: Float[Tensor, "b s k h w"] | None = None
+    sample_logits: Float[Tensor, "b s k *s"] | None = None
 
 
 @runtime_checkable
@@ -39,15 +40,15 @@ class SegmentationModel(Protocol):
     num_classes: int
     cond_channels: int
     latent_dims: tuple[int, ...]
-    size_multiple: int
+    size_multiples: tuple[int, ...]
     check_values: bool
 
     @property
     def orientations(self) -> int:
         """Number of image orientations to sample from (1, 2, 4 or 8), see `sampling.orientations`."""
 
-    def latent_shapes(self, height: int, width: int) -> list[tuple[int, int, int]]:
-        """Shape (z, h_i, w_i) of each latent scale for images of this size, coarsest first."""
+    def latent_shapes(self, *size: int) -> list[tuple[int, ...]]:
+        """Shape (z, *s_i) of each latent scale for images or volumes of this size, coarsest first."""
 
     def sampling_modules(self) -> list[nn.Module]:
         """The modules that sampling needs. The others serve training and reconstruction."""
@@ -69,8 +70,8 @@ class SegmentationModel(Protocol):
 class Hypotheses(NamedTuple):
     """Upright labels and logits (if kept) of hypotheses, and the latents of each scale, in their own orientation."""
 
-    labels: Int[Tensor, "n h w"]
-    logits: Float[Tensor, "n k h w"] | None
+    labels: Int[Tensor, " n *s"]
+    logits: Float[Tensor, "n k *s"] | None
     latents: list[Tensor]
     sums: Float[Tensor, "n parts"]
     """Of the logits: finite only if all of them are."""
@@ -102,7 +103,7 @@ class SamplingProxy(Generic[ModelT]):
     def __init__(self, model: ModelT) -> None:
         self.model, self.in_channels, self.num_classes = model, model.in_channels, model.num_classes
         self.cond_channels, self.latent_dims = model.cond_channels, model.latent_dims
-        self.size_multiple, self.latent_shapes = model.size_multiple, model.latent_shapes
+        self.size_multiples, self.latent_shapes = model.size_multiples, model.latent_shapes
         self.sampling_modules, self.infer = model.sampling_modules, model.infer
 
     @property
@@ -126,18 +127,18 @@ class ConditionalVAE(nn.Module):
     def forward(
         self: SegmentationModel,
         *,
-        image: Float[Tensor, "b c h w"],
-        labels: Int[Tensor, "b h w"],
-        cond: Float[Tensor, "b e h w"] | None = None,
+        image: Float[Tensor, "b c *s"],
+        labels: Int[Tensor, " b *s"],
+        cond: Float[Tensor, "b e *s"] | None = None,
         noise: PerScale | None = None,
         prior_noise: Sequence[Tensor] | None = None,
     ) -> TrainingOutput:
         """Draw latents from the posterior (with `noise` or fresh noise) and decode them with the prior (Fig. 1b).
 
-        With `prior_noise`, (b, s, z, h_i, w_i) per scale, the prior also draws s hypotheses per image.
+        With `prior_noise`, (b, s, z, *s_i) per scale, the prior also draws s hypotheses per image.
         """
         if noise is None:
-            shapes = self.latent_shapes(*image.shape[-2:])
+            shapes = self.latent_shapes(*image.shape[-len(self.size_multiples) :])
             noise = [torch.randn(image.shape[0], *shape, device=image.device) for shape in shapes]
         latents, posterior = self.infer(image=image, labels=labels, noise=noise)
         features = self.encode(image=image, cond=cond)
@@ -157,31 +158,31 @@ def compute_type(model: SegmentationModel) -> torch.dtype:
     return next(model.sampling_modules()[0].parameters()).dtype
 
 
-def check_model_image(model: SegmentationModel, image: Float[Tensor, "b c h w"]) -> None:
+def check_model_image(model: SegmentationModel, image: Float[Tensor, "b c *s"]) -> None:
     """Raise a `DataError` unless this is an image for this model, of the type that it computes in."""
-    check_image(image, channels=model.in_channels, multiple=model.size_multiple, values=model.check_values)
+    check_image(image, channels=model.in_channels, multiples=model.size_multiples, values=model.check_values)
     if torch.compiler.is_compiling() or torch.is_autocast_enabled(image.device.type):
         return
     if image.dtype != (dtype := compute_type(model)):
         raise DataError(f"image: {image.dtype}, but the model computes in {dtype}; use image.to({dtype})")
 
 
-def check_inputs(model: SegmentationModel, *, image: Float[Tensor, "b c h w"], labels: Int[Tensor, "b h w"]) -> None:
+def check_inputs(model: SegmentationModel, *, image: Float[Tensor, "b c *s"], labels: Int[Tensor, " b *s"]) -> None:
     """Raise a `DataError` unless these are images for this model and segmentations of them."""
     check_model_image(model, image)
     check_labels(labels, image=image, num_classes=model.num_classes, values=model.check_values)
 
 
 def posterior_input(
-    model: SegmentationModel, *, image: Float[Tensor, "b c h w"], labels: Int[Tensor, "b h w"]
-) -> Float[Tensor, "b kc h w"]:
+    model: SegmentationModel, *, image: Float[Tensor, "b c *s"], labels: Int[Tensor, " b *s"]
+) -> Float[Tensor, "b kc *s"]:
     """What the posterior sees, checked: [one-hot labels, image]."""
     check_inputs(model, image=image, labels=labels)
     return torch.cat([one_hot(labels, model.num_classes).to(image.dtype), image], dim=1)
 
 
-def _repeat_images(features: Float[Tensor, "b f h w"], times: int) -> Float[Tensor, "n f h w"]:
+def _repeat_images(features: Float[Tensor, "b f *s"], times: int) -> Float[Tensor, "n f *s"]:
     """`repeat_interleave` over the batch, in the features' memory format."""
-    if not features.is_contiguous(memory_format=torch.channels_last):
+    if not is_channels_last(features):
         return features.repeat_interleave(times, dim=0)
-    return features.permute(0, 2, 3, 1).repeat_interleave(times, dim=0).permute(0, 3, 1, 2)
+    return features.movedim(1, -1).repeat_interleave(times, dim=0).movedim(-1, 1)

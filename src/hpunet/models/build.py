@@ -1,6 +1,7 @@
 """Builds the network that the settings describe."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,6 +10,8 @@ from hpunet.config.settings import ModelSettings, Settings
 from hpunet.errors import ConfigError
 from hpunet.models.hpunet import HPUNet
 from hpunet.models.punet import ProbUNet
+from hpunet.models.scales import shrink_factors
+from hpunet.utils.tensors import by, in_words
 
 MAX_PARAMETERS = 2**31
 
@@ -21,9 +24,9 @@ def build_model(
     extrapolate: bool = False,
     channels_last: bool = True,
 ) -> HPUNet | ProbUNet:
-    """The network for images with `in_channels` and labels with `num_classes`."""
+    """The network for images or volumes with `in_channels` and labels with `num_classes`."""
     shared: dict[str, Any] = {"in_channels": in_channels, "num_classes": num_classes, "channels_last": channels_last}
-    shared["channels"] = settings.channels
+    shared |= {"channels": settings.channels, "ndim": settings.ndim, "strides": settings.strides}
     model: HPUNet | ProbUNet
     if settings.kind == "punet":
         if extrapolate:
@@ -48,17 +51,24 @@ def check_network(settings: Settings) -> None:
     if (count := sum(p.numel() for p in model.parameters())) > MAX_PARAMETERS:
         words = f"the network has {count:,} parameters, at most {MAX_PARAMETERS:,} are possible"
         raise ConfigError(f"model.channels, model.blocks_per_scale: {words}")
-    crop, multiple, num_scales = settings.data.crop, model.size_multiple, len(settings.model.channels)
-    if not any(side % multiple for side in crop):
+    crop, multiples, num_scales = settings.data.crop, model.size_multiples, len(settings.model.channels)
+    if _fits(crop, multiples):
         return
-    too_many = next(n for n in range(1, num_scales) if not any(side % (multiple >> n) for side in crop))
-    fewer = "" if too_many == num_scales - 1 else f"take {too_many} off model.channels, or "
+    # With fewer and fewer scales; with only one, every crop fits.
+    smaller = [*reversed(shrink_factors(model.strides)[:-1]), (1,) * len(crop)]
+    too_many = 1 + next(n for n, factors in enumerate(smaller) if _fits(crop, factors))
+    keys = "model.channels" if settings.model.strides is None else "model.channels and model.strides"
+    fewer = "" if too_many == num_scales - 1 else f"take {too_many} off {keys}, or "
     below, above = (
-        "x".join(str(max(1, round_to(side / multiple)) * multiple) for side in crop)
+        by(max(1, round_to(side / multiple)) * multiple for side, multiple in zip(crop, multiples, strict=True))
         for round_to in (math.floor, math.ceil)
     )
     raise ConfigError(
-        f"data.crop: {crop[0]}x{crop[1]} cannot be halved {num_scales - 1} times, as the {num_scales} entries of "
-        f"model.channels ask; {fewer}choose multiples of {multiple}, such as "
+        f"data.crop: {by(crop)} cannot be halved {num_scales - 1} times, as the {num_scales} entries of "
+        f"model.channels ask; {fewer}choose multiples of {in_words(multiples)}, such as "
         + (above if above == below else f"{below} or {above}")
     )
+
+
+def _fits(crop: Sequence[int], multiples: Sequence[int]) -> bool:
+    return not any(side % multiple for side, multiple in zip(crop, multiples, strict=True))

@@ -45,7 +45,9 @@ def _is_known(model: object) -> TypeGuard[HPUNet]:
 
 def bfloat16_sampler(model: nn.Module) -> "CPUSampler":
     """A sampler in bfloat16, or a `ConfigError` that says why there is none."""
-    if not _is_known(model):
+    if getattr(model, "ndim", 2) != 2:
+        reason = "fused kernels compute images, this model computes volumes (model.ndim=3)"
+    elif not _is_known(model):
         reason = f"fused kernels sample the HPU-Net only, this is a {type(model).__name__}"
     elif not (speed := bfloat16_speed()):
         reason = "fused kernels need a CUDA GPU or a CPU with bf16 instructions, this is another CPU"

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from hpunet.models.blocks import convolution
 from hpunet.models.gradients import clamp_with_inward_gradient
 
 LOG_SIGMA_RANGE = (-10.0, 10.0)
@@ -27,17 +28,17 @@ def at_least_float32(x: Tensor) -> Tensor:
 class Gaussian:
     """Independent Gaussians at each position of a latent scale (Eq. 1 and 3); z = 0 means no latent."""
 
-    mean: Float[Tensor, "b z h w"]
-    log_sigma: Float[Tensor, "b z h w"]
+    mean: Float[Tensor, "b z *s"]
+    log_sigma: Float[Tensor, "b z *s"]
 
     @property
-    def sigma(self) -> Float[Tensor, "b z h w"]:
+    def sigma(self) -> Float[Tensor, "b z *s"]:
         """The standard deviation."""
         return self.log_sigma.exp()
 
     def latent(
-        self, *, noise: Float[Tensor, "b z h w"] | None, given: Float[Tensor, "b z h w"] | None
-    ) -> Float[Tensor, "b z h w"]:
+        self, *, noise: Float[Tensor, "b z *s"] | None, given: Float[Tensor, "b z *s"] | None
+    ) -> Float[Tensor, "b z *s"]:
         """The given value; else mean + σ · noise (reparameterised, with gradients to both); else the mean.
 
         With both, a value is drawn where the given one is NaN.
@@ -52,12 +53,12 @@ class Gaussian:
 class GaussianHead(nn.Module):
     """1×1 convolution from decoder features to mean and log σ of a latent scale."""
 
-    def __init__(self, in_channels: int, latent_dim: int) -> None:
+    def __init__(self, in_channels: int, latent_dim: int, *, ndim: int = 2) -> None:
         super().__init__()
         self.latent_dim = latent_dim
-        self.conv = nn.Conv2d(in_channels, 2 * latent_dim, kernel_size=1) if latent_dim else None
+        self.conv = convolution(in_channels, 2 * latent_dim, (1,) * ndim) if latent_dim else None
 
-    def forward(self, features: Float[Tensor, "b f h w"]) -> Gaussian:
+    def forward(self, features: Float[Tensor, "b f *s"]) -> Gaussian:
         """The Gaussians at every position of `features`."""
         with torch.autocast(features.device.type, enabled=False):
             features = at_least_float32(features)
@@ -65,7 +66,8 @@ class GaussianHead(nn.Module):
                 empty = features[:, :0]
                 return Gaussian(mean=empty, log_sigma=empty)
             weight, bias = (t.to(features.dtype) for t in (self.conv.weight, self.conv.bias))  # type: ignore[union-attr]
-            mean, log_sigma = F.conv2d(features, weight, bias).chunk(2, dim=1)
+            conv = F.conv2d if features.ndim == 4 else F.conv3d
+            mean, log_sigma = conv(features, weight, bias).chunk(2, dim=1)
             low, high = LOG_SIGMA_RANGE
             return Gaussian(mean=mean, log_sigma=clamp_with_inward_gradient(log_sigma, low=low, high=high))
 

@@ -3,6 +3,7 @@
 The first convolutions are split by channels: the share of x runs at its own size, that of the features as usual.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,19 +11,25 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hpunet.models.blocks import ResidualBlock, upsample_nearest
+from hpunet.models.blocks import ResidualBlock, is_channels_last, upsample_nearest
 
 MIN_OUTPUT_PIXELS = 64 * 64  # on smaller maps, preparing the weights takes as long as the convolution saves
 
 
 def run_upsampled(
-    stage: nn.Module, x: Float[Tensor, "b low h w"], features: Float[Tensor, "b high h2 w2"]
-) -> Float[Tensor, "b out h2 w2"]:
-    """`stage(cat([upsample_nearest(x), features]))`, by the faster of two ways for this device and size."""
-    on_cpu = features.device.type == "cpu" and features.is_contiguous(memory_format=torch.channels_last)
+    stage: nn.Module,
+    x: Float[Tensor, "b low *s"],
+    features: Float[Tensor, "b high *t"],
+    stride: Sequence[int] = (2, 2),
+) -> Float[Tensor, "b out *t"]:
+    """`stage(cat([upsample_nearest(x), features]))`, by the faster of two ways for this device and size.
+
+    Volumes have one way.
+    """
+    on_cpu = features.device.type == "cpu" and features.ndim == 4 and is_channels_last(features)
     is_small = features.shape[-2] * features.shape[-1] < MIN_OUTPUT_PIXELS
     if not on_cpu or is_small or torch.compiler.is_compiling():  # `_InterleavePhases` cannot be compiled
-        return stage(torch.cat([upsample_nearest(x), features], dim=1))  # type: ignore[no-any-return]
+        return stage(torch.cat([upsample_nearest(x, stride), features], dim=1))  # type: ignore[no-any-return]
     first, *others = stage.children()
     assert isinstance(first, ResidualBlock)
     x = _run_block(first, x, features)

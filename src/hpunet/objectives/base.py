@@ -62,9 +62,9 @@ class Objective(nn.Module, ABC):
         self,
         output: TrainingOutput,
         *,
-        labels: Int[Tensor, "b h w"],
-        valid: Bool[Tensor, "b h w"] | None = None,
-        uniform: Float[Tensor, "b h w"] | None = None,
+        labels: Int[Tensor, " b *s"],
+        valid: Bool[Tensor, " b *s"] | None = None,
+        uniform: Float[Tensor, " b *s"] | None = None,
     ) -> Terms:
         """The loss of a batch and its parts."""
         rec, num_kept = self.reconstruction(logits=output.logits, labels=labels, valid=valid, uniform=uniform)

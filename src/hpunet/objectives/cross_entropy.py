@@ -18,8 +18,8 @@ from hpunet.utils.distributed import all_gather, all_reduce, rank, world_size
 
 
 def masked_cross_entropy(
-    *, logits: Float[Tensor, "b k h w"], labels: Int[Tensor, "b h w"], valid: Bool[Tensor, "b h w"] | None = None
-) -> Float[Tensor, "b h w"]:
+    *, logits: Float[Tensor, "b k *s"], labels: Int[Tensor, " b *s"], valid: Bool[Tensor, " b *s"] | None = None
+) -> Float[Tensor, " b *s"]:
     """Cross-entropy of every pixel in float32 or wider; exactly 0 (and without gradient) where `valid` is false."""
     with torch.autocast(logits.device.type, enabled=False):
         ce = F.cross_entropy(at_least_float32(logits), labels.long(), reduction="none")
@@ -44,12 +44,12 @@ def num_top_k(fraction: float, num_pixels: int) -> int:
 
 
 def top_k_pixels(
-    ce: Float[Tensor, "b h w"],
+    ce: Float[Tensor, " b *s"],
     *,
     fraction: float,
-    valid: Bool[Tensor, "b h w"] | None = None,
-    noise: Float[Tensor, "b h w"] | None = None,
-) -> Bool[Tensor, "b h w"]:
+    valid: Bool[Tensor, " b *s"] | None = None,
+    noise: Float[Tensor, " b *s"] | None = None,
+) -> Bool[Tensor, " b *s"]:
     """Mask of the k hardest valid pixels of the whole batch, k = ⌊fraction · all pixels, also invalid ones⌋.
 
     With Gumbel `noise` pixels are drawn without replacement, with probabilities proportional to their cross-entropy.
@@ -88,20 +88,20 @@ class Reconstruction(nn.Module):
     def forward(
         self,
         *,
-        logits: Float[Tensor, "b k h w"],
-        labels: Int[Tensor, "b h w"],
-        valid: Bool[Tensor, "b h w"] | None = None,
-        uniform: Float[Tensor, "b h w"] | None = None,
+        logits: Float[Tensor, "b k *s"],
+        labels: Int[Tensor, " b *s"],
+        valid: Bool[Tensor, " b *s"] | None = None,
+        uniform: Float[Tensor, " b *s"] | None = None,
     ) -> tuple[Float[Tensor, ""], Int[Tensor, ""]]:
         """The term (see `global_mean`) and the number of pixels it counts; Gumbel noise is made of `uniform`."""
-        b, _, h, w = logits.shape
+        b, _, *size = logits.shape
         for name, tensor in (("labels", labels), ("valid", valid)):
-            if tensor is not None and tuple(tensor.shape) != (b, h, w):
-                raise DataError(f"{name}: expected shape {(b, h, w)} to match the logits, got {tuple(tensor.shape)}")
+            if tensor is not None and tuple(tensor.shape) != (b, *size):
+                raise DataError(f"{name}: expected shape {(b, *size)} to match the logits, got {tuple(tensor.shape)}")
         drawn = self.top_k is not None and self.stochastic
         if self.kernel is not None and logits.dtype == torch.float32 and world_size() == 1:
             if drawn and uniform is None:
-                uniform = torch.rand(b, h, w, device=logits.device)
+                uniform = torch.rand(b, *size, device=logits.device)
             k = None if self.top_k is None else num_top_k(self.top_k, labels.numel())
             return self.kernel(logits, labels=labels, valid=valid, uniform=uniform if drawn else None, k=k)
         ce = masked_cross_entropy(logits=logits, labels=labels, valid=valid)

@@ -24,10 +24,10 @@ class EnergyDistance(nn.Module):
     def forward(
         self,
         *,
-        sample_logits: Float[Tensor, "b s k h w"],
-        gradings: Int[Tensor, "b r h w"],
+        sample_logits: Float[Tensor, "b s k *s"],
+        gradings: Int[Tensor, "b r *s"],
         graders: Bool[Tensor, "b r"],
-        valid: Bool[Tensor, "b h w"],
+        valid: Bool[Tensor, " b *s"],
     ) -> Float[Tensor, ""]:
         """The mean over images (see `global_mean`)."""
         with torch.autocast(sample_logits.device.type, enabled=False):
@@ -38,16 +38,21 @@ class EnergyDistance(nn.Module):
         for c in self.classes:
             samples = torch.where(valid.unsqueeze(1), probs[:, :, c], 0.0)
             marked = ((gradings == c) & valid.unsqueeze(1)).to(probs.dtype)
-            to_graders = soft_distance(samples.unsqueeze(2), marked.unsqueeze(1)).mean(dim=1)
-            apart = soft_distance(samples[:, first], samples[:, second]).mean(dim=1)
+            ndim = marked.ndim - 2
+            to_graders = soft_distance(samples.unsqueeze(2), marked.unsqueeze(1), ndim=ndim).mean(dim=1)
+            apart = soft_distance(samples[:, first], samples[:, second], ndim=ndim).mean(dim=1)
             total = total + 2 * (to_graders * shares).sum(dim=1) - apart
         return global_mean(total.mean() / len(self.classes))
 
 
-def soft_distance(a: Float[Tensor, "*n h w"], b: Float[Tensor, "*m h w"]) -> Float[Tensor, "*nm"]:
-    """1 − Σ min(a, b) / Σ max(a, b); one pixel is added to both sums, so two empty maps have distance 0."""
-    common = torch.minimum(a, b).sum(dim=(-2, -1))
-    either = a.sum(dim=(-2, -1)) + b.sum(dim=(-2, -1)) - common
+def soft_distance(a: Float[Tensor, "..."], b: Float[Tensor, "..."], *, ndim: int) -> Float[Tensor, "..."]:
+    """1 − Σ min(a, b) / Σ max(a, b) over the last `ndim` axes, the positions; other axes are broadcast.
+
+    One pixel is added to both sums, so two empty maps have distance 0.
+    """
+    positions = tuple(range(-ndim, 0))
+    common = torch.minimum(a, b).sum(dim=positions)
+    either = a.sum(dim=positions) + b.sum(dim=positions) - common
     return 1 - (common + 1) / (either + 1)
 
 
@@ -83,10 +88,10 @@ class PairAgreement(nn.Module):
     def forward(
         self,
         *,
-        sample_logits: Float[Tensor, "b s k h w"],
-        gradings: Int[Tensor, "b r h w"],
+        sample_logits: Float[Tensor, "b s k *s"],
+        gradings: Int[Tensor, "b r *s"],
         graders: Bool[Tensor, "b r"],
-        valid: Bool[Tensor, "b h w"],
+        valid: Bool[Tensor, " b *s"],
     ) -> Float[Tensor, ""]:
         """The mean over images; labels are as stored, instances without their random ids."""
         with torch.autocast(sample_logits.device.type, enabled=False):
@@ -96,9 +101,9 @@ class PairAgreement(nn.Module):
         return global_mean((by_grader * shares).sum(dim=1).mean())
 
     def _of_grader(
-        self, probs: Float[Tensor, "b s k h w"], labels: Int[Tensor, "b h w"], valid: Bool[Tensor, "b h w"]
+        self, probs: Float[Tensor, "b s k *s"], labels: Int[Tensor, " b *s"], valid: Bool[Tensor, " b *s"]
     ) -> Float[Tensor, " b"]:
-        b, s, k, h, _ = probs.shape
+        b, s, k, *_, w = probs.shape
         instance = (labels.long() - self.num_fixed_classes).flatten(1)
         number = instance.clamp(min=0) % self.num_instances  # (b, n)
         inside = ((instance >= 0) & valid.flatten(1)).to(probs.dtype)
@@ -115,7 +120,7 @@ class PairAgreement(nn.Module):
             in_pairs = weighted + probs.flatten(3) * (share * outside)[:, None, None]
         # Σ over pairs of pixels of (Σ_k p_ik p_jk) · (Σ_l q_il q_jl) is Σ_kl (Σ_i p_ik q_il)². Row by row: many small
         # products instead of one with a long sum per image. Division comes last, since TF32 rounds.
-        rows = [maps.reshape(b, s * k, h, -1).transpose(1, 2) for maps in (in_pairs, probs)]
+        rows = [maps.reshape(b, s * k, -1, w).transpose(1, 2) for maps in (in_pairs, probs)]
         pairs = (rows[0] @ rows[1].transpose(2, 3)).sum(dim=1) / total[:, None, None]
         twice = pairs.view(b, s, k, s, k).square().sum(dim=(2, 4))
         in_two = (twice.sum(dim=(1, 2)) - twice.diagonal(dim1=1, dim2=2).sum(dim=1)) / (s * (s - 1))

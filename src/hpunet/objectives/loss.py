@@ -37,10 +37,10 @@ class Loss(nn.Module):
         self,
         output: TrainingOutput,
         *,
-        labels: Int[Tensor, "b h w"],
-        valid: Bool[Tensor, "b h w"],
-        uniform: Float[Tensor, "b h w"] | None = None,
-        gradings: Int[Tensor, "b r h w"] | None = None,
+        labels: Int[Tensor, " b *s"],
+        valid: Bool[Tensor, " b *s"],
+        uniform: Float[Tensor, " b *s"] | None = None,
+        gradings: Int[Tensor, "b r *s"] | None = None,
         graders: Bool[Tensor, "b r"] | None = None,
     ) -> Terms:
         """The loss of a batch and its parts; `gradings` are the maps of all graders, `graders` which exist."""

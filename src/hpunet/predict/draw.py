@@ -148,7 +148,7 @@ def _prepared(
     trained: TrainedModel, image: Float32[np.ndarray, "c h w"], *, tile: str
 ) -> tuple[SegmentationModel, Float[Tensor, "1 c h2 w2"], Padding]:
     """What draws the samples, and the padded image on its device."""
-    padding = Padding.of(*image.shape[1:], multiple=trained.model.size_multiple)
+    padding = Padding.of(*image.shape[1:], multiples=trained.model.size_multiples)
     padded = padding.add(torch.from_numpy(image)[None]).to(trained.device, compute_type(trained.model))
     return sampler_for(trained, (padded.shape[2], padded.shape[3]), tile=tile), padded, padding
 

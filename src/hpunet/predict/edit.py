@@ -157,8 +157,8 @@ def prior(part: "Prediction") -> list[Gaussian]:
 
 def prior_maps(part: "Prediction") -> list[np.ndarray]:
     """σ of the prior of a slice's first sample at each scale: for every pixel that of its cell, over channels."""
-    padding = Padding.of(*part.mean.shape, multiple=part.trained.model.size_multiple)
-    size, orientation = (len(padding.rows), len(padding.columns)), int(_ids(part)[0])
+    padding = Padding.of(*part.mean.shape, multiples=part.trained.model.size_multiples)
+    size, orientation = padding.size, int(_ids(part)[0])
     found = []
     for gaussian in with_features(part).prior:
         upright = undo_orientation(gaussian.sigma[:1].mean(dim=1, keepdim=True), orientation)
@@ -187,8 +187,8 @@ def _ids(part: "Prediction") -> Tensor:
 
 
 def _cells(part: "Prediction", mask: Bool[np.ndarray, "h w"]) -> list[Tensor]:
-    padding = Padding.of(*mask.shape, multiple=part.trained.model.size_multiple)
-    padded = torch.zeros(len(padding.rows), len(padding.columns), dtype=torch.bool)
+    padding = Padding.of(*mask.shape, multiples=part.trained.model.size_multiples)
+    padded = torch.zeros(padding.size, dtype=torch.bool)
     padded[padding.inside] = torch.from_numpy(mask)
     return cells_under(padded, _ids(part), latents=[scale[0] for scale in part.latents])
 

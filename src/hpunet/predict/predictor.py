@@ -247,7 +247,8 @@ class Predictor:
 
     def _how_computed(self, size: tuple[int, ...], *, tile: str) -> tuple[str, list[str]]:
         """The kernels for images of this size, and notes on padding and tiles."""
-        notes, sides = [], [side + -side % self.model.size_multiple for side in size]
+        notes: list[str] = []
+        sides = [n + -n % multiple for n, multiple in zip(size, self.model.size_multiples, strict=True)]
         before, after = (f"{h}×{w}" for h, w in (size, sides))
         if before != after:
             notes.append(f"Padded from {before} to {after} pixels with border pixels; results are cut back.")

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 
 import torch
 from jaxtyping import Float, Int
@@ -46,8 +47,8 @@ class Chunk:
     """Some of the b × s hypotheses, by number, decoded."""
 
     numbers: list[int]
-    labels: Int[Tensor, "n h w"]
-    logits: Float[Tensor, "n k h w"] | None
+    labels: Int[Tensor, " n *s"]
+    logits: Float[Tensor, "n k *s"] | None
     latents: list[Tensor]
     orientation_ids: Int[Tensor, " n"] | None
     sums: Float[Tensor, "n parts"]
@@ -56,15 +57,15 @@ class Chunk:
 
 def fits_in_one_go(model: SegmentationModel, image: Tensor, *, num_samples: int, chunk_size: int | None) -> bool:
     """Whether all images are encoded together, and all hypotheses are one chunk; not while a graph is captured."""
+    sides = image.shape[2:]
     if (
-        image.ndim != 4
-        or any(side % model.size_multiple for side in image.shape[-2:])
+        len(sides) != len(model.size_multiples)
+        or any(side % multiple for side, multiple in zip(sides, model.size_multiples, strict=True))
         or not values_can_be_read(image)
     ):
         return False
-    b, _, h, w = image.shape
-    size = default_chunk_size(h * w, device=image.device, fast=True) if chunk_size is None else chunk_size
-    return 1 <= b * num_samples <= size and encoded_together(model, image)
+    size = default_chunk_size(prod(sides), device=image.device, fast=True) if chunk_size is None else chunk_size
+    return 1 <= len(image) * num_samples <= size and encoded_together(model, image)
 
 
 def draw_in_one_go(
@@ -141,7 +142,7 @@ def _decode(
     logits, latents, _ = model.decode(maps, noise=noise, given=given)
     if orientation_ids is not None:
         logits = undo_orientations(logits, orientation_ids, count=count)
-    sums = logits.sum(dim=(1, 2, 3), dtype=torch.promote_types(logits.dtype, torch.float32))
+    sums = logits.sum(dim=tuple(range(1, logits.ndim)), dtype=torch.promote_types(logits.dtype, torch.float32))
     return Hypotheses(logits.argmax(dim=1), logits if keep_logits else None, latents, sums.unsqueeze(1))
 
 

@@ -14,15 +14,16 @@ from hpunet.models.gaussian import Gaussian
 from hpunet.sampling.orientations import Features, orient, undo_orientation
 
 Latents = Sequence[Tensor]
-"""Of some hypotheses, (s, z, h_i, w_i) for each scale, coarsest first, each in the orientation of its hypothesis."""
+"""Of some hypotheses, (s, z, *s_i) for each scale, coarsest first, each in the orientation of its hypothesis."""
 
 
 def cells_under(
-    region: Bool[Tensor, "h w"], orientation_ids: Int[Tensor, " s"], *, latents: Latents
-) -> list[Bool[Tensor, "s 1 h_i w_i"]]:
+    region: Bool[Tensor, "*s"], orientation_ids: Int[Tensor, " n"], *, latents: Latents
+) -> list[Bool[Tensor, "n 1 ..."]]:
     """For each scale, the positions whose cell has a pixel in the region of the image, as the hypotheses lie."""
     turned = torch.stack([orient(region, each) for each in orientation_ids.tolist()])[:, None].float()
-    return [F.adaptive_max_pool2d(turned, scale.shape[-2:]) > 0 for scale in latents]
+    pool = F.adaptive_max_pool2d if region.ndim == 2 else F.adaptive_max_pool3d
+    return [pool(turned, scale.shape[2:]) > 0 for scale in latents]
 
 
 def turned(latents: Latents, before: Int[Tensor, " s"], after: Int[Tensor, " s"]) -> list[Tensor]:

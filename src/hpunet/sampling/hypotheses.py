@@ -31,7 +31,7 @@ class Hypothesis:
     share: float
     """Members / samples."""
     area: int
-    """Foreground pixels of the representative."""
+    """Foreground pixels, or voxels, of the representative."""
     num_parts: int
     """Connected parts of its foreground (diagonal neighbours count), counted per class."""
     same_iou: float
@@ -44,8 +44,9 @@ class Hypothesis:
         """The representative's foreground in a few words."""
         if self.area == 0:
             return "nothing marked"
-        pixels, parts = ("" if n == 1 else "s" for n in (self.area, self.num_parts))
-        return f"{self.area} pixel{pixels} in {self.num_parts} part{parts}"
+        unit = "voxel" if self.labels.ndim == 3 else "pixel"
+        units, parts = ("" if n == 1 else "s" for n in (self.area, self.num_parts))
+        return f"{self.area} {unit}{units} in {self.num_parts} part{parts}"
 
 
 def distinct_hypotheses(

@@ -1,7 +1,11 @@
-"""The eight orientations of an image (flips and the transpose), which models can sample hypotheses from."""
+"""The eight orientations of an image (flips and the transpose), which models can sample hypotheses from.
+
+Volumes have the same, in the plane of their slices.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import prod
 
 import torch
 from jaxtyping import Float, Int, Shaped
@@ -9,6 +13,7 @@ from torch import Tensor
 
 from hpunet.errors import ConfigError
 from hpunet.models.base import SegmentationModel, check_model_image
+from hpunet.models.blocks import is_channels_last
 from hpunet.models.cpu_sampler import on_cpu
 
 
@@ -25,8 +30,8 @@ def undo_orientation(maps: Shaped[Tensor, "*n y x"], orientation: int) -> Shaped
 
 
 def undo_orientations(
-    maps: Float[Tensor, "n k h w"], orientation_ids: Int[Tensor, " n"], *, count: int
-) -> Float[Tensor, "n k h w"]:
+    maps: Float[Tensor, "n k *s"], orientation_ids: Int[Tensor, " n"], *, count: int
+) -> Float[Tensor, "n k *s"]:
     """`undo_orientation` for each map, with ids below `count`."""
     out = torch.empty_like(maps)
     for orientation in range(count):
@@ -35,11 +40,12 @@ def undo_orientations(
     return out
 
 
-def num_orientations(model: SegmentationModel, *, height: int, width: int) -> int:
-    """`model.orientations`, or at most 4 if the image is not square (no transpose)."""
+def num_orientations(model: SegmentationModel, *, size: Sequence[int]) -> int:
+    """`model.orientations`, or at most 4 if the image or a latent scale is not square (no transpose)."""
     if model.orientations not in (1, 2, 4, 8):
         raise ConfigError(f"orientations: expected 1, 2, 4 or 8, got {model.orientations}")
-    return model.orientations if height == width else min(model.orientations, 4)
+    is_square = all(shape[-2] == shape[-1] for shape in (size, *model.latent_shapes(*size)))
+    return model.orientations if is_square else min(model.orientations, 4)
 
 
 PIXELS_ENCODED_AT_ONCE = 2**23
@@ -47,11 +53,11 @@ PIXELS_ENCODED_AT_ONCE = 2**23
 PIXELS_ENCODED_AT_ONCE_CPU = 2**21
 
 
-def encoded_together(model: SegmentationModel, image: Float[Tensor, "b c h w"]) -> bool:
+def encoded_together(model: SegmentationModel, image: Float[Tensor, "b c *s"]) -> bool:
     """Whether all orientations are, or the images are so large that each is encoded when it is needed."""
-    b, _, h, w = image.shape
+    b, _, *size = image.shape
     limit = PIXELS_ENCODED_AT_ONCE_CPU if image.device.type == "cpu" else PIXELS_ENCODED_AT_ONCE
-    return model.orientations == 1 or b * num_orientations(model, height=h, width=w) * h * w <= limit
+    return model.orientations == 1 or b * num_orientations(model, size=size) * prod(size) <= limit
 
 
 @dataclass
@@ -59,8 +65,8 @@ class Features:
     """What all hypotheses of a batch of images share, for each of `count` orientations."""
 
     model: SegmentationModel
-    image: Float[Tensor, "b c h w"]
-    cond: Float[Tensor, "b e h w"] | None
+    image: Float[Tensor, "b c *s"]
+    cond: Float[Tensor, "b e *s"] | None
     count: int
     together: list[Tensor] | None = None
     """Image by image, one entry per orientation; None for large images, of which one orientation is kept."""
@@ -85,8 +91,8 @@ class Features:
 def encode_orientations(
     model: SegmentationModel,
     *,
-    image: Float[Tensor, "b c h w"],
-    cond: Float[Tensor, "b e h w"] | None = None,
+    image: Float[Tensor, "b c *s"],
+    cond: Float[Tensor, "b e *s"] | None = None,
     names: Sequence[str] = (),
 ) -> Features:
     """The model's features for `sample` and `reconstruct`; those of large images are computed when needed.
@@ -97,7 +103,7 @@ def encode_orientations(
     if model.orientations == 1:
         return Features(model, image, cond, 1, model.encode(image=image, cond=cond), names)
     check_model_image(model, image)  # before it is flipped: an error has the caller's shape, and counts pixels once
-    count = num_orientations(model, height=image.shape[2], width=image.shape[3])
+    count = num_orientations(model, size=image.shape[2:])
     if not encoded_together(model, image):
         return Features(model, image, cond, count, names=names)
 
@@ -110,6 +116,6 @@ def encode_orientations(
 
 def select(features: Tensor, entries: Tensor) -> Tensor:
     """These entries, in the features' memory format (`index_select` alone returns NCHW)."""
-    if not features.is_contiguous(memory_format=torch.channels_last):
+    if not is_channels_last(features):
         return features.index_select(0, entries)
-    return features.permute(0, 2, 3, 1).index_select(0, entries).permute(0, 3, 1, 2)
+    return features.movedim(1, -1).index_select(0, entries).movedim(-1, 1)

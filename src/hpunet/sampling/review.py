@@ -26,14 +26,14 @@ _LEVELS = (0.5, 0.95)
 
 
 @torch.no_grad()
-def pooled_features(model: SegmentationModel, *, image: Float[Tensor, "b c h w"]) -> Float[Tensor, "b f"]:
+def pooled_features(model: SegmentationModel, *, image: Float[Tensor, "b c *s"]) -> Float[Tensor, "b f"]:
     """The features of images of any size, pooled; float32, on the CPU."""
-    padding = Padding.of(*image.shape[2:], multiple=model.size_multiple)
+    padding = Padding.of(*image.shape[2:], multiples=model.size_multiples)
     pooled = []
     for maps in model.encode(image=padding.add(image).to(compute_type(model))):
-        h, w = maps.shape[2:]
-        middle = maps[:, :, 3 * h // 8 : -(-5 * h // 8), 3 * w // 8 : -(-5 * w // 8)]
-        pooled += [maps.mean((2, 3)), maps.std((2, 3), unbiased=False), middle.mean((2, 3))]
+        middle = maps[:, :, *(slice(3 * side // 8, -(-5 * side // 8)) for side in maps.shape[2:])]
+        axes = tuple(range(2, maps.ndim))
+        pooled += [maps.mean(axes), maps.std(axes, unbiased=False), middle.mean(axes)]
     return torch.cat(pooled, dim=1).float().cpu()
 
 

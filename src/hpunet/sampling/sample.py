@@ -25,12 +25,12 @@ from hpunet.sampling.decoding import (
     slices,
 )
 from hpunet.sampling.orientations import Features, encode_orientations, num_orientations, select
-from hpunet.utils.tensors import check_is_tensor, check_labels
+from hpunet.utils.tensors import AXES, check_is_tensor, check_labels
 
 T = TypeVar("T")
 
 LatentSource = Literal["sample", "mean"] | Tensor
-"""Values of a latent scale: drawn from the prior, its mean, or given as (b, s, z, h_i, w_i), and drawn where NaN."""
+"""Values of a latent scale: drawn from the prior, its mean, or given as (b, s, z, *s_i), and drawn where NaN."""
 
 Generators = torch.Generator | Sequence[torch.Generator] | None
 """Where noise comes from: one generator for the batch, one per image, or torch's default."""
@@ -41,19 +41,19 @@ MAX_TEMPERATURE = 100.0
 
 @dataclass(frozen=True)
 class Samples:
-    """Hypotheses for a batch of images, with the latents (b, s, z, h_i, w_i) that made them, coarsest scale first.
+    """Hypotheses for a batch of images, with the latents (b, s, z, *s_i) that made them, coarsest scale first.
 
     Pass `latents` and `orientation_ids` back to `sample` to replay hypotheses; change a scale to edit them.
     """
 
-    labels: Int[Tensor, "b s h w"]
-    logits: Float[Tensor, "b s k h w"] | None
+    labels: Int[Tensor, "b s *s"]
+    logits: Float[Tensor, "b s k *s"] | None
     latents: list[Tensor]
     orientation_ids: Int[Tensor, "b s"] | None = None
     """The orientation of the image and of the latents (`orientations.orient`)."""
 
     @property
-    def probs(self) -> Float[Tensor, "b s k h w"]:
+    def probs(self) -> Float[Tensor, "b s k *s"]:
         """Class probabilities."""
         if self.logits is None:
             raise ConfigError("probs need the logits: call with return_logits=True")
@@ -61,14 +61,14 @@ class Samples:
 
 
 def draw_noise(
-    shapes: Sequence[tuple[int, int, int]],
+    shapes: Sequence[tuple[int, ...]],
     *,
     batch: int,
     num_samples: int,
     generator: Generators,
     device: torch.device,
 ) -> list[Tensor]:
-    """Standard normal noise (b, s, z, h_i, w_i) for each latent scale, drawn hypothesis by hypothesis."""
+    """Standard normal noise (b, s, z, *s_i) for each latent scale, drawn hypothesis by hypothesis."""
     each = isinstance(generator, Sequence)
     generators = list(generator) if isinstance(generator, Sequence) else [generator]
     if each and len(generators) != batch:
@@ -88,23 +88,23 @@ def draw_noise(
 def sample(
     model: SegmentationModel,
     *,
-    image: Float[Tensor, "b c h w"],
+    image: Float[Tensor, "b c *s"],
     num_samples: int = 16,
     latents: Literal["sample", "mean"] | Sequence[LatentSource] = "sample",
     temperature: float | Sequence[float] = 1.0,
-    cond: Float[Tensor, "b e h w"] | None = None,
+    cond: Float[Tensor, "b e *s"] | None = None,
     generator: Generators = None,
     orientation_ids: Int[Tensor, "b s"] | None = None,
     chunk_size: int | None = None,
     return_logits: bool = True,
     features: Features | None = None,
 ) -> Samples:
-    """Draw segmentation hypotheses for each image in [0, 1].
+    """Draw segmentation hypotheses for each image or volume in [0, 1].
 
     If `model.orientations` is above 1, each is drawn from a random orientation of the image and mapped back.
 
     Args:
-        latents: "sample", "mean" or a tensor (b, s, z, h_i, w_i) where b and s may be 1, for each scale, coarsest
+        latents: "sample", "mean" or a tensor (b, s, z, *s_i) where b and s may be 1, for each scale, coarsest
             first; one string for all scales. Where a tensor is NaN, the latent is drawn.
         temperature: factor on the prior's σ, for all scales or one per scale.
         cond: extra input of the prior, for models with `cond_channels`.
@@ -125,7 +125,7 @@ def sample(
 def stream(
     model: SegmentationModel,
     *,
-    image: Float[Tensor, "1 c h w"],
+    image: Float[Tensor, "1 c *s"],
     num_samples: int = 16,
     latents: Literal["sample", "mean"] | Sequence[LatentSource] = "sample",
     temperature: float | Sequence[float] = 1.0,
@@ -153,10 +153,10 @@ def stream(
 def reconstruct(
     model: SegmentationModel,
     *,
-    image: Float[Tensor, "b c h w"],
-    labels: Int[Tensor, "b h w"] | Int[Tensor, "b r h w"],
+    image: Float[Tensor, "b c *s"],
+    labels: Int[Tensor, " b *s"] | Int[Tensor, "b r *s"],
     draw: bool = False,
-    cond: Float[Tensor, "b e h w"] | None = None,
+    cond: Float[Tensor, "b e *s"] | None = None,
     generator: Generators = None,
     return_logits: bool = True,
     features: Features | None = None,
@@ -167,11 +167,12 @@ def reconstruct(
     """
     check_is_tensor(image, name="image")
     check_is_tensor(labels, name="labels")
-    if labels.ndim == 3:
+    axes = AXES[-len(model.size_multiples) :]
+    if labels.ndim == 1 + len(axes):
         labels = labels.unsqueeze(1)
-    if labels.ndim != 4 or labels.shape[1] == 0:
-        raise DataError(f"labels: expected (batch, [graders,] height, width), got {tuple(labels.shape)}")
-    b, _, h, w = image.shape
+    if labels.ndim != 2 + len(axes) or labels.shape[1] == 0:
+        raise DataError(f"labels: expected (batch, [graders,] {', '.join(axes)}), got {tuple(labels.shape)}")
+    b, _, *size = image.shape
     if features is None:
         network = on_cpu(model)
         features = Features(network, image, cond, 1, network.encode(image=image, cond=cond))
@@ -181,11 +182,11 @@ def reconstruct(
     none: PerScale = [None] * len(model.latent_dims)
     noise = none
     if draw:
-        shapes = model.latent_shapes(h, w)
+        shapes = model.latent_shapes(*size)
         drawn = draw_noise(shapes, batch=b, num_samples=r, generator=generator, device=image.device)
         noise = [n.flatten(0, 1) for n in drawn]
     inferred = []
-    for pairs in slices(b * r, size=default_chunk_size(h * w, device=image.device)):
+    for pairs in slices(b * r, size=default_chunk_size(prod(size), device=image.device)):
         latents, _ = model.infer(
             image=image[torch.arange(pairs.start, pairs.stop, device=image.device) // r],
             labels=labels.flatten(0, 1)[pairs],
@@ -193,7 +194,7 @@ def reconstruct(
         )
         inferred.append(latents)
     given = [torch.cat(scale).unflatten(0, (b, r)) for scale in zip(*inferred, strict=True)]
-    inputs = DecoderInputs(shape=(b, r), num_pixels=h * w, noise=none, given=given)
+    inputs = DecoderInputs(shape=(b, r), num_pixels=prod(size), noise=none, given=given)
     chunks = decode_in_chunks(model, features, inputs, return_logits=return_logits)
     return _concat(list(chunks), features=features, shape=(b, r))
 
@@ -205,12 +206,12 @@ def _decoder_inputs(
     """Check the arguments of `sample` and draw its noise and orientations."""
     if num_samples < 1:
         raise ConfigError(f"num_samples: expected at least 1, got {num_samples}")
-    b, _, h, w = image.shape
-    shapes, count = model.latent_shapes(h, w), num_orientations(model, height=h, width=w)
+    b, _, *size = image.shape
+    shapes, count = model.latent_shapes(*size), num_orientations(model, size=size)
     n = len(shapes)
     sources = _one_per_scale([latents] * n if isinstance(latents, str) else latents, n, "latents")
     temperatures = temperature_per_scale(temperature, num_scales=n)
-    drawn_shapes = [*shapes, (1, 1, 1)] if count > 1 else shapes  # one more number, for the orientation
+    drawn_shapes = [*shapes, (1,)] if count > 1 else shapes  # one more number, for the orientation
     drawn = draw_noise(drawn_shapes, batch=b, num_samples=num_samples, generator=generator, device=image.device)
     if orientation_ids is not None:
         orientation_ids = _checked_orientation_ids(orientation_ids, shape=(b, num_samples), count=count)
@@ -233,7 +234,7 @@ def _decoder_inputs(
             if isinstance(source, Tensor)
             else None
         )
-    return DecoderInputs((b, num_samples), h * w, noise, given, orientation_ids)
+    return DecoderInputs((b, num_samples), prod(size), noise, given, orientation_ids)
 
 
 def _draw_chunks(
@@ -246,8 +247,7 @@ def _draw_chunks(
     inputs = partial(_decoder_inputs, model, image=image, num_samples=num_samples, **how)
     fits = partial(fits_in_one_go, model, image, num_samples=num_samples, chunk_size=chunk_size)
     if features is None and isinstance(model, HypothesisDecoder) and fits():
-        h, w = image.shape[-2:]
-        features = Features(model, image, cond, num_orientations(model, height=h, width=w), names=names)
+        features = Features(model, image, cond, num_orientations(model, size=image.shape[2:]), names=names)
         return features, iter([draw_in_one_go(model, features, inputs(), return_logits=return_logits)])
     stream = capture_stream(image.device)
     with stream.fork():
@@ -298,7 +298,7 @@ def _checked_orientation_ids(ids: Tensor, *, shape: tuple[int, int], count: int)
 
 
 def _checked_latents(given: Tensor, *, scale: int, shape: tuple[int, ...]) -> Tensor:
-    fits = given.ndim == 5 and given.shape[2:] == shape[2:]
+    fits = given.ndim == len(shape) and given.shape[2:] == shape[2:]
     if not fits or given.shape[0] not in (1, shape[0]) or given.shape[1] not in (1, shape[1]):
         raise DataError(f"latents[{scale}]: expected shape {shape}, got {tuple(given.shape)}")
     return given

@@ -1,4 +1,4 @@
-"""Exact tiling: large images in little memory, with the result of the whole image and no seams.
+"""Exact tiling: large images and volumes in little memory, with the result of the whole image and no seams.
 
 The receptive field of the network is too wide for a margin, but the convolutions of one scale (a stage) see only a
 few pixels. So each stage is tiled by itself: a tile is computed from a window that is wider by the receptive field of
@@ -8,7 +8,9 @@ again for each tile of the decoder.
 """
 
 from collections.abc import Callable, Sequence
-from types import EllipsisType
+from dataclasses import dataclass
+from itertools import product
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
@@ -17,31 +19,53 @@ from torch import Tensor, nn
 
 from hpunet.errors import ConfigError
 from hpunet.models.base import PerScale, SamplingProxy, SegmentationModel, check_model_image, posterior_input
-from hpunet.models.blocks import concat_latent, downsample, match_memory_format, upsample_nearest
+from hpunet.models.blocks import (
+    CHANNELS_LAST,
+    CONVOLUTIONS,
+    concat_latent,
+    downsample,
+    match_memory_format,
+    upsample_nearest,
+)
 from hpunet.models.gaussian import Gaussian
 from hpunet.models.hpunet import HPUNet, LatentUNet
-from hpunet.models.punet import GlobalGaussian, ProbUNet
+from hpunet.models.punet import GlobalGaussian, ProbUNet, mean_over_positions
+from hpunet.models.scales import Stride
 
 MIN_TILE = 16
-DEFAULT_TILE = 512
+DEFAULT_TILE = {2: 512, 3: 64}
+"""Of images and of volumes, by the number of axes: 2^18 positions."""
 MAX_UNTILED_PIXELS = 2**20
 """Larger images are computed in tiles by default; this many pixels take 0.8 GB with the LIDC model."""
 
 
-class Window(NamedTuple):
-    """A rectangle of a feature map. Its bounds are even or the map's own, so it can be halved."""
+@dataclass(frozen=True)
+class Window:
+    """A rectangle, or a box, of a feature map. Its bounds are even or the map's own, so it can be halved."""
 
-    rows: slice
-    columns: slice
+    sides: tuple[slice, ...]
 
     def of(self, x: Tensor) -> Tensor:
         """The window's part of a map."""
-        return x[:, :, self.rows, self.columns]
+        return x[:, :, *self.sides]
 
-    def scaled(self, factor: float) -> "Window":
-        """The same rectangle on a map `factor` times as large."""
-        rows, columns = (slice(int(s.start * factor), int(s.stop * factor)) for s in self)
-        return Window(rows, columns)
+    def finer(self, stride: Stride) -> "Window":
+        """The same part of the map of the next finer scale."""
+        return Window(tuple(slice(s.start * n, s.stop * n) for s, n in zip(self.sides, stride, strict=True)))
+
+    def coarser(self, stride: Stride) -> "Window":
+        """The same part of the map of the next coarser scale."""
+        return Window(tuple(slice(s.start // n, s.stop // n) for s, n in zip(self.sides, stride, strict=True)))
+
+    def widened(self, margin: Sequence[int], *, size: Sequence[int]) -> "Window":
+        """The window with margins that keep its bounds even, within a map of this size."""
+        sides = zip(self.sides, (m + m % 2 for m in margin), size, strict=True)
+        return Window(tuple(slice(max(0, s.start - by), min(end, s.stop + by)) for s, by, end in sides))
+
+    def within(self, outer: "Window") -> "Window":
+        """Where the window is in a larger one."""
+        pairs = zip(self.sides, outer.sides, strict=True)
+        return Window(tuple(slice(s.start - o.start, s.stop - o.start) for s, o in pairs))
 
 
 Source = Callable[[Window], Tensor]
@@ -51,28 +75,34 @@ Source = Callable[[Window], Tensor]
 class Padding(NamedTuple):
     """Makes an image as large as a model needs; its border pixels repeat."""
 
-    rows: Int64[Tensor, " h2"]
-    columns: Int64[Tensor, " w2"]
-    inside: tuple[EllipsisType, slice, slice]
-    """Where the image is in the padded one."""
+    numbers: tuple[Int64[Tensor, " n"], ...]
+    """For each axis, the pixel of the image at each position."""
+    inside: tuple[Any, ...]
+    """Where the image is in the padded one: `...`, then a slice for each axis."""
 
     @classmethod
-    def of(cls, height: int, width: int, *, multiple: int) -> "Padding":
-        """The padding on all sides to the next multiple."""
-        parts = [(-side % multiple // 2, side, side + -side % multiple) for side in (height, width)]
+    def of(cls, *size: int, multiples: Sequence[int]) -> "Padding":
+        """The padding on all sides to the next multiple along each axis."""
+        missing = [-side % multiple for side, multiple in zip(size, multiples, strict=True)]
+        parts = [(more // 2, side, side + more) for side, more in zip(size, missing, strict=True)]
         numbers = [(torch.arange(padded) - before).clamp(0, side - 1) for before, side, padded in parts]
-        inside = [slice(before, before + side) for before, side, _ in parts]
-        return cls(numbers[0], numbers[1], (..., inside[0], inside[1]))
+        return cls(tuple(numbers), (..., *(slice(before, before + side) for before, side, _ in parts)))
+
+    @property
+    def size(self) -> tuple[int, ...]:
+        """Of the padded image."""
+        return tuple(len(numbers) for numbers in self.numbers)
 
     def add(self, maps: Tensor) -> Tensor:
-        """Maps (..., h, w), padded."""
-        if maps.shape[-2:] == (len(self.rows), len(self.columns)):
-            return maps
-        return maps.index_select(-2, self.rows.to(maps.device)).index_select(-1, self.columns.to(maps.device))
+        """Maps (..., *s), padded."""
+        for axis, numbers in enumerate(self.numbers, start=-len(self.numbers)):
+            if maps.shape[axis] != len(numbers):
+                maps = maps.index_select(axis, numbers.to(maps.device))
+        return maps
 
 
 class Tiled(SamplingProxy[HPUNet | ProbUNet]):
-    """An `HPUNet` or `ProbUNet` whose stages compute at most `tile`×`tile` pixels of their own map at a time."""
+    """An `HPUNet` or `ProbUNet` whose stages compute at most `tile` pixels of each axis of their map at a time."""
 
     def __init__(self, model: HPUNet | ProbUNet, *, tile: int) -> None:
         if tile < MIN_TILE or tile % 2:
@@ -82,7 +112,7 @@ class Tiled(SamplingProxy[HPUNet | ProbUNet]):
         super().__init__(model)
         self.tile, self.infer = tile, self._infer
 
-    def encode(self, *, image: Float[Tensor, "b c h w"], cond: Tensor | None = None) -> list[Tensor]:
+    def encode(self, *, image: Float[Tensor, "b c *s"], cond: Tensor | None = None) -> list[Tensor]:
         """See the model's `encode`."""
         if cond is not None:
             raise ConfigError("cond: tiled models take no extra input")
@@ -95,7 +125,7 @@ class Tiled(SamplingProxy[HPUNet | ProbUNet]):
 
     def decode(
         self, features: Sequence[Tensor], *, noise: PerScale | None = None, given: PerScale | None = None
-    ) -> tuple[Float[Tensor, "b k h w"], list[Tensor], list[Gaussian]]:
+    ) -> tuple[Float[Tensor, "b k *s"], list[Tensor], list[Gaussian]]:
         """See the model's `decode`."""
         none: PerScale = [None] * len(self.latent_dims)
         if isinstance(self.model, HPUNet):
@@ -104,7 +134,7 @@ class Tiled(SamplingProxy[HPUNet | ProbUNet]):
         return self._decode_punet(features, noise=noise or none, given=given or none)
 
     def _infer(
-        self, *, image: Float[Tensor, "b c h w"], labels: Int[Tensor, "b h w"], noise: PerScale | None = None
+        self, *, image: Float[Tensor, "b c *s"], labels: Int[Tensor, " b *s"], noise: PerScale | None = None
     ) -> tuple[list[Tensor], list[Gaussian]]:
         """See the model's `infer`."""
         x = posterior_input(self.model, image=image, labels=labels)
@@ -139,14 +169,15 @@ class Tiled(SamplingProxy[HPUNet | ProbUNet]):
                 break
 
             skip = self._skip(net.encoder, features[i + 1], is_finest=i + 2 == len(net.encoder))
+            stride = net.strides[-1 - i]
 
-            def joined(window: Window, x: Tensor = x, skip: Source = skip) -> Tensor:
-                return torch.cat([upsample_nearest(window.scaled(0.5).of(x)), skip(window)], dim=1)
+            def joined(window: Window, x: Tensor = x, skip: Source = skip, stride: Stride = stride) -> Tensor:
+                return torch.cat([upsample_nearest(window.coarser(stride).of(x), stride), skip(window)], dim=1)
 
             stage = net.decoder[i]
             if last is not None and i + 1 == len(net.decoder):
                 stage = nn.Sequential(stage, last)
-            x = self._run(stage, joined, like=features[i + 1])
+            x = self._run(stage, joined, size=features[i + 1].shape[2:])
         return x, latents, gaussians
 
     def _decode_punet(
@@ -160,19 +191,24 @@ class Tiled(SamplingProxy[HPUNet | ProbUNet]):
 
         def joined(window: Window) -> Tensor:
             part = window.of(x)
-            return torch.cat([part, z.to(x.dtype).expand(-1, -1, *part.shape[-2:])], dim=1)
+            return torch.cat([part, z.to(x.dtype).expand(-1, -1, *part.shape[2:])], dim=1)
 
-        return self._run(nn.Sequential(model.combine, model.logits), joined, like=x), [z], [prior]
+        return self._run(nn.Sequential(model.combine, model.logits), joined, size=x.shape[2:]), [z], [prior]
 
     def _encode(self, stages: nn.ModuleList, x: Tensor, *, keep: bool = True) -> list[Tensor]:
         """The input, then the maps of an encoder's stages after the finest; without `keep` only the last one."""
-        features, source = [x], self._computed(stages[0], as_source(x), like=x)
-        for stage in list(stages)[1:]:
+        size: Sequence[int] = x.shape[2:]
+        features, source = [x], self._computed(stages[0], as_source(x), size=size)
+        for depth, (stage, stride) in enumerate(zip(list(stages)[1:], self.model.strides, strict=True)):
 
-            def halved(window: Window, source: Source = source) -> Tensor:
-                return downsample(source(window.scaled(2.0)))
+            def halved(window: Window, source: Source = source, stride: Stride = stride) -> Tensor:
+                return downsample(source(window.finer(stride)), stride)
 
-            x = self._run(stage, halved, like=x[:, :, ::2, ::2])
+            size, source = [side // n for side, n in zip(size, stride, strict=True)], halved
+            if depth == 0 and self.model.ndim == 3:  # margins of margins would be most of a volume's windows
+                side = self._side(prod(stride) * self.model.channels[0])
+                source = as_source(self._stitched(halved, size=size, side=side))
+            x = self._run(stage, source, size=size)
             source = as_source(x)
             features = [*features, x] if keep else [x]
         return features
@@ -180,59 +216,57 @@ class Tiled(SamplingProxy[HPUNet | ProbUNet]):
     def _skip(self, encoder: nn.ModuleList, features: Tensor, *, is_finest: bool) -> Source:
         """What a decoder stage gets from the encoder: features, or at the finest scale those of the input."""
         source = as_source(features)
-        return self._computed(encoder[0], source, like=features) if is_finest else source
+        return self._computed(encoder[0], source, size=features.shape[2:]) if is_finest else source
 
     def _global_gaussian(self, prior: GlobalGaussian, x: Tensor) -> Gaussian:
         """The prior net, with its mean over the positions of the whole image."""
         (coarsest,) = self._encode(prior.encoder.stages, x, keep=False)
-        return prior.head(coarsest.mean(dim=(2, 3), keepdim=True))  # type: ignore[no-any-return]
+        return prior.head(mean_over_positions(coarsest))  # type: ignore[no-any-return]
 
     def _unet(self, model: ProbUNet, x: Tensor) -> Tensor:
         *skips, x = self._encode(model.encoder.stages, x)
-        for stage in model.decoder:
+        for stage, stride in zip(model.decoder, reversed(model.strides), strict=True):
             features = skips.pop()
             skip = self._skip(model.encoder.stages, features, is_finest=not skips)
 
-            def joined(window: Window, x: Tensor = x, skip: Source = skip) -> Tensor:
-                return torch.cat([skip(window), upsample_bilinear_window(x, window)], dim=1)
+            def joined(window: Window, x: Tensor = x, skip: Source = skip, stride: Stride = stride) -> Tensor:
+                return torch.cat([skip(window), upsample_linear_window(x, window, stride)], dim=1)
 
-            x = self._run(stage, joined, like=features)
+            x = self._run(stage, joined, size=features.shape[2:])
         return x
 
-    def _computed(self, stage: nn.Module, source: Source, *, like: Tensor) -> Source:
-        """The stage's output in a window, computed when asked for; its map has the size of `like`."""
-        size, margin = (like.shape[2], like.shape[3]), receptive_margin(stage)
+    def _computed(self, stage: nn.Module, source: Source, *, size: Sequence[int]) -> Source:
+        """The stage's output in a window of its map, which has this size, computed when asked for."""
+        margin = receptive_margin(stage)
 
         def compute(window: Window) -> Tensor:
-            outer = _widened(window, by=margin + margin % 2, size=size)
-            piece: Tensor = stage(source(outer))
-            starts = window.rows.start - outer.rows.start, window.columns.start - outer.columns.start
-            sides = window.rows.stop - window.rows.start, window.columns.stop - window.columns.start
-            rows, columns = (slice(start, start + side) for start, side in zip(starts, sides, strict=True))
-            return Window(rows, columns).of(piece)
+            outer = window.widened(margin, size=size)
+            return window.within(outer).of(stage(source(outer)))
 
         return compute
 
-    def _run(self, stage: nn.Module, source: Source, *, like: Tensor) -> Tensor:
-        """Run a stage tile by tile; the result has the size of `like`, and `source` gives the input for a window."""
-        (height, width), compute, side = like.shape[-2:], self._computed(stage, source, like=like), self._side(stage)
+    def _run(self, stage: nn.Module, source: Source, *, size: Sequence[int]) -> Tensor:
+        """Run a stage tile by tile on a map of this size, of which `source` gives the input for a window."""
+        channels = next(conv.in_channels for conv in stage.modules() if isinstance(conv, CONVOLUTIONS))
+        return self._stitched(self._computed(stage, source, size=size), size=size, side=self._side(channels))
+
+    def _stitched(self, source: Source, *, size: Sequence[int], side: int) -> Tensor:
+        """A map of this size, tile by tile."""
         out: Tensor | None = None
-        for top in range(0, height, side):
-            for left in range(0, width, side):
-                window = Window(*(slice(i, min(i + side, n)) for i, n in ((top, height), (left, width))))
-                piece = compute(window)
-                if out is None:
-                    layout = torch.channels_last if self.model.channels_last else torch.contiguous_format
-                    shape = (*piece.shape[:2], height, width)
-                    out = torch.empty(shape, dtype=piece.dtype, device=piece.device, memory_format=layout)
-                window.of(out).copy_(piece)
+        for corner in product(*(range(0, end, side) for end in size)):
+            window = Window(tuple(slice(i, min(i + side, end)) for i, end in zip(corner, size, strict=True)))
+            piece = source(window)
+            if out is None:
+                layout = CHANNELS_LAST[piece.ndim] if self.model.channels_last else torch.contiguous_format
+                shape = (*piece.shape[:2], *size)
+                out = torch.empty(shape, dtype=piece.dtype, device=piece.device, memory_format=layout)
+            window.of(out).copy_(piece)
         assert out is not None
         return out
 
-    def _side(self, stage: nn.Module) -> int:
-        """The side of a stage's tiles: with more channels they are smaller, so that they take the same memory."""
-        channels = next(conv.in_channels for conv in stage.modules() if isinstance(conv, nn.Conv2d))
-        side = self.tile * min(1.0, sum(self.model.channels[:2]) / channels) ** 0.5
+    def _side(self, channels: int) -> int:
+        """The side of tiles of so many channels: the more, the smaller, so that they take the same memory."""
+        side = self.tile * min(1.0, sum(self.model.channels[:2]) / channels) ** (1 / self.model.ndim)
         return max(MIN_TILE, int(side) // 2 * 2)
 
 
@@ -241,27 +275,28 @@ def as_source(x: Tensor) -> Source:
     return lambda window: window.of(x)
 
 
-def _widened(window: Window, *, by: int, size: tuple[int, ...]) -> Window:
-    sides = zip(window, size, strict=True)
-    rows, columns = (slice(max(0, s.start - by), min(side, s.stop + by)) for s, side in sides)
-    return Window(rows, columns)
+def receptive_margin(stage: nn.Module) -> tuple[int, ...]:
+    """How many pixels a stage sees to each side of each axis; its convolutions form a chain, or are 1×1."""
+    kernels = [conv.kernel_size for conv in stage.modules() if isinstance(conv, CONVOLUTIONS)]
+    return tuple(sum(width // 2 for width in of_axis) for of_axis in zip(*kernels, strict=True))
 
 
-def receptive_margin(stage: nn.Module) -> int:
-    """How many pixels a stage sees to each side; its convolutions form a chain, or are 1×1."""
-    return sum(conv.kernel_size[0] // 2 for conv in stage.modules() if isinstance(conv, nn.Conv2d))
-
-
-def upsample_bilinear_window(x: Float[Tensor, "b f h w"], window: Window) -> Float[Tensor, "b f h2 w2"]:
-    """A window of `blocks.upsample_bilinear(x)`; the weights depend on the position in the whole map."""
-    for dim, part in ((2, window.rows), (3, window.columns)):
-        size = x.shape[dim]
+def upsample_linear_window(
+    x: Float[Tensor, "b f *s"], window: Window, stride: Stride = (2, 2)
+) -> Float[Tensor, "b f *t"]:
+    """A window of `blocks.upsample_linear(x, stride)`; the weights depend on the position in the whole map."""
+    needed, taps = [], []
+    for part, factor, size in zip(window.sides, stride, x.shape[2:], strict=True):
         # In float32, as in torch: in large maps the difference would show.
-        step = torch.tensor(size - 1, dtype=torch.float32) / (2 * size - 1)
-        position = (torch.arange(part.start, part.stop, dtype=torch.float32) * step).to(x.device)
+        step = torch.tensor(size - 1, dtype=torch.float32) / max(1, factor * size - 1)
+        position = torch.arange(part.start, part.stop, dtype=torch.float32) * step
         low = position.long()
-        weight = (position - low).to(x.dtype).view(-1, *[1] * (3 - dim))
         above = (low + 1).clamp(max=size - 1)
+        needed.append(slice(int(low[0]), int(above[-1]) + 1))
+        taps.append([each.to(x.device) for each in (low - low[0], above - low[0], position - low)])
+    x = Window(tuple(needed)).of(x)
+    for dim, (low, above, weight) in enumerate(taps, start=2):
+        weight = weight.to(x.dtype).view(-1, *[1] * (x.ndim - 1 - dim))
         x = x.index_select(dim, low) * (1 - weight) + x.index_select(dim, above) * weight
     return x
 
@@ -273,8 +308,8 @@ def choose_sampler(
 
     Tiles are always computed by the model itself: in float32 they give the result of the whole image.
     """
-    if tile == "whole" or (tile == "auto" and size[0] * size[1] <= MAX_UNTILED_PIXELS):
+    if tile == "whole" or (tile == "auto" and prod(size) <= MAX_UNTILED_PIXELS):
         return sampler or model
     if tile != "auto" and not tile.isdecimal():
         raise ConfigError(f"tile: expected auto, whole or a number of pixels, got {tile!r}")
-    return Tiled(model, tile=DEFAULT_TILE if tile == "auto" else int(tile))
+    return Tiled(model, tile=DEFAULT_TILE[len(size)] if tile == "auto" else int(tile))

@@ -2,8 +2,8 @@
 
 Legend, for every shape annotation of the package:
 
-    b  images in a batch          k  classes             h w  image height and width
-    r  graders per image          c  input channels      z    channels of a latent scale
+    b  images in a batch          k  classes             *s  positions: (h, w) of images, (d, h, w) of volumes
+    r  graders per image          c  input channels      z   channels of a latent scale
     s  samples (hypotheses)       e  extra conditioning channels of the prior
 
 Scale 0 is the coarsest, as in the paper. Labels are integer maps. Images are float and scaled to [0, 1]: the first
@@ -31,7 +31,18 @@ def values_can_be_read(tensor: Tensor) -> bool:
 
 MAX_PIXEL = 100.0  # A larger pixel shows that the image was not scaled
 NEGATIVE_PIXEL = -0.5  # a smaller one, that it was scaled to -1 to 1 or normalised
+AXES = ("depth", "height", "width")
 PREDICTOR = "hpunet.load(NAME)(image) takes arrays and files as they are"
+
+
+def by(size: Iterable[int]) -> str:
+    """A size in words: 32x128x128."""
+    return "x".join(map(str, size))
+
+
+def in_words(multiples: tuple[int, ...]) -> str:
+    """What sizes are multiples of: one number, if it is the same for all axes."""
+    return by(multiples if len(set(multiples)) > 1 else multiples[:1])
 
 
 def check_is_tensor(value: object, *, name: str) -> None:
@@ -42,26 +53,31 @@ def check_is_tensor(value: object, *, name: str) -> None:
         raise DataError(f"{name}: expected a torch tensor, got {got}; convert it by torch.as_tensor, or {PREDICTOR}")
 
 
-def check_image(image: Tensor, *, channels: int, multiple: int = 1, name: str = "image", values: bool = True) -> None:
-    """Raise a `DataError` unless `image` is a finite float tensor (b, channels, h, w) of usable size.
+def check_image(
+    image: Tensor, *, channels: int, multiples: tuple[int, ...] = (1, 1), name: str = "image", values: bool = True
+) -> None:
+    """Raise a `DataError` unless `image` is a finite float tensor (b, channels, *s) of usable size.
 
-    Height and width must be multiples of `multiple`. Unscaled bytes, 16-bit numbers and Hounsfield units are refused,
-    and values from -1 to 1 warned of; `values=False` skips these checks, which on a GPU wait for the device.
+    Along each axis, the size must be a multiple of that in `multiples`. Unscaled bytes, 16-bit numbers and Hounsfield
+    units are refused, and values from -1 to 1 warned of; `values=False` skips these checks, which on a GPU wait for
+    the device.
     """
     check_is_tensor(image, name=name)
-    if image.ndim != 4 or not image.is_floating_point():
+    axes = AXES[-len(multiples) :]
+    if image.ndim != 2 + len(axes) or not image.is_floating_point():
         got = f"{image.dtype} of shape {tuple(image.shape)}"
-        raise DataError(f"{name}: expected a float tensor (batch, channels, height, width), got {got}; {PREDICTOR}")
-    b, c, h, w = image.shape
+        wanted = f"a float tensor (batch, channels, {', '.join(axes)})"
+        raise DataError(f"{name}: expected {wanted}, got {got}; {PREDICTOR}")
+    b, c, *size = image.shape
     if b == 0:
         raise DataError(f"{name}: the batch is empty, expected at least one image")
     if c != channels:
         raise DataError(f"{name}: expected {channels} channels, got {c} (shape {tuple(image.shape)})")
-    if h == 0 or w == 0 or h % multiple or w % multiple:
-        up = "x".join(str(max(1, -(-side // multiple)) * multiple) for side in (h, w))
-        raise DataError(
-            f"{name}: height and width must be multiples of {multiple}, got {h}x{w}; pad to {up}, or {PREDICTOR}"
-        )
+    if any(side == 0 or side % multiple for side, multiple in zip(size, multiples, strict=True)):
+        up = [max(1, -(-side // multiple)) * multiple for side, multiple in zip(size, multiples, strict=True)]
+        sides = f"{', '.join(axes[:-1])} and {axes[-1]}"
+        words = f"{sides} must be multiples of {in_words(multiples)}, got {by(size)}; pad to {by(up)}"
+        raise DataError(f"{name}: {words}, or {PREDICTOR}")
     if not values or not values_can_be_read(image):
         return
     low, high = torch.stack(image.detach().aminmax()).tolist()
@@ -82,12 +98,12 @@ def check_image(image: Tensor, *, channels: int, multiple: int = 1, name: str = 
 def check_labels(
     labels: Tensor, *, image: Tensor, num_classes: int, name: str = "labels", values: bool = True
 ) -> None:
-    """Raise a `DataError` unless `labels` is an integer map (b, h, w) of the image's size with valid classes."""
+    """Raise a `DataError` unless `labels` is an integer map (b, *s) of the image's size with valid classes."""
     check_is_tensor(labels, name=name)
-    b, _, h, w = image.shape
-    if labels.is_floating_point() or labels.is_complex() or tuple(labels.shape) != (b, h, w):
+    expected = (image.shape[0], *image.shape[2:])
+    if labels.is_floating_point() or labels.is_complex() or tuple(labels.shape) != expected:
         raise DataError(
-            f"{name}: expected an integer tensor of shape {(b, h, w)} to go with the image, "
+            f"{name}: expected an integer tensor of shape {expected} to go with the image, "
             f"got {labels.dtype} of shape {tuple(labels.shape)}"
         )
     if values and values_can_be_read(labels) and labels.dtype != torch.bool:

@@ -361,15 +361,10 @@ def latent_grid(prediction: "Prediction") -> dict[str, Any]:
     from hpunet.sampling.tiling import Padding
 
     _, y, x = prediction.place.offset
-    padding = Padding.of(*prediction.mean.shape, multiple=prediction.trained.model.size_multiple)
-    rows, columns = padding.inside[1:]
+    padding = Padding.of(*prediction.mean.shape, multiples=prediction.trained.model.size_multiples)
+    (rows, columns), (height, width) = padding.inside[1:], padding.size
     return {
-        "grid": {
-            "y": y - rows.start,
-            "x": x - columns.start,
-            "height": len(padding.rows),
-            "width": len(padding.columns),
-        },
+        "grid": {"y": y - rows.start, "x": x - columns.start, "height": height, "width": width},
         "scales": [
             {"height": scale.shape[-2], "width": scale.shape[-1], "channels": scale.shape[2]}
             for scale in prediction.latents

@@ -73,6 +73,8 @@ def _card(about: Mapping[str, Any], *, license: str) -> str:
     front = {"license": license, "library_name": "hpunet", "pipeline_tag": "image-segmentation"}
     tags = ["hpunet", "image-segmentation", "uncertainty", "probabilistic-segmentation"]
     classes = ", ".join(map(json.dumps, info["fixed_classes"]))
+    words = ("an image", "Images", "pixels", "image.png"), ("a volume", "Volumes", "voxels", "volume.nii.gz")
+    one, many, units, file = words[model["ndim"] == 3]
     sizes = "×".join(map(str, info["image_size"] or about["settings"]["data"]["crop"]))
     lines = [
         "---",
@@ -83,10 +85,10 @@ def _card(about: Mapping[str, Any], *, license: str) -> str:
         "",
         f"# {name}",
         "",
-        f"A {_NETWORKS[model['kind']]} that draws several plausible segmentations of an image, trained for "
+        f"A {_NETWORKS[model['kind']]} that draws several plausible segmentations of {one}, trained for "
         f"{about['step']:,} iterations.",
         "",
-        f"- Images: {info['in_channels']} channel(s), {info['image_bits']} bits, {sizes} pixels in training",
+        f"- {many}: {info['in_channels']} channel(s), {info['image_bits']} bits, {sizes} {units} in training",
         f"- Classes: {classes}",
         f"- Orientations that samples are drawn from: {model['orientations']}",
         "",
@@ -94,7 +96,7 @@ def _card(about: Mapping[str, Any], *, license: str) -> str:
         "import hpunet",
         "",
         'predictor = hpunet.load("FOLDER")  # of these files',
-        'prediction = predictor("image.png", num_samples=16)',
+        f'prediction = predictor("{file}", num_samples=16)',
         "for hypothesis in prediction.hypotheses:",
         '    print(f"{hypothesis.share:.0%}: {hypothesis.description}")',
         "```",

@@ -12,6 +12,7 @@ from hpunet.config.settings import Settings, check_settings, merged
 from hpunet.data.types import SetInfo
 from hpunet.errors import CheckpointError, ConfigError
 from hpunet.models.base import SegmentationModel
+from hpunet.models.blocks import CHANNELS_LAST
 from hpunet.models.build import build_model
 from hpunet.models.hpunet import HPUNet
 from hpunet.models.punet import ProbUNet
@@ -166,8 +167,7 @@ def _fill(model: HPUNet | ProbUNet, weights: Mapping[str, Tensor], *, name: str)
     check_same_tensors(live=model.state_dict(), saved=weights, name=name)
     check_finite(weights, name=name)
     if model.channels_last:
-        last = torch.channels_last
-        weights = {key: t.to(memory_format=last) if t.ndim == 4 else t for key, t in weights.items()}
+        weights = {k: t.to(memory_format=CHANNELS_LAST[t.ndim]) if t.ndim > 3 else t for k, t in weights.items()}
     model.load_state_dict(weights, assign=True)
 
 

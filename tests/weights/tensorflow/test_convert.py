@@ -136,10 +136,13 @@ def test_variables_that_do_not_fit_are_named(
 def test_another_shape_says_which_was_expected(prefix: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"variables .*It was read for model.channels=\[2, 2\].*--set"):
         convert(prefix, tmp_path / "out", *TINY)
-    for change in ("model.kind=punet", "data.extrapolate=true"):
-        dims = ("model.latent_dims=[1]",) if "punet" in change else ()
-        with pytest.raises(ConfigError, match="the plain HPU-Net only"):
-            convert(prefix, tmp_path / "out", change, *dims)
+    for changes in (
+        ["model.kind=punet", "model.latent_dims=[1]"],
+        ["data.extrapolate=true"],
+        ["model.ndim=3", "data.crop=[64,64,64]"],
+    ):
+        with pytest.raises(ConfigError, match="the plain HPU-Net of images only"):
+            convert(prefix, tmp_path / "out", *changes)
     with pytest.raises(ConfigError, match="--classes: 2 names, but the checkpoint has 3 classes"):
         convert(prefix, tmp_path / "out", classes=["background", "lesion"])
 

@@ -48,8 +48,9 @@ def convert_checkpoint(
 
     The variables determine the numbers of image channels and classes, `settings` the rest of the shape.
     """
-    if settings.model.kind != "hpu" or settings.data.extrapolate:
-        raise ConfigError("model.kind, data.extrapolate: the authors' code has the plain HPU-Net only")
+    if settings.model.kind != "hpu" or settings.model.ndim != 2 or settings.data.extrapolate:
+        words = "the authors' code has the plain HPU-Net of images only"
+        raise ConfigError(f"model.kind, model.ndim, data.extrapolate: {words}")
     if os.path.lexists(out):
         raise ConfigError(f"{out}: exists already; choose another folder")
     where, variables, others = read_variables(path)

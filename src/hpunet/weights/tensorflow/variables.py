@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from hpunet.errors import CheckpointError
-from hpunet.models.blocks import ResidualBlock
+from hpunet.models.blocks import Convolution, ResidualBlock
 from hpunet.models.hpunet import HPUNet
 
 _NAME = re.compile(r"^(?:.*/)?(?P<conv>(?:prior|posterior|f_comb)/(?:conv_2d(?:_\d+)?|logits))/(?P<kind>[wb])$")
@@ -24,10 +24,10 @@ def is_weight(name: str) -> bool:
     return _NAME.match(name) is not None
 
 
-def _in_creation_order(*parts: nn.Module) -> Iterator[nn.Conv2d]:
+def _in_creation_order(*parts: nn.Module) -> Iterator[Convolution]:
     """The convolutions of these modules as the authors' code creates them."""
     for part in parts:
-        if isinstance(part, nn.Conv2d):
+        if isinstance(part, Convolution):
             yield part
         elif isinstance(part, ResidualBlock):
             yield from _in_creation_order(*part.convs)
@@ -38,7 +38,7 @@ def _in_creation_order(*parts: nn.Module) -> Iterator[nn.Conv2d]:
             yield from _in_creation_order(*part.children())
 
 
-def _convolutions(model: HPUNet) -> dict[str, nn.Conv2d]:
+def _convolutions(model: HPUNet) -> dict[str, Convolution]:
     """Our convolutions under the authors' names, without scope."""
     num_latents = len(model.latent_dims)
     named = {"f_comb/logits": model.logits}
@@ -53,7 +53,7 @@ def _convolutions(model: HPUNet) -> dict[str, nn.Conv2d]:
     return named
 
 
-def _dead_names(model: HPUNet, named: Mapping[str, nn.Conv2d]) -> set[str]:
+def _dead_names(model: HPUNet, named: Mapping[str, Convolution]) -> set[str]:
     """Names of the posterior's last decoder level, which the authors' code creates and never uses."""
     first = sum(name.startswith("posterior/") for name in named)
     return {f"posterior/conv_2d_{first + i}" for i in range(4 * model.blocks_per_scale + 1)}
