@@ -45,11 +45,11 @@ def test_volumes_are_those_of_samples_of_volumes() -> None:
     samples = np.zeros((2, 4, 6, 8), dtype=np.uint8)
     samples[1, 1:3, 2:4, 3:6] = 1
     found = measure(samples, classes={"lesion": 1}, spacing=(2.5, 0.5, 0.5))
-    assert found.of("volume").values.tolist() == [0, 12 * 2.5 * 0.25]
-    assert found.of("volume").unit == "mm³"
+    assert found.of("volume").values.tolist() == [0, 12 * 2.5 * 0.25 / 1000]
+    assert found.of("volume").unit == "ml"
     assert found.of("num_parts").values.tolist() == [0, 1]
     assert "area" not in found.classes["lesion"]
-    assert measure(samples, classes={"lesion": 1}).of("volume").unit == "pixels"
+    assert measure(samples, classes={"lesion": 1}).of("volume").unit == "voxels"
     for spacing in ((1.0, 1.0), (0.0, 1.0, 1.0), (1.0, math.nan, 1.0)):
         with pytest.raises(DataError, match="spacing"):
             measure(samples, classes={"lesion": 1}, spacing=spacing)
