@@ -32,9 +32,12 @@ from hpunet.evaluation.rows import (
     COLUMNS,
     EXAMPLES_FILE,
     HIDDEN_METRICS,
+    IMAGE_METRICS,
     METRICS,
     NEWER_METRICS,
     REPRESENTATIVE_METRICS,
+    SLICE_METRICS,
+    VOLUME_METRICS,
     ROWS_FILE,
     SUMMARY_FILE,
     Row,
@@ -447,7 +450,7 @@ def test_undefined_metrics_are_null_with_a_reason(tmp_path: Path) -> None:
     for summary in (one_sample, one_grader, one_sample["subset_b"]):
         assert {name for name in listed(summary) if summary[name] is None} == summary["reasons"].keys()
         absent = {*HIDDEN_METRICS, *REPRESENTATIVE_METRICS}
-        absent |= {*(CLASS_METRICS if summary is one_grader else CLUSTER_METRICS)}
+        absent |= {*(CLASS_METRICS if summary is one_grader else CLUSTER_METRICS), *VOLUME_METRICS}
         assert set(listed(summary)) == set(ALL_METRICS) - absent
 
 
@@ -621,11 +624,13 @@ def test_rows_with_random_damage_are_read_or_refused(tmp_path: Path) -> None:
 
 
 def test_rows_have_all_metrics_as_columns() -> None:
-    always = set(METRICS) - {*NEWER_METRICS, *HIDDEN_METRICS, *CLUSTER_METRICS, *CLASS_METRICS}
+    always = set(METRICS) - {*NEWER_METRICS, *HIDDEN_METRICS, *CLUSTER_METRICS, *CLASS_METRICS, *VOLUME_METRICS}
     assert always - set(REPRESENTATIVE_METRICS) < set(COLUMNS)
     for kind, of_kind in (({"alpha": 4}, CLUSTER_METRICS), ({"alpha": None}, CLASS_METRICS)):
-        own = {*NEWER_METRICS, *of_kind}
+        own = {*NEWER_METRICS, *of_kind} - {*VOLUME_METRICS}
         assert set(columns_of(kind)) - set(COLUMNS) == own
+        of_volumes = {*NEWER_METRICS, *of_kind, *SLICE_METRICS} - {*IMAGE_METRICS}
+        assert set(columns_of({**kind, "ndim": 3})) - set(COLUMNS) == of_volumes
         assert set(columns_of({**kind, "representatives": 4})) - set(COLUMNS) == {*own, *REPRESENTATIVE_METRICS}
         assert set(columns_of({**kind, "extrapolate": True})) - set(COLUMNS) == {*NEWER_METRICS, *HIDDEN_METRICS}
 

@@ -20,7 +20,7 @@ _MAX_SAMPLES_IN_WORD = 64
 
 
 def cluster(
-    samples: Integer[np.ndarray, "n *s"], *, num_classes: int, threshold: int, seed: int, background: int = 0
+    samples: Integer[np.ndarray, " n *s"], *, num_classes: int, threshold: int, seed: int, background: int = 0
 ) -> Int32[np.ndarray, "*s"]:
     """Algorithm 1: pixels within Hamming distance `threshold` (α) of a cluster's prototype join the cluster.
 
@@ -256,8 +256,8 @@ def clustering_threshold(alpha: int | None, *, num_samples: int) -> int:
 
 
 def merge_to_background(
-    samples: Integer[np.ndarray, "n *s"], *, stochastic_classes: Sequence[int]
-) -> Integer[np.ndarray, "n *s"]:
+    samples: Integer[np.ndarray, " n *s"], *, stochastic_classes: Sequence[int]
+) -> Integer[np.ndarray, " n *s"]:
     """Map the stochastic classes to 1, 2, ... in this order, all others to 0 (Cityscapes, before clustering)."""
     if not stochastic_classes or min(stochastic_classes) < 0 or samples.min() < 0:
         raise ConfigError(
@@ -275,7 +275,7 @@ def merge_to_background(
 
 
 def instance_scores(
-    instances: Integer[np.ndarray, "*s"], *, stochastic_probs: Float[np.ndarray, "n *s"]
+    instances: Integer[np.ndarray, "*s"], *, stochastic_probs: Float[np.ndarray, " n *s"]
 ) -> Float64[np.ndarray, " ids"]:
     """Confidence of each instance i (App. B), as entry i: the mean of `stochastic_probs` over its pixels and samples.
 
