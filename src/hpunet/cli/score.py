@@ -21,7 +21,7 @@ _PATTERN = (
     "'{name}/sample-{number}.png' has one; {name} is the key of the image. By default the first of both that fits."
 )
 _NUMBERS = "Numbers of samples to score, such as 16,32,50,100: each time the first ones of every image."
-_CROP = "Score the centre of this height and width (of volumes depth, too), as evaluations of crops do; by default whole images."
+_CROP = "Score the centre of this size (of volumes D,H,W), as evaluations of crops do; by default whole images."
 _LIMIT = "Maximum number of images; always the same selection."
 _SKIP = "Leave out images without samples instead of refusing them."
 _OUT = (

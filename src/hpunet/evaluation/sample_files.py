@@ -5,8 +5,9 @@
     {name}/sample-{number}.png  one file per sample; also TIFF, GIF or .nii.gz, also {name}_s{number}.png and the like
 
 `{name}` is the key of an image in `rows.csv`; it may hold folders. For a NIfTI volume, which holds all slices, it is
-the key without /z-012. Of data opened as volumes, arrays are (s, d, h, w), and one file per sample is NIfTI. Files that
-do not fit the pattern are not read. `hpunet evaluate --save-samples` writes the first layout, `hpunet sample` the second.
+the key without /z-012. Of data opened as volumes, arrays are (s, d, h, w), and one file per sample is NIfTI. Files
+that do not fit the pattern are not read. `hpunet evaluate --save-samples` writes the first layout, `hpunet sample`
+the second.
 """
 
 import io
@@ -137,10 +138,8 @@ class SampleFiles:
                 raise DataError(f"{words}; name them by a pattern without {{number}}, one file per image")
             return np.asarray((volume if len(sizes[0]) == 3 else volume[z])[..., 0][None])
         if len(sizes[0]) == 3:
-            words = (
-                f"{where}: one sample of a volume, as a picture; write it as .nii.gz, or all samples of {key} as .npz"
-            )
-            raise DataError(words)
+            words = f"a picture is no sample of a volume; write .nii.gz, or all samples of {key} as .npz"
+            raise DataError(f"{where}: {words}")
         content = self.tree.read(file)
         values = _of_one_size(
             lambda size: decode_image(content, name=where, labels=True, size=size), sizes=sizes, depth=1, key=key
