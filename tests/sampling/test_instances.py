@@ -289,7 +289,9 @@ def test_a_ball_fits_where_its_cube_does_not() -> None:
     assert postprocess(ball, keep_unmatched=False, spacing=(5.0, 1.0, 1.0)).any() == 0  # nor its disc
     ball[2] = ball[3] = (y**2 + x**2 <= 4)[0]
     assert postprocess(ball, keep_unmatched=False, spacing=(5.0, 1.0, 1.0)).any()
-    flat = np.ones((2, 9, 9), dtype=np.int32)  # two slices hold no ball of five, of any spacing that has more than one
+    flat = np.ones(
+        (2, 9, 9), dtype=np.int32
+    )  # two slices hold no ball of five, of any spacing that has more than one
     assert not postprocess(flat, keep_unmatched=False).any()
     assert not postprocess(flat, keep_unmatched=False, spacing=(1e-9, 1.0, 1.0)).any()
     assert postprocess(flat, keep_unmatched=False, spacing=(4.1, 1.0, 1.0)).all()

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int32, Integer
+from jaxtyping import Float, Int32, Integer, Shaped
 from torch import Tensor
 
 from hpunet.data.batch import Batch
@@ -75,11 +75,15 @@ def drawn_together(items: Sequence[Item], *, crop: tuple[int, ...] | None) -> li
 
 def centre_crop(batch: Batch, *, crop: tuple[int, ...]) -> Batch:
     """The centre of each image, of this size; a smaller image is padded with invalid pixels."""
-    sides = zip(batch.valid.shape[:0:-1], crop[::-1], strict=True)  # the last one first
-    margins = [(side, wanted, min(0, side - wanted) + abs(side - wanted) // 2) for side, wanted in sides]
-    pads = [n for side, wanted, start in margins for n in (-start, start + wanted - side)]  # negative ones crop
-    image, labels, valid = (F.pad(each, pads) for each in (batch.image, batch.labels, batch.valid))
+    image, labels, valid = (centred(each, crop=crop) for each in (batch.image, batch.labels, batch.valid))
     return Batch(image=image, labels=labels * valid.unsqueeze(1), valid=valid, graders=batch.graders)
+
+
+def centred(maps: Shaped[Tensor, "..."], *, crop: tuple[int, ...]) -> Shaped[Tensor, "..."]:
+    """The centre of maps whose last axes are positions; smaller ones are padded with 0."""
+    sides = zip(maps.shape[: -len(crop) - 1 : -1], crop[::-1], strict=True)  # the last one first
+    margins = [(side, wanted, min(0, side - wanted) + abs(side - wanted) // 2) for side, wanted in sides]
+    return F.pad(maps, [n for side, wanted, start in margins for n in (-start, start + wanted - side)])  # or cropped
 
 
 def with_evaluation_ids(batch: Batch, *, keys: Sequence[str], info: SetInfo, seed: int) -> Batch:

@@ -5,7 +5,6 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from hpunet.config.settings import MAX_SAMPLES
 from hpunet.data.fingerprint import FILES_FILE, FileHashes, changed_files, read_contents
 from hpunet.data.types import Source
 from hpunet.errors import ConfigError, DataError
-from hpunet.evaluation.images import Item, as_batch, centre_crop
+from hpunet.evaluation.images import Item, as_batch, centre_crop, centred
 from hpunet.evaluation.rows import SUMMARY_FILE, Row, RowStore
 from hpunet.evaluation.run import Callback, chosen_images, read_ahead
 from hpunet.evaluation.sample_files import SampleFiles
@@ -132,9 +131,7 @@ def _row(item: Item, samples: SampleFiles, *, source: Source, num_samples: int, 
     maps = samples.read(key, sizes=sizes, count=num_samples, num_classes=info.num_classes)
     drawn: Tensor = torch.from_numpy(maps)[None]
     if crop is not None:
-        if tuple(drawn.shape[2:]) == whole:
-            drawn = centre_crop(replace(batch, labels=drawn, valid=torch.ones_like(batch.valid)), crop=crop).labels
-        batch = centre_crop(batch, crop=crop)
+        drawn, batch = centred(drawn, crop=crop), centre_crop(batch, crop=crop)
     scores = image_scores(samples=drawn, reconstructions=None, batch=batch, info=info)
     scores |= marginal_scores(samples=drawn, batch=batch, info=info)
     if info.ndim == 3:
