@@ -31,6 +31,7 @@ from hpunet.metrics.arrays import (
 )
 
 MAX_PAIRS = 2**26  # of maps, compared at once: a matrix of 512 MiB
+_PIXELS_AT_ONCE = 2**17  # of each map: their bits fit a core's cache
 _WORDS_AT_ONCE = 2**17  # 64-bit words of pairs of maps compared at once: fits a core's cache
 _pairs = cache(np.triu_indices)
 
@@ -141,25 +142,30 @@ def score_pairs(checked: CheckedMaps, *, score: Score, absent: Absent) -> np.nda
         words = f"{num_maps} maps per image are {num_pairs:,} pairs, at most {MAX_PAIRS:,} are compared at once"
         raise DataError(f"{words}; give fewer maps or images")
 
-    def counts() -> Iterator[Counts]:
-        pairs = _pairs(num_maps)
-        masks = [None if where.all() else where for where in checked.valid]
+    def of_classes() -> Iterator[Counts]:
+        pairs, maps = _pairs(num_maps), [m.reshape(*m.shape[:2], -1) for m in checked.maps]
+        masks = [None if where.all() else where.ravel() for where in checked.valid]
+        parts = [slice(start, start + _PIXELS_AT_ONCE) for start in range(0, maps[0].shape[2], _PIXELS_AT_ONCE)]
         for c in checked.classes:
             shared = np.empty((len(masks), num_maps, num_maps))
             for image, where in enumerate(masks):
-                rows = np.concatenate([_bits(m[image] == c, where=where) for m in checked.maps])
-                shared[image][pairs] = shared[image].T[pairs] = _shared_bits(rows, pairs=pairs)
+                counts = np.zeros(len(pairs[0]))
+                for part in parts:
+                    counted = None if where is None else where[part]
+                    rows = np.concatenate([_bits(m[image, :, part] == c, where=counted) for m in maps])
+                    counts += _shared_bits(rows, pairs=pairs)
+                shared[image][pairs] = shared[image].T[pairs] = counts
             areas = shared.diagonal(axis1=1, axis2=2)
             yield shared, areas[:, :, None] + areas[:, None, :]
 
-    return mean_over_classes(counts(), score=score, absent=absent)
+    return mean_over_classes(of_classes(), score=score, absent=absent)
 
 
 def _bits(planes: np.ndarray, *, where: np.ndarray | None) -> np.ndarray:
-    """Bool planes (n, *s), false outside `where`, as (n, words) of 64 bits."""
+    """Bool planes (n, p), false outside `where`, as (n, words) of 64 bits."""
     if where is not None:
         planes &= where
-    packed = np.packbits(planes.reshape(len(planes), -1), axis=1)
+    packed = np.packbits(planes, axis=1)
     missing = -packed.shape[1] % 8
     packed = np.pad(packed, ((0, 0), (0, missing))) if missing else packed
     return np.ascontiguousarray(packed).view(np.uint64)
