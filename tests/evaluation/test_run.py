@@ -49,7 +49,7 @@ from hpunet.evaluation.rows import (
 from hpunet.evaluation.run import chosen_images, evaluate
 from hpunet.evaluation.scorer import Scorer
 from hpunet.evaluation.scores import image_scores
-from hpunet.evaluation.summary import ALL_METRICS, Scope, listed, pooled, scored_part, summarise, undefined_note
+from hpunet.evaluation.summary import ALL_METRICS, Scope, listed, metric_note, pooled, scored_part, summarise
 from hpunet.metrics import average_precision, ged2, match_instances, rand_error
 from hpunet.models.base import SegmentationModel
 from hpunet.models.hpunet import HPUNet
@@ -673,8 +673,8 @@ def test_a_metric_of_fewer_images_has_a_reason() -> None:
     rows = [Row(image=i, key=f"{i}", patient=f"{i}", num_graders=1, scores={"ged2": 0.5}) for i in range(3)]
     rows[0] = replace(rows[0], scores={"ged2": 0.5, "rand_error": 0.1})
     summary = summarise(rows, scope=scope)
-    assert undefined_note(summary, "rand_error") == "rand_error: 1 of 3 images; the others have no true instance"
-    assert undefined_note(summary, "ged2") == ""
+    assert metric_note(summary, "rand_error") == "rand_error: 1 of 3 images; the others have no true instance"
+    assert metric_note(summary, "ged2") == ""
 
 
 def test_images_without_any_instance_have_no_iou_rec(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from hpunet.evaluation.sample_files import SampleFiles, write_samples
 from hpunet.evaluation.score import score_samples
 from hpunet.evaluation.scorer import Scorer
 from hpunet.evaluation.scores import image_scores, marginal_scores, metric_arguments, slice_scores
-from hpunet.evaluation.summary import sizes_scored, summarise
+from hpunet.evaluation.summary import counts, metric_note, scored_part, sizes_scored, summarise
 from hpunet.metrics import area_crps, subset_b
 
 SIZES = ((4, 6, 7), (3, 8, 5), (4, 6, 7))
@@ -138,9 +138,9 @@ def test_scores_from_counts_by_slice_are_those_of_the_metrics() -> None:
         names = ("a", "b", "c")
         info = SetInfo("t", 1, 2, names[: 3 - has_ids], int(has_ids), (1, 2), spacing=SPACING, ndim=3)
         common = metric_arguments(batch, info)
-        counts = count_maps(samples=samples.byte(), reconstructions=rebuilt.int(), **common)
-        assert counts.shared.shape == (2, 3, 2, 8, 8)
-        as_arrays = counts._make(each.numpy() for each in counts)
+        by_slice = count_maps(samples=samples.byte(), reconstructions=rebuilt.int(), **common)
+        assert by_slice.shared.shape == (2, 3, 2, 8, 8)
+        as_arrays = by_slice._make(each.numpy() for each in by_slice)
         found = volume_scores_from_counts(as_arrays, graders=graders, spacing=SPACING, skip_empty=has_ids)
         both = {"samples": samples.byte(), "reconstructions": rebuilt.int(), "batch": batch, "info": info}
         expected = image_scores(**both) | slice_scores(**both)
@@ -207,8 +207,8 @@ def drawn(source: Volumes, index: int, samples: np.ndarray, *, counted: bool, tr
     maps = Maps([index], [key], batch, instances, labels=samples[None], rebuilt=batch.labels)
     if counted:
         how = {"samples": torch.from_numpy(samples)[None], "reconstructions": batch.labels}
-        counts = count_maps(**how, **metric_arguments(batch, source.info))
-        maps = maps._replace(counts=counts._make(each.numpy() for each in counts), rebuilt=None)
+        found_there = count_maps(**how, **metric_arguments(batch, source.info))
+        maps = maps._replace(counts=found_there._make(each.numpy() for each in found_there), rebuilt=None)
     return Drawn([Item(index, found)], maps)
 
 
@@ -262,6 +262,11 @@ def test_rows_of_volumes_are_read_back_and_summed_up(tmp_path: Path) -> None:
     assert {"volume_crps", "slice_ged2", "slice_area_crps"} < summary.keys()
     assert not {"area_crps", "slice_rand_error", "background_iou"} & summary.keys()
     assert summary["slice_ged2"]["num_images"] == 3
+    for spacing, unit in ((None, "voxels"), ([2.5, 0.8, 0.8], "ml")):
+        described = {**summary, "split": "val", "num_seeds": 1, "crop": None, "ndim": 3, "spacing": spacing}
+        assert metric_note(described, "volume_crps") == f"volume_crps is in {unit}"
+        assert counts(described).startswith("3 val volumes")
+        assert scored_part(described) == "whole volumes"
 
 
 # Samples in files

@@ -86,7 +86,8 @@ def evaluate(
         if rank() == 0:
             hashes.save()
         # Which images go together depends neither on the processes nor, but for the last one, on an interruption.
-        volume = (source.info.image_size or (MAX_PIXELS,)) if source.info.ndim == 3 else None
+        known = source.info.image_size or scorer.info.image_size or (MAX_PIXELS,)
+        volume = known if source.info.ndim == 3 else None
         size = batch_size or fast_batch_size(scorer.device, volume=volume)
         every = [chosen[i : i + size] for i in range(0, len(chosen), size)]
         left = [[i for i in batch if not _is_done(source.identities[i].key, store, scorer)] for batch in every]

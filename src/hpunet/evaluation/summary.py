@@ -61,7 +61,7 @@ def plural(number: int, noun: str) -> str:
 
 def counts(found: Mapping[str, Any]) -> str:
     """The numbers of images, samples and seeds of a summary or comparison, in words."""
-    images = plural(found["num_images"], f"{found['split']} image")
+    images = plural(found["num_images"], f"{found['split']} {'volume' if found.get('ndim') == 3 else 'image'}")
     seeds = f", mean of {found['num_seeds']} seeds" if found["num_seeds"] > 1 else ""
     return f"{images}, {plural(found['num_samples'], 'sample')} each{seeds}"
 
@@ -70,7 +70,8 @@ def scored_part(found: Mapping[str, Any]) -> str:
     """The scored part of the images, in words; empty if pooled runs differ."""
     if "crop" not in found:
         return ""
-    return "whole images" if found["crop"] is None else f"the centre {_by(found['crop'])} of each"
+    whole = "whole volumes" if found.get("ndim") == 3 else "whole images"
+    return whole if found["crop"] is None else f"the centre {_by(found['crop'])} of each"
 
 
 def sizes_scored(sizes: Collection[tuple[int, ...]], *, crop: Sequence[int] | None) -> str:
@@ -89,9 +90,11 @@ def _by(size: Sequence[int]) -> str:
     return "×".join(map(str, size))
 
 
-def undefined_note(found: Mapping[str, Any], name: str) -> str:
-    """Why a metric is undefined for some images of a summary; empty if it is defined for all."""
+def metric_note(found: Mapping[str, Any], name: str) -> str:
+    """Why a metric is undefined for some images of a summary, or its unit; empty if there is nothing to say."""
     num_defined, num_images = found[name]["num_images"], found["num_images"]
+    if name == "volume_crps" and num_defined == num_images:
+        return f"{name} is in {'voxels' if found['spacing'] is None else 'ml'}"
     if num_defined == num_images:
         return ""
     reasons: Iterable[tuple[bool, str]] = (
