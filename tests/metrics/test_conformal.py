@@ -175,12 +175,8 @@ def test_mask_order_of_volumes_takes_balls_and_distances_in_mm(spacing: tuple[fl
     assert (order[2, 3:6, 3:6] == 0).all()
     sides = spacing or (1.0, 1.0, 1.0)
     radius = (3 * 9 * sides[0] * sides[1] * sides[2] / (4 * np.pi)) ** (1 / 3)
-    for place, distance in (
-        ((4, 4, 4), 2 * sides[0]),
-        ((2, 4, 8), 3 * sides[2]),
-        ((3, 4, 6), np.hypot(*sides[1:]) * 0),
-    ):
-        away = distance or np.hypot(sides[0], sides[2])
-        assert order[place] == pytest.approx(6 + 0.25 * away / radius)  # probability 0 counts as 1e-6
+    away = {(4, 4, 4): 2 * sides[0], (2, 4, 8): 3 * sides[2], (3, 4, 6): math.hypot(sides[0], sides[2])}
+    for place, distance in away.items():
+        assert order[place] == pytest.approx(6 + 0.25 * distance / radius)  # probability 0 counts as 1e-6
     assert outer_score(order, marked=samples[0], miss_rate=0.0) == 0
     assert np.expm1(area_range(samples, level=0.9)) == pytest.approx([9, 9])
