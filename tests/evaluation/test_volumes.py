@@ -18,6 +18,7 @@ from hpunet.evaluation import summary as evaluation_summary
 from hpunet.evaluation.compare import compare, read_evaluated
 from hpunet.evaluation.counts import count_maps, of_volumes, subset_b_from_counts, volume_scores_from_counts
 from hpunet.evaluation.drawn import Drawn, Maps
+from hpunet.evaluation.examples import _padded
 from hpunet.evaluation.images import Item, as_batch, centre_crop, drawn_together, fast_batch_size, true_instances
 from hpunet.evaluation.rows import Row, RowStore, columns_of, read_rows
 from hpunet.evaluation.sample_files import SampleFiles, write_samples
@@ -184,6 +185,14 @@ def test_volumes_are_drawn_together_by_size_and_as_many_as_fit(monkeypatch: pyte
     monkeypatch.undo()
     sizes = {(16, 64, 64): 8, (64, 64, 64): 4, (40, 512, 512): 1}
     assert [fast_batch_size(torch.device("cpu"), volume=size) for size in sizes] == list(sizes.values())
+
+
+def test_example_maps_of_volumes_of_several_sizes_are_padded_to_one() -> None:
+    maps = np.ones((1, 2, 3, 4, 5), dtype=np.uint8)
+    found = _padded("labels", maps, to=(4, 4, 6))
+    assert found.shape == (1, 2, 4, 4, 6)
+    assert found.sum() == found[:, :, :3, :, :5].sum() == maps.size
+    assert _padded("labels", maps[:, :, 0], to=(5, 5)).shape == (1, 2, 5, 5)
 
 
 def test_what_was_scored_is_said_of_volumes() -> None:
