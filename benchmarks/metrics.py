@@ -26,7 +26,7 @@ from hpunet.evaluation.counts import Counts, count_maps, scores_from_counts
 from hpunet.evaluation.instance_scores import Clustering, InstanceMaps, score_instances
 from hpunet.evaluation.scores import image_scores, instances_of, marginal_scores, metric_arguments
 from hpunet.metrics import iou_rec, match_instances, pair_ious, rand_error
-from hpunet.sampling.instances import cluster
+from hpunet.sampling.instances import cluster, postprocess
 from timing import medians
 
 BATCH = 32
@@ -200,6 +200,35 @@ def compare_counts(table: Table, samples: np.ndarray, labels: np.ndarray, *, rep
     compare(table, f"all scores of {b} images from counts", contestants, repeats=repeats)
 
 
+def compare_volumes(table: Table, *, repeats: int) -> None:
+    """GED² and matched IoU, and the instances of one volume, against its 32 slices as images."""
+    rng, size = np.random.default_rng(0), (32, 256, 256)
+    z, y, x = np.meshgrid(*(np.arange(side) - side / 2 for side in size), indexing="ij", sparse=True)
+    radii = rng.uniform(20, 40, 20)[:, None, None, None]
+    maps = ((5 * z) ** 2 + y**2 + x**2 <= radii**2).astype(np.uint8)
+    samples, labels = maps[None, :16].copy(), maps[None, 16:].copy()
+    slices = [np.ascontiguousarray(each[0].swapaxes(0, 1)) for each in (samples, labels)]
+    assert distribution_metrics(samples, labels).shape == (2, 1)
+    contestants: dict[str, Callable[[], object]] = {
+        "ours": lambda: distribution_metrics(samples, labels),
+        "its slices as images": lambda: one_by_one(*slices),
+    }
+    compare(table, "GED² + matched IoU of one volume, 32×256×256", contestants, repeats=repeats)
+    cells = neurite_samples(size=size[1:], num_samples=16)
+    volume = np.stack([np.roll(cells, 2 * z, axis=2) for z in range(size[0])], axis=1)  # oblique neurites
+
+    def instances(drawn: np.ndarray) -> np.ndarray:
+        return postprocess(cluster(drawn, num_classes=16, threshold=16, seed=0), keep_unmatched=True)
+
+    contestants = {
+        "ours": lambda: instances(volume),
+        "its slices as images": lambda: np.stack([instances(volume[:, z]) for z in range(size[0])]),
+    }
+    for run in contestants.values():
+        assert run().shape == size
+    compare(table, "clustering and post-processing, 32×256×256×16", contestants, repeats=repeats)
+
+
 def compare(table: Table, question: str, contestants: dict[str, Callable[[], object]], *, repeats: int) -> None:
     """One row for each rival of the first contestant; all have been run before."""
     times = medians(contestants, repeats=repeats, warmup=0)
@@ -249,6 +278,7 @@ def main() -> None:
         found = [run()[None] for run in contestants.values()]
         assert all(rand_error(prediction=other, truth=found[0])[0] < 1e-3 for other in found[1:])
         compare(table, f"clustering, {size[0]}×{size[1]}×{num_samples}", contestants, repeats=args.repeats)
+    compare_volumes(table, repeats=args.repeats)
     compare_counts(table, samples, labels, repeats=args.repeats)
     compare_instances(table, repeats=args.repeats)
     noise = np.random.default_rng(0).integers(0, 16, (16, 48, 48)).astype(np.uint8)

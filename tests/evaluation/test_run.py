@@ -32,11 +32,14 @@ from hpunet.evaluation.rows import (
     COLUMNS,
     EXAMPLES_FILE,
     HIDDEN_METRICS,
+    IMAGE_METRICS,
     METRICS,
     NEWER_METRICS,
     REPRESENTATIVE_METRICS,
     ROWS_FILE,
+    SLICE_METRICS,
     SUMMARY_FILE,
+    VOLUME_METRICS,
     Row,
     columns_of,
     folder_name,
@@ -46,7 +49,7 @@ from hpunet.evaluation.rows import (
 from hpunet.evaluation.run import chosen_images, evaluate
 from hpunet.evaluation.scorer import Scorer
 from hpunet.evaluation.scores import image_scores
-from hpunet.evaluation.summary import ALL_METRICS, Scope, listed, pooled, scored_part, summarise, undefined_note
+from hpunet.evaluation.summary import ALL_METRICS, Scope, listed, metric_note, pooled, scored_part, summarise
 from hpunet.metrics import average_precision, ged2, match_instances, rand_error
 from hpunet.models.base import SegmentationModel
 from hpunet.models.hpunet import HPUNet
@@ -447,7 +450,7 @@ def test_undefined_metrics_are_null_with_a_reason(tmp_path: Path) -> None:
     for summary in (one_sample, one_grader, one_sample["subset_b"]):
         assert {name for name in listed(summary) if summary[name] is None} == summary["reasons"].keys()
         absent = {*HIDDEN_METRICS, *REPRESENTATIVE_METRICS}
-        absent |= {*(CLASS_METRICS if summary is one_grader else CLUSTER_METRICS)}
+        absent |= {*(CLASS_METRICS if summary is one_grader else CLUSTER_METRICS), *VOLUME_METRICS}
         assert set(listed(summary)) == set(ALL_METRICS) - absent
 
 
@@ -621,11 +624,13 @@ def test_rows_with_random_damage_are_read_or_refused(tmp_path: Path) -> None:
 
 
 def test_rows_have_all_metrics_as_columns() -> None:
-    always = set(METRICS) - {*NEWER_METRICS, *HIDDEN_METRICS, *CLUSTER_METRICS, *CLASS_METRICS}
+    always = set(METRICS) - {*NEWER_METRICS, *HIDDEN_METRICS, *CLUSTER_METRICS, *CLASS_METRICS, *VOLUME_METRICS}
     assert always - set(REPRESENTATIVE_METRICS) < set(COLUMNS)
     for kind, of_kind in (({"alpha": 4}, CLUSTER_METRICS), ({"alpha": None}, CLASS_METRICS)):
-        own = {*NEWER_METRICS, *of_kind}
+        own = {*NEWER_METRICS, *of_kind} - {*VOLUME_METRICS}
         assert set(columns_of(kind)) - set(COLUMNS) == own
+        of_volumes = {*NEWER_METRICS, *of_kind, *SLICE_METRICS} - {*IMAGE_METRICS}
+        assert set(columns_of({**kind, "ndim": 3})) - set(COLUMNS) == of_volumes
         assert set(columns_of({**kind, "representatives": 4})) - set(COLUMNS) == {*own, *REPRESENTATIVE_METRICS}
         assert set(columns_of({**kind, "extrapolate": True})) - set(COLUMNS) == {*NEWER_METRICS, *HIDDEN_METRICS}
 
@@ -668,8 +673,8 @@ def test_a_metric_of_fewer_images_has_a_reason() -> None:
     rows = [Row(image=i, key=f"{i}", patient=f"{i}", num_graders=1, scores={"ged2": 0.5}) for i in range(3)]
     rows[0] = replace(rows[0], scores={"ged2": 0.5, "rand_error": 0.1})
     summary = summarise(rows, scope=scope)
-    assert undefined_note(summary, "rand_error") == "rand_error: 1 of 3 images; the others have no true instance"
-    assert undefined_note(summary, "ged2") == ""
+    assert metric_note(summary, "rand_error") == "rand_error: 1 of 3 images; the others have no true instance"
+    assert metric_note(summary, "ged2") == ""
 
 
 def test_images_without_any_instance_have_no_iou_rec(tmp_path: Path) -> None:

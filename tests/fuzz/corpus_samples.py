@@ -5,6 +5,7 @@ import io
 import pickle
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import nibabel
 import numpy as np
@@ -17,15 +18,18 @@ from hpunet.evaluation.sample_files import SampleFiles
 
 KEYS = ("a", "p/b", "p/c")
 SIZE, NUM_SAMPLES = (12, 10), 5
+VOLUME = (3, *SIZE)
 
 
 class _Given:
-    """The samples of three images in place of their graders' labels."""
+    """The samples of three images, or volumes, in place of their graders' labels."""
 
-    info = SetInfo("samples", in_channels=1, num_graders=NUM_SAMPLES, fixed_classes=("background", "lesion"))
     split = "val"
 
-    def __init__(self, root: Path, *, pattern: str | None) -> None:
+    def __init__(self, root: Path, *, pattern: str | None, size: tuple[int, ...]) -> None:
+        classes = ("background", "lesion")
+        self.info = SetInfo("samples", 1, num_graders=NUM_SAMPLES, fixed_classes=classes, ndim=len(size))
+        self.size = size
         self.files_ = SampleFiles(root, keys=KEYS, pattern=pattern)
         self.identities = [Identity(key, key) for key in KEYS]
 
@@ -36,20 +40,21 @@ class _Given:
         identity, where = self.identities[index], self.files_.expected(KEYS[index])
         if self.files_.missing([identity.key]):
             raise DataError(f"{where}: is missing")
-        maps = self.files_.read(identity.key, sizes=[SIZE], count=NUM_SAMPLES, num_classes=2)
-        image = np.zeros((1, *SIZE), np.uint8)
+        maps = self.files_.read(identity.key, sizes=[self.size], count=NUM_SAMPLES, num_classes=2)
+        image = np.zeros((1, *self.size), np.uint8)
         return make_sample(image=image, labels=maps, identity=identity, info=self.info, where=where)
 
     def files(self, index: int) -> dict[str, Path | bytes]:
         return {}
 
 
-def _maps(number: int) -> np.ndarray:
-    return np.random.default_rng(number).integers(0, 2, (NUM_SAMPLES + 1, *SIZE)).astype(np.uint8)
+def _maps(number: int, *, size: tuple[int, ...] = SIZE) -> np.ndarray:
+    return np.random.default_rng(number).integers(0, 2, (NUM_SAMPLES + 1, *size)).astype(np.uint8)
 
 
-def _corpus(files: Files, pattern: str | None) -> Corpus:
-    return Corpus(files, lambda root: [_Given(root, pattern=pattern)], lambda key, name: name.startswith(key))
+def _corpus(files: Files, pattern: str | None, *, size: tuple[int, ...] = SIZE) -> Corpus:
+    how: dict[str, Any] = {"pattern": pattern, "size": size}
+    return Corpus(files, lambda root: [_Given(root, **how)], lambda key, name: name.startswith(key))
 
 
 @functools.cache
@@ -79,6 +84,24 @@ def samples_nifti() -> Corpus:
         stacked = np.moveaxis(_maps(number), 0, -1)[:, :, None]
         files[f"{key}.nii.gz"] = nibabel.Nifti1Image(stacked, np.eye(4)).to_bytes()
     return _corpus(files, "{name}.nii.gz")
+
+
+@functools.cache
+def volumes_npz() -> Corpus:
+    files = {}
+    for number, key in enumerate(KEYS):
+        np.savez_compressed(buffer := io.BytesIO(), samples=_maps(number, size=VOLUME))
+        files[f"{key}.npz"] = buffer.getvalue()
+    return _corpus(files, None, size=VOLUME)
+
+
+@functools.cache
+def volumes_nifti() -> Corpus:
+    files = {}
+    for number, key in enumerate(KEYS):
+        for n, labels in enumerate(_maps(number, size=VOLUME)):
+            files[f"{key}_{n}.nii.gz"] = nibabel.Nifti1Image(np.moveaxis(labels, 0, -1), np.eye(4)).to_bytes()
+    return _corpus(files, "{name}_{number}.nii.gz", size=VOLUME)
 
 
 @functools.cache

@@ -135,7 +135,7 @@ def _is_same(info: SetInfo, valid: SetInfo) -> bool:
 
 
 def _check_contract(sample: Sample, before: Sample, info: SetInfo) -> None:
-    counted = sample.valid & sample.graders[:, None, None]
+    counted = sample.valid & sample.graders.reshape(-1, *[1] * info.ndim)
     checks = {
         "image shape": sample.image.shape == (info.in_channels, *before.image.shape[1:]),
         "labels shape": sample.labels.shape == before.labels.shape,

@@ -85,6 +85,8 @@ FORMATS = (
             (samples.samples_npy, samples_mutations(".npy")),
             (samples.samples_nifti, samples_mutations(".nii.gz")),
             (samples.samples_png, samples_mutations(".png")),
+            (samples.volumes_npz, samples_mutations(".npz")),
+            (samples.volumes_nifti, samples_mutations(".nii.gz")),
         ],
     ),
 )

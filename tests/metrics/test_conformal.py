@@ -164,3 +164,19 @@ def test_areas_by_hand() -> None:
     point = area_interval(found, threshold=-5.0, largest=1000.0)
     assert point.low == point.high
     assert area_range(samples[3:4], level=0.9) == Interval(0, 0)
+
+
+@pytest.mark.parametrize("spacing", [None, (2.0, 0.5, 0.5)])
+def test_mask_order_of_volumes_takes_balls_and_distances_in_mm(spacing: tuple[float, ...] | None) -> None:
+    samples = np.zeros((4, 5, 9, 9), dtype=np.bool_)
+    samples[:3, 2, 3:6, 3:6] = True  # 9 voxels in three of four samples
+    mean = samples.mean(axis=0, dtype=np.float32)
+    order = mask_order(samples, mean=mean, spacing=spacing)
+    assert (order[2, 3:6, 3:6] == 0).all()
+    sides = spacing or (1.0, 1.0, 1.0)
+    radius = (3 * 9 * sides[0] * sides[1] * sides[2] / (4 * np.pi)) ** (1 / 3)
+    away = {(4, 4, 4): 2 * sides[0], (2, 4, 8): 3 * sides[2], (3, 4, 6): math.hypot(sides[0], sides[2])}
+    for place, distance in away.items():
+        assert order[place] == pytest.approx(6 + 0.25 * distance / radius)  # probability 0 counts as 1e-6
+    assert outer_score(order, marked=samples[0], miss_rate=0.0) == 0
+    assert np.expm1(area_range(samples, level=0.9)) == pytest.approx([9, 9])

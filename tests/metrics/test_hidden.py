@@ -34,10 +34,11 @@ def slow_iou(one: np.ndarray, other: np.ndarray, where: list, *, classes: list[i
 def slow_border(one: np.ndarray, labels: np.ndarray, *, seen: set, hidden: set, classes: list[int]) -> list[float]:
     """1 or 0 for each pair."""
     pairs = []
-    for y, x in seen:
-        for there in ((y - 1, x), (y + 1, x), (y, x - 1), (y, x + 1)):
-            if labels[y, x] in classes and there in hidden:
-                pairs.append(float(one[there] == labels[y, x]))
+    for here in seen:
+        for axis, step in itertools.product(range(labels.ndim), (-1, 1)):
+            there = tuple(at + step * (i == axis) for i, at in enumerate(here))
+            if labels[here] in classes and there in hidden:
+                pairs.append(float(one[there] == labels[here]))
     return pairs
 
 
@@ -68,19 +69,19 @@ def fast_metrics(case: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def random_case(seed: int) -> dict[str, Any]:
-    """Two small images: anything may be invalid, hidden or absent, as a whole too."""
+def random_case(seed: int, *, ndim: int) -> dict[str, Any]:
+    """Two small images or volumes: anything may be invalid, hidden or absent, as a whole too."""
     rng = np.random.default_rng(seed)
     s, num_classes = int(rng.integers(1, 5)), int(rng.integers(2, 5))
-    h, w = (int(side) for side in rng.integers(1, 6, 2))
-    valid = rng.random((2, h, w)) < rng.choice([0.0, 0.6, 1.0], p=[0.1, 0.4, 0.5])
-    labels = rng.integers(0, num_classes, (2, h, w)) * (rng.random((2, 1, 1)) < 0.8)
-    guesses = rng.integers(0, num_classes, (2, s, h, w))
+    size = rng.integers(1, 6, ndim).tolist()
+    valid = rng.random((2, *size)) < rng.choice([0.0, 0.6, 1.0], p=[0.1, 0.4, 0.5])
+    labels = rng.integers(0, num_classes, (2, *size)) * (rng.random((2, *[1] * ndim)) < 0.8)
+    guesses = rng.integers(0, num_classes, (2, s, *size))
     first = int(rng.integers(1, num_classes))
     return {
         "maps": np.where(rng.random(guesses.shape) < 0.5, guesses, labels[:, None]),
         "labels": np.where(valid, labels, 255),
-        "visible": rng.random((2, h, w)) < rng.choice([0.0, 0.5, 1.0], p=[0.1, 0.8, 0.1]),
+        "visible": rng.random((2, *size)) < rng.choice([0.0, 0.5, 1.0], p=[0.1, 0.8, 0.1]),
         "valid": valid,
         "num_classes": num_classes,
         "classes": None if rng.random() < 0.5 else list(range(first, num_classes)),
@@ -88,10 +89,11 @@ def random_case(seed: int) -> dict[str, Any]:
     }
 
 
-def test_metrics_agree_with_loops_over_pixels() -> None:
+@pytest.mark.parametrize(("ndim", "num_cases"), [(2, NUM_RANDOM_CASES), (3, NUM_RANDOM_CASES // 3)])
+def test_metrics_agree_with_loops_over_pixels(ndim: int, num_cases: int) -> None:
     undefined: Counter[str] = Counter()
-    for seed in range(NUM_RANDOM_CASES):
-        case = random_case(seed)
+    for seed in range(num_cases):
+        case = random_case(seed, ndim=ndim)
         found = fast_metrics(case)
         for image in range(2):
             for name, expected in slow_metrics(case, image).items():

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hpunet.errors import ConfigError, DataError
-from hpunet.metrics import Measurements, Sizes, area_crps, crps, measure
+from hpunet.metrics import Measurements, Sizes, area_crps, crps, measure, volume_crps
 
 
 def disc(radius: float, *, size: int = 48, spacing: float = 1.0) -> np.ndarray:
@@ -45,14 +45,51 @@ def test_volumes_are_those_of_samples_of_volumes() -> None:
     samples = np.zeros((2, 4, 6, 8), dtype=np.uint8)
     samples[1, 1:3, 2:4, 3:6] = 1
     found = measure(samples, classes={"lesion": 1}, spacing=(2.5, 0.5, 0.5))
-    assert found.of("volume").values.tolist() == [0, 12 * 2.5 * 0.25]
-    assert found.of("volume").unit == "mm³"
+    assert found.of("volume").values.tolist() == [0, 12 * 2.5 * 0.25 / 1000]
+    assert found.of("volume").unit == "ml"
     assert found.of("num_parts").values.tolist() == [0, 1]
     assert "area" not in found.classes["lesion"]
-    assert measure(samples, classes={"lesion": 1}).of("volume").unit == "pixels"
+    assert measure(samples, classes={"lesion": 1}).of("volume").unit == "voxels"
     for spacing in ((1.0, 1.0), (0.0, 1.0, 1.0), (1.0, math.nan, 1.0)):
         with pytest.raises(DataError, match="spacing"):
             measure(samples, classes={"lesion": 1}, spacing=spacing)
+
+
+def ball(radius: float, *, spacing: tuple[float, float, float]) -> np.ndarray:
+    """Of this radius in mm, in a volume of 24 × 60 × 60 mm."""
+    sides = [np.arange(0, side, step) - side / 2 + 0.2 for side, step in zip((24, 60, 60), spacing, strict=True)]
+    z, y, x = np.meshgrid(*sides, indexing="ij")
+    return (z**2 + y**2 + x**2 <= radius**2).astype(np.uint8)
+
+
+@pytest.mark.parametrize("spacing", [(1.0, 1.0, 1.0), (2.5, 0.7, 0.7), (2.0, 0.5, 1.0)])
+def test_measurements_of_balls_are_those_of_geometry(spacing: tuple[float, float, float]) -> None:
+    radii = (10.0, 8.0, 11.0)
+    samples = np.stack([ball(radius, spacing=spacing) for radius in radii])
+    found = measure(samples, classes={"lesion": 1}, spacing=spacing)
+    volumes = [4 / 3 * math.pi * radius**3 / 1000 for radius in radii]  # 4.2, 2.1 and 5.6 ml
+    assert found.of().values == pytest.approx(volumes, rel=0.04)
+    assert found.of().unit == "ml"
+    assert found.of("longest_diameter").values == pytest.approx(np.multiply(radii, 2), abs=2 * max(spacing[1:]))
+    twice = measure(np.stack([ball(10.0 * 2 ** (1 / 3), spacing=spacing)]), classes={"lesion": 1}, spacing=spacing)
+    assert found.growth(twice, more_than=0.25) == 1
+    assert found.growth(twice, more_than=0.9) == pytest.approx(2 / 3)  # the largest has grown by half only
+    with pytest.raises(DataError, match="ml and in voxels"):
+        found.growth(measure(samples, classes={"lesion": 1}))
+
+
+def test_volume_crps_is_in_ml_of_the_spacing() -> None:
+    samples, labels = np.zeros((2, 3, 2, 4, 5), dtype=np.uint8), np.zeros((2, 2, 2, 4, 5), dtype=np.uint8)
+    samples[0, 0], samples[0, 1, 0], labels[0, 0, :, 0] = 1, 1, 1  # 40, 20 and 0 voxels against 10 and 0
+    # E|X − y| is (30 + 10 + 10)/3 and (40 + 20 + 0)/3; E|X − X'| is (20 + 40 + 20)/3.
+    in_voxels = (50 / 3 + 60 / 3) / 2 - 80 / 3 / 2
+    assert volume_crps(samples=samples, labels=labels, num_classes=2) == pytest.approx([in_voxels, 0])
+    found = volume_crps(samples=samples, labels=labels, num_classes=2, spacing=(2.5, 0.5, 0.8))
+    assert found == pytest.approx([in_voxels / 1000, 0])
+    valid = np.ones((2, 2, 4, 5), dtype=np.bool_)
+    valid[0, 1] = False  # 20, 20 and 0 against 5 and 0
+    seen = volume_crps(samples=samples, labels=labels, num_classes=2, valid=valid)
+    assert seen == pytest.approx([(35 / 3 + 40 / 3) / 2 - 40 / 3 / 2, 0])
 
 
 def test_distribution_is_that_of_the_samples() -> None:

@@ -1,5 +1,6 @@
 """Clustering and post-processing against line-by-line transcriptions of the paper's algorithms."""
 
+import itertools
 from collections import Counter
 
 import numpy as np
@@ -76,6 +77,15 @@ def test_cluster_equals_the_algorithm_as_printed(num_samples: int, num_classes: 
         expected = algorithm_1(samples, **how, alpha=alpha, choices=turns_of_pixels(samples, seed))
         assert np.array_equal(found, expected)
         assert found.max() > 0
+
+
+@pytest.mark.parametrize("size", [(2, 7, 7), (7, 2, 7)])
+def test_cluster_of_a_volume_is_that_of_its_voxels_as_an_image(size: tuple[int, ...]) -> None:
+    image = noisy_samples(np.random.default_rng(5), num_samples=6, num_classes=4, size=14)[:, :, :7]
+    how = {"num_classes": 4, "threshold": 4, "seed": 3}
+    found = cluster(image.reshape(6, *size), **how)
+    assert np.array_equal(found, cluster(image, **how).reshape(size))
+    assert found.max() > 1
 
 
 def test_cluster_draws_prototypes_in_proportion_to_their_pixels() -> None:
@@ -186,27 +196,105 @@ def test_postprocess_paints_thin_clusters_and_leaves_the_rest() -> None:
     assert np.array_equal(postprocess(instances, keep_unmatched=True), instances)
 
 
+@pytest.mark.parametrize("ndim", [2, 3])
 @pytest.mark.parametrize("seed", range(20))
-def test_connected_parts_equal_a_flood_of_each(seed: int) -> None:
+def test_connected_parts_equal_a_flood_of_each(seed: int, ndim: int) -> None:
     rng = np.random.default_rng(seed)
-    height, width = rng.integers(1, 9, size=2)
-    instances = rng.integers(0, rng.integers(1, 5), size=(height, width), dtype=np.int32)
+    size = rng.integers(1, 9 if ndim == 2 else 6, size=ndim).tolist()
+    instances = rng.integers(0, rng.integers(1, 5), size=size, dtype=np.int32)
     expected, number = np.zeros_like(instances), 0
-    for place in sorted(np.ndindex(height, width), key=lambda place: instances[place]):
+    for place in sorted(np.ndindex(*size), key=lambda place: instances[place]):
         if instances[place] and not expected[place]:
             number += 1
             todo = [place]
             while todo:
-                y, x = todo.pop()
-                expected[y, x] = number
-                around = ((y + i, x + j) for i in (-1, 0, 1) for j in (-1, 0, 1))
+                here = todo.pop()
+                expected[here] = number
+                steps = itertools.product((-1, 0, 1), repeat=ndim)
+                around = (tuple(at + step for at, step in zip(here, by, strict=True)) for by in steps)
                 todo += [
-                    (i, j)
-                    for i, j in around
-                    if 0 <= i < height and 0 <= j < width
-                    and not expected[i, j] and instances[i, j] == instances[place]
+                    there
+                    for there in around
+                    if all(0 <= at < side for at, side in zip(there, size, strict=True))
+                    and not expected[there] and instances[there] == instances[place]
                 ]  # fmt: skip
     assert (connected_parts(instances) == expected).all()
+
+
+def slow_postprocess_of_volumes(
+    instances: np.ndarray, *, erosion: int, box: int, keep_unmatched: bool, spacing: tuple[float, ...] | None
+) -> np.ndarray:
+    """The same with a ball and a cube, each slice by its distance in units of the in-plane pixel."""
+    thickness = 1.0 if spacing is None else spacing[0] / spacing[1]
+    radius, reach = erosion // 2, box // 2
+    slices, reach_slices = (int(np.floor(r / thickness + 0.5)) for r in (radius, reach))
+    members = [
+        (z, y, x)
+        for z, y, x in np.ndindex(2 * slices + 1, 2 * radius + 1, 2 * radius + 1)
+        if ((z - slices) / (slices or 1)) ** 2 + ((y - radius) ** 2 + (x - radius) ** 2) / (radius or 1) ** 2 <= 1
+    ]
+    ball = np.zeros((2 * slices + 1, 2 * radius + 1, 2 * radius + 1), dtype=bool)
+    ball[tuple(zip(*members, strict=True))] = True
+    painted = instances.copy()
+    for c in sorted(set(instances.ravel().tolist()) - {0}):
+        if ndimage.binary_erosion(painted == c, structure=ball).any():
+            continue
+        for z, y, x in np.argwhere(painted == c):
+            low = [max(0, z - reach_slices), max(0, y - reach), max(0, x - reach)]
+            around = painted[low[0] : z + reach_slices + 1, low[1] : y + reach + 1, low[2] : x + reach + 1]
+            votes = Counter(around[(around != c) & (around != 0)].tolist())
+            if votes:
+                painted[z, y, x] = min(label for label, n in votes.items() if n == max(votes.values()))
+            elif not keep_unmatched:
+                painted[z, y, x] = 0
+    return painted
+
+
+@pytest.mark.parametrize("keep_unmatched", [True, False])
+@pytest.mark.parametrize(
+    ("erosion", "box", "spacing"),
+    [
+        (5, 5, None),
+        (5, 7, (1.0, 1.0, 1.0)),
+        (5, 11, (2.5, 1.0, 1.0)),  # 0.8 of a slice up and down: 1; cube 2
+        (3, 3, (3.0, 0.7, 0.7)),  # none: a disc, and a square
+        (3, 5, (0.5, 1.0, 1.0)),  # slices nearer than pixels
+        (4, 3, None),  # as 5
+    ],
+)
+def test_postprocess_of_volumes_takes_a_ball_and_a_cube(
+    erosion: int, box: int, spacing: tuple[float, ...] | None, keep_unmatched: bool
+) -> None:
+    how = {"erosion": erosion, "box": box, "spacing": spacing, "keep_unmatched": keep_unmatched}
+    num_changed = num_kept = 0
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        instances = np.kron(rng.integers(0, 9, (3, 4, 4)), np.ones((2 + seed % 2, 4, 4), dtype=int))
+        instances[rng.random(instances.shape) < 0.02] = 11
+        instances[rng.random(instances.shape) < 0.02] = 0
+        expected, found = slow_postprocess_of_volumes(instances, **how), postprocess(instances, **how)
+        assert np.array_equal(found, expected)
+        num_changed += int((found != instances).sum())
+        num_kept += len(np.unique(found)) - 1
+    assert num_changed > 0
+    assert num_kept > 0
+
+
+def test_a_ball_fits_where_its_cube_does_not() -> None:
+    z, y, x = np.mgrid[-3:4, -4:5, -4:5]
+    ball = (z**2 + y**2 + x**2 <= 4).astype(np.int32)
+    assert np.array_equal(postprocess(ball, keep_unmatched=False), ball)
+    ball[3, 4, 6] = 0  # one voxel less
+    assert not postprocess(ball, keep_unmatched=False).any()
+    assert postprocess(ball, keep_unmatched=False, spacing=(5.0, 1.0, 1.0)).any() == 0  # nor its disc
+    ball[2] = ball[3] = (y**2 + x**2 <= 4)[0]
+    assert postprocess(ball, keep_unmatched=False, spacing=(5.0, 1.0, 1.0)).any()
+    flat = np.ones(
+        (2, 9, 9), dtype=np.int32
+    )  # two slices hold no ball of five, of any spacing that has more than one
+    assert not postprocess(flat, keep_unmatched=False).any()
+    assert not postprocess(flat, keep_unmatched=False, spacing=(1e-9, 1.0, 1.0)).any()
+    assert postprocess(flat, keep_unmatched=False, spacing=(4.1, 1.0, 1.0)).all()
 
 
 def test_postprocess_with_no_neighbour_keeps_or_clears() -> None:

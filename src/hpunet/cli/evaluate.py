@@ -189,7 +189,7 @@ def _evaluate_run(
 
 def print_summary(summary: Mapping[str, Any]) -> None:
     """The table of a summary, why metrics are undefined, and what failed."""
-    from hpunet.evaluation.summary import counts, listed, plural, scored_part, undefined_note
+    from hpunet.evaluation.summary import counts, listed, metric_note, plural, scored_part
 
     subset = summary["subset_b"]
     runs = ", ".join(
@@ -210,7 +210,7 @@ def print_summary(summary: Mapping[str, Any]) -> None:
         if entry is None:
             undefined.setdefault(summary["reasons"][name], []).append(name)
             continue
-        below.append(undefined_note(summary, name))
+        below.append(metric_note(summary, name))
         some = f" ({plural(entry['num_images'], 'image')})" if entry["num_images"] < summary["num_images"] else ""
         numbers = (mean_and_std(entry) + some, f"{entry['patient_std']:.4f}", mean_and_std(subset[name]))
         table.add_row(metric_title(name), *numbers)

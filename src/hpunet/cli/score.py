@@ -21,7 +21,7 @@ _PATTERN = (
     "'{name}/sample-{number}.png' has one; {name} is the key of the image. By default the first of both that fits."
 )
 _NUMBERS = "Numbers of samples to score, such as 16,32,50,100: each time the first ones of every image."
-_CROP = "Score the centre of this height and width, as evaluations of crops do; by default whole images."
+_CROP = "Score the centre of this size (of volumes D,H,W), as evaluations of crops do; by default whole images."
 _LIMIT = "Maximum number of images; always the same selection."
 _SKIP = "Leave out images without samples instead of refusing them."
 _OUT = (
@@ -59,9 +59,10 @@ def score_command(
         from hpunet.utils.files import atomic_write, dump_json
 
     numbers = _whole_numbers("samples-per-image", samples_per_image, example="16,32,50,100")
-    centre = None if crop is None else _whole_numbers("crop", crop, example="128,128", count=2)
     chosen = cli.data_options(options, graders=graders, patient=patient)
     source = open_split(labels, split=split, options=chosen)
+    axes, example = source.info.ndim, "128,128" if source.info.ndim == 2 else "32,128,128"
+    centre = None if crop is None else _whole_numbers("crop", crop, example=example, count=axes)
     files = SampleFiles(samples, keys=[identity.key for identity in source.identities], pattern=pattern)
     name = _name(samples)
     out = Path("evaluation") / name if out is None else out
@@ -71,7 +72,7 @@ def score_command(
         folder = out / folder_name(split=split, num_samples=number)
         run = {"name": name, "folder": str(samples), "rows": str(folder / "rows.csv")}
         how: dict[str, Any] = {"options": chosen, "limit": limit, "skip_missing": skip_missing}
-        how |= {"crop": None if centre is None else (centre[0], centre[1]), "replace_rows": replace}
+        how |= {"crop": None if centre is None else tuple(centre), "replace_rows": replace}
         how |= {"about": {"runs": [run], "data": labels}, "say": lambda words: notes.print(f"{name}: {words}")}
         with progress_bar(hidden=False) as progress:
             task = progress.add_task(printable(f"{name}, {number} samples"), total=None)

@@ -14,8 +14,9 @@ from hpunet.evaluation.rows import IDENTITY_FILE, Row, folder_name, read_evaluat
 from hpunet.evaluation.summary import Scope, is_defined, listed, metric_entries, metric_groups, pooled, resampled
 from hpunet.utils.text import csv_text
 
-_OPTIONS, _RUN_SETTINGS = ("split", "samples", "seeds", "limit", "representatives"), ("crop", "extrapolate")
-"""Options of an evaluation, and settings of its run, that must be equal."""
+_OPTIONS = ("split", "samples", "seeds", "limit", "representatives")
+_RUN_SETTINGS = ("crop", "extrapolate", "ndim", "spacing")
+"""Options of an evaluation, and settings of its run and data, that must be equal."""
 _NUM_KEYS_SHOWN = 3
 _Rows = Sequence[Sequence[Row]]  # of one model: the rows of each run, for the same images
 _CSV_VALUES = ("num_images", "mean", "std", "patient_std")
@@ -78,6 +79,7 @@ def compare(models: Mapping[str, Sequence[Evaluated]]) -> dict[str, Any]:
         has_average_precision=any(row.matches is not None for row in rows[0][0]),
         extrapolates=first.identity["extrapolate"],
         has_representatives=first.identity.get("representatives") is not None,
+        has_volumes=first.identity.get("ndim") == 3,
     )
     return {
         "runs": [{"name": name, "folders": [str(run.folder) for run in runs]} for name, runs in models.items()],
@@ -100,6 +102,8 @@ def _refuse_different_images(first: Evaluated, other: Evaluated) -> None:
         advice = "evaluate both with the same " + ", ".join(f"--{key}" for key in different)
         if "crop" in different:
             advice = "evaluate both with --whole, or with --crop if both were trained on crops of one size"
+        if "ndim" in different or "spacing" in different:
+            advice = "volumes are compared with volumes of one spacing; score both on the same --data"
         if "extrapolate" in different:
             advice = "the runs' settings decide extrapolate, so these runs cannot be compared"
         raise ConfigError(f"{both} were evaluated differently: {', '.join(details)}; {advice}")

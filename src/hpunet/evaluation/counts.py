@@ -14,12 +14,13 @@ import torch
 from jaxtyping import Bool, Float64, Int64, Integer, UInt8
 from torch import Tensor
 
-from hpunet.evaluation.scores import representative_scores
+from hpunet.evaluation.scores import mean_over_slices, representative_scores
 from hpunet.metrics import PairIoUs
 from hpunet.metrics.arrays import Array
 from hpunet.metrics.crps import crps_of_areas
 from hpunet.metrics.overlap import dice_from_counts, iou_from_counts, mean_over_classes, mean_over_graders
 from hpunet.metrics.pixels import NUM_BINS, ratio
+from hpunet.metrics.shapes import voxel_size
 
 _NUMBERS_AT_ONCE = 2**25  # float32 numbers of a class's planes
 _EXACT = 2**24  # float32 counts up to here
@@ -27,38 +28,43 @@ _ALIGNED = 2**10  # pixels; rows of other lengths make products slower
 
 
 class Counts(NamedTuple):
-    """Valid pixels of each image, for n maps in this order: s samples, r graders' labels, r reconstructions."""
+    """Valid pixels of each image, for n maps in this order: s samples, r graders' labels, r reconstructions.
 
-    shared: Int64[Array, "b k n n"]
+    Of volumes, those of each slice (b, d).
+    """
+
+    shared: Int64[Array, "b *d k n n"]
     """Of the k-th class in both maps."""
-    agreement: Int64[Array, "b i j"]
+    agreement: Int64[Array, "b *d i j"]
     """That i samples and j graders give to any of the classes."""
-    moments: Int64[Array, "b r 5"]
+    moments: Int64[Array, "b *d r 5"]
     """Sums of u, u², e, e² and u·e of `metrics.uncertainty_error_ncc`, here as whole numbers s²·u and s·e."""
 
 
 @torch.no_grad()
 def count_maps(
     *,
-    samples: UInt8[Tensor, "b s h w"],
-    labels: Integer[Tensor, "b r h w"],
-    reconstructions: Integer[Tensor, "b r h w"],
-    valid: Bool[Tensor, "b h w"],
+    samples: UInt8[Tensor, "b s *z h w"],
+    labels: Integer[Tensor, "b r *z h w"],
+    reconstructions: Integer[Tensor, "b r *z h w"],
+    valid: Bool[Tensor, "b *z h w"],
     graders: Bool[Tensor, "b r"],
     num_classes: int,
     classes: Sequence[int],
 ) -> Counts:
     """Count on the device of the maps; as many pixels at a time as memory should hold."""
-    s = samples.shape[1]
-    maps = torch.cat([samples, labels.byte(), reconstructions.byte()], dim=1).flatten(2)
-    where = valid.flatten(1)
+    s, lead = samples.shape[1], valid.shape[:-2]
+    maps = torch.cat([samples, labels.byte(), reconstructions.byte()], dim=1)
+    maps = maps.movedim(1, -3).flatten(0, len(lead) - 1).flatten(2)  # slices as images of their own
+    where = valid.flatten(0, len(lead) - 1).flatten(1)
+    graders = graders.repeat_interleave(math.prod(lead[1:]), dim=0)
     at_once = min(_EXACT, _NUMBERS_AT_ONCE // (len(maps) * maps.shape[1]))
     at_once = max(1, at_once - at_once % _ALIGNED if at_once > _ALIGNED else at_once)
     parts = zip(maps.split(at_once, dim=2), where.split(at_once, dim=1), strict=True)
     how: dict[str, Any] = {"num_samples": s, "graders": graders, "num_classes": num_classes, "classes": classes}
     with torch.autocast(maps.device.type, enabled=False):
         counts = [_counted(part, where=valid_part, **how) for part, valid_part in parts]
-    return Counts(*(torch.stack(each).sum(dim=0) for each in zip(*counts, strict=True)))
+    return Counts(*(torch.stack(each).sum(dim=0).unflatten(0, lead) for each in zip(*counts, strict=True)))
 
 
 def _counted(
@@ -135,6 +141,25 @@ def scores_from_counts(
         "uncertainty_error_ncc": _correlation(counts, graders),
         **representative_scores(ious, representatives),
     }
+
+
+def volume_scores_from_counts(
+    counts: Counts, *, graders: Bool[np.ndarray, "b r"], spacing: Sequence[float] | None, **how: Any
+) -> dict[str, Float64[np.ndarray, " b"]]:
+    """The scores of volumes, and of their slices, from counts by slice; further arguments as above."""
+    scores = scores_from_counts(of_volumes(counts), graders=graders, **how)
+    scores["volume_crps"] = scores.pop("area_crps") * voxel_size(spacing)
+    b, d = counts.moments.shape[:2]
+    slices = Counts(*(np.asarray(each).reshape(b * d, *each.shape[2:]) for each in counts))
+    how |= {"graders": graders.repeat(d, axis=0), "representatives": None}
+    by_slice = {name: values.reshape(b, d) for name, values in scores_from_counts(slices, **how).items()}
+    sizes = np.asarray(counts.agreement).sum(axis=(2, 3))
+    return scores | mean_over_slices(by_slice, valid=np.asarray(sizes > 0))
+
+
+def of_volumes(counts: Counts) -> Counts:
+    """The counts of whole volumes."""
+    return Counts(*(np.asarray(each).sum(axis=1) for each in counts))
 
 
 def subset_b_from_counts(counts: Counts, *, graders: Bool[np.ndarray, "b r"]) -> Bool[np.ndarray, " b"]:

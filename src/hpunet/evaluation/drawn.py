@@ -21,23 +21,23 @@ class Maps(NamedTuple):
     indices: Sequence[int]
     keys: Sequence[str]
     batch: Batch
-    truth: Int32[np.ndarray, "b h w"] | None
-    labels: UInt8[np.ndarray, "b s h w"] | None = None
-    confidence: Float[np.ndarray, "b h w"] | None = None
-    rebuilt: Int[Tensor, "b r h w"] | None = None
-    visible: Bool[Tensor, "b h w"] | None = None  # what the prior saw, if a part was hidden
+    truth: Int32[np.ndarray, " b *s"] | None
+    labels: UInt8[np.ndarray, "b n *s"] | None = None
+    confidence: Float[np.ndarray, " b *s"] | None = None
+    rebuilt: Int[Tensor, "b r *s"] | None = None
+    visible: Bool[Tensor, " b *s"] | None = None  # what the prior saw, if a part was hidden
     counts: Counts | None = None  # of pixels, if a GPU has counted them; labels may be missing then
     wait: Callable[[], None] = lambda: None
     """Until everything has arrived from the device; to be called before anything is read."""
 
     @property
-    def samples(self) -> UInt8[Tensor, "b s h w"]:
+    def samples(self) -> UInt8[Tensor, "b n *s"]:
         """The labels as a tensor."""
         assert self.labels is not None
         return torch.from_numpy(self.labels)
 
     @property
-    def reconstructions(self) -> Int[Tensor, "b r h w"]:
+    def reconstructions(self) -> Int[Tensor, "b r *s"]:
         """The graders' maps, as the posterior sees them."""
         assert self.rebuilt is not None
         return self.rebuilt
@@ -47,9 +47,9 @@ class Inputs(NamedTuple):
     """What the network sees: images, and what goes with them, padded to a size that it can halve."""
 
     network: SegmentationModel  # that computes: the sampler, the model, or, for large images, the model tile by tile
-    image: Float[Tensor, "b c h2 w2"]
-    cond: Float[Tensor, "b e h2 w2"] | None
-    labels: Int[Tensor, "b r h2 w2"]
+    image: Float[Tensor, "b c *s2"]
+    cond: Float[Tensor, "b e *s2"] | None
+    labels: Int[Tensor, "b r *s2"]
     padding: Padding
 
     def filled_up(self, count: int) -> "Inputs":

@@ -1,5 +1,6 @@
 """Maps of a few images for figures: graders, samples, reconstructions, and deviations by latent scale."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -42,7 +43,7 @@ def _drawn_together(scorer: Scorer, items: Sequence[Item]) -> list[list[Item]]:
     """As many images as logits fit: crops together, whole images one by one."""
     if scorer.crop is None:
         return [[item] for item in items]
-    logits = scorer.num_samples * scorer.info.num_classes * scorer.crop[0] * scorer.crop[1]
+    logits = scorer.num_samples * scorer.info.num_classes * math.prod(scorer.crop)
     size = max(1, LOGITS_AT_ONCE // logits)
     return [list(items[i : i + size]) for i in range(0, len(items), size)]
 
@@ -115,7 +116,8 @@ class ClassSpread:
 
 
 def _padded(name: str, maps: np.ndarray, *, to: Sequence[int]) -> np.ndarray:
-    """Maps with zeros below and to the right; other arrays as they are."""
+    """Maps with zeros below and to the right, and after the last slice; other arrays as they are."""
     if name in ("graders", "keys", "hardness"):
         return maps
-    return np.pad(maps, [(0, 0)] * (maps.ndim - 2) + [(0, to[0] - maps.shape[-2]), (0, to[1] - maps.shape[-1])])
+    missing = [(0, wanted - side) for wanted, side in zip(to, maps.shape[-len(to) :], strict=True)]
+    return np.pad(maps, [(0, 0)] * (maps.ndim - len(to)) + missing)

@@ -1,4 +1,4 @@
-"""Images as evaluation sees them: read and checked, whole or cropped, with fixed ids and fixed hidden parts."""
+"""Images and volumes as evaluation sees them: read and checked, whole or cropped, with fixed ids and hidden parts."""
 
 import math
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int32, Integer
+from jaxtyping import Float, Int32, Integer, Shaped
 from torch import Tensor
 
 from hpunet.data.batch import FIELDS, Batch
@@ -18,7 +18,7 @@ from hpunet.errors import DataError, HPUNetError
 from hpunet.utils.keyed_random import Stream, keyed_uniform
 
 NUM_TABLE_IDS = 4096
-MAX_PIXELS = 2**20  # of whole images in one forward pass
+MAX_PIXELS = 2**20  # of whole images, and of volumes, in one forward pass
 
 
 class Item(NamedTuple):
@@ -44,9 +44,10 @@ def read_item(source: Source, index: int, info: SetInfo) -> Item:
     return Item(index, found)
 
 
-def fast_batch_size(device: torch.device) -> int:
-    """Default number of images per forward pass."""
-    return 8 if device.type == "cpu" else 32
+def fast_batch_size(device: torch.device, *, volume: Sequence[int] | None = None) -> int:
+    """Default number of images per forward pass; of volumes of about this size, as many as memory should hold."""
+    size = 8 if device.type == "cpu" else 32
+    return size if volume is None else max(1, min(size, MAX_PIXELS // math.prod(volume)))
 
 
 def as_batch(sample: Sample) -> Batch:
@@ -56,13 +57,16 @@ def as_batch(sample: Sample) -> Batch:
 
 
 def drawn_together(items: Sequence[Item], *, crop: tuple[int, ...] | None) -> list[list[Item]]:
-    """Items in groups for one forward pass each: crops all together, whole images by size and as many as fit."""
-    if crop is not None:
+    """Items in groups for one forward pass each: crops all together, whole images by size and as many as fit.
+
+    Crops of volumes, too, as many as fit.
+    """
+    if crop is not None and len(crop) == 2:
         return [list(items)]
     groups: list[list[Item]] = []
     newest: dict[tuple[int, ...], list[Item]] = {}
     for item in items:
-        size = (0,) if item.sample is None else item.sample.valid.shape
+        size = (0,) if item.sample is None else crop or item.sample.valid.shape
         if size not in newest or (len(newest[size]) + 1) * math.prod(size) > MAX_PIXELS:
             groups.append([])
             newest[size] = groups[-1]
@@ -71,12 +75,16 @@ def drawn_together(items: Sequence[Item], *, crop: tuple[int, ...] | None) -> li
 
 
 def centre_crop(batch: Batch, *, crop: tuple[int, ...]) -> Batch:
-    """The centre of each image, of this height and width; a smaller image is padded with invalid pixels."""
-    sides = zip(batch.valid.shape[:0:-1], crop[::-1], strict=True)  # the last one first
-    margins = [(side, wanted, min(0, side - wanted) + abs(side - wanted) // 2) for side, wanted in sides]
-    pads = [n for side, wanted, start in margins for n in (-start, start + wanted - side)]  # negative ones crop
-    image, labels, valid = (F.pad(each, pads) for each in (batch.image, batch.labels, batch.valid))
+    """The centre of each image, of this size; a smaller image is padded with invalid pixels."""
+    image, labels, valid = (centred(each, crop=crop) for each in (batch.image, batch.labels, batch.valid))
     return Batch(image=image, labels=labels * valid.unsqueeze(1), valid=valid, graders=batch.graders)
+
+
+def centred(maps: Shaped[Tensor, "..."], *, crop: tuple[int, ...]) -> Shaped[Tensor, "..."]:
+    """The centre of maps whose last axes are positions; smaller ones are padded with 0."""
+    sides = zip(maps.shape[: -len(crop) - 1 : -1], crop[::-1], strict=True)  # the last one first
+    margins = [(side, wanted, min(0, side - wanted) + abs(side - wanted) // 2) for side, wanted in sides]
+    return F.pad(maps, [n for side, wanted, start in margins for n in (-start, start + wanted - side)])  # or cropped
 
 
 def with_evaluation_ids(batch: Batch, *, keys: Sequence[str], info: SetInfo, seed: int) -> Batch:
@@ -93,7 +101,7 @@ def with_evaluation_ids(batch: Batch, *, keys: Sequence[str], info: SetInfo, see
     return Batch(image=batch.image, labels=labels, valid=batch.valid, graders=batch.graders)
 
 
-def of_first_grader(batch: Batch, maps: Integer[Tensor, "b r h w"]) -> Integer[Tensor, "b h w"]:
+def of_first_grader(batch: Batch, maps: Integer[Tensor, "b r *s"]) -> Integer[Tensor, " b *s"]:
     """The map of each image's first grader: the truth where there can be only one."""
     first = batch.graders.int().argmax(dim=1)
     return maps[torch.arange(len(first), device=maps.device), first.to(maps.device)]
@@ -101,7 +109,7 @@ def of_first_grader(batch: Batch, maps: Integer[Tensor, "b r h w"]) -> Integer[T
 
 def prior_inputs(
     batch: Batch, *, places: Sequence[int], extrapolate: bool, num_classes: int
-) -> tuple[Float[Tensor, "b c h w"], Float[Tensor, "b e h w"] | None]:
+) -> tuple[Float[Tensor, "b c *s"], Float[Tensor, "b e *s"] | None]:
     """Image and conditioning for the prior; when extrapolating, hidden parts depend on the images' numbers.
 
     The visible labels are those of each image's first grader.
@@ -115,7 +123,7 @@ def prior_inputs(
     return hidden.image, hidden.cond
 
 
-def true_instances(batch: Batch, info: SetInfo) -> Int32[np.ndarray, "b h w"]:
+def true_instances(batch: Batch, info: SetInfo) -> Int32[np.ndarray, " b *s"]:
     """Instances of each image's first grader, 0 for none; `batch` has labels as stored."""
     labels = of_first_grader(batch, batch.labels).cpu().numpy()
     return np.asarray(np.maximum(labels - (info.num_fixed_classes - 1), 0), dtype=np.int32)

@@ -1,5 +1,6 @@
 """Scores of the instances that the samples of one image cluster into; worker processes can compute them."""
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -17,24 +18,27 @@ class Clustering(NamedTuple):
     info: SetInfo
     alpha: int
     seed: int
-    connected: bool
-    erosion: int | None
+    connected: bool = False
+    erosion: int | None = None
 
 
 class InstanceMaps(NamedTuple):
     """One image: its samples, true instances (0 for none) and, for average precision, the instances' probability."""
 
     clustering: Clustering
-    samples: UInt8[np.ndarray, "s h w"]
-    truth: Int32[np.ndarray, "h w"]
-    valid: Bool[np.ndarray, "h w"]
-    confidence: Float[np.ndarray, "h w"] | None
+    samples: UInt8[np.ndarray, " n *s"]
+    truth: Int32[np.ndarray, "*s"]
+    valid: Bool[np.ndarray, "*s"]
+    confidence: Float[np.ndarray, "*s"] | None
 
 
 def score_instances(maps: InstanceMaps) -> tuple[dict[str, float], InstanceMatches | None]:
-    """Rand error and IoU of the background, and overlaps for average precision."""
-    predicted = instances_of(maps.samples, **maps.clustering._asdict())
-    truth, valid = maps.truth, maps.valid
+    """Rand error and IoU of the background, and overlaps for average precision.
+
+    Of a volume also the mean Rand error of its slices, where it is defined, each clustered on its own.
+    """
+    how, truth, valid = maps.clustering._asdict(), maps.truth, maps.valid
+    predicted = instances_of(maps.samples, **how)
     error = rand_error(prediction=predicted[None], truth=truth[None], valid=valid[None])
     # Whether membranes or gaps are found: the Rand error ignores them.
     taken = [(each > 0).astype(np.uint8)[None] for each in (predicted, truth)]
@@ -43,7 +47,14 @@ def score_instances(maps: InstanceMaps) -> tuple[dict[str, float], InstanceMatch
     if maps.confidence is not None:
         certainty = instance_scores(predicted, stochastic_probs=maps.confidence[None])
         matches = match_instances(prediction=predicted, scores=certainty, truth=truth, valid=valid)
-    return {"rand_error": float(error[0]), "background_iou": float(background[0])}, matches
+    scores = {"rand_error": float(error[0]), "background_iou": float(background[0])}
+    if truth.ndim == 3:
+        slices = np.stack([instances_of(maps.samples[:, z], **how) for z in range(len(truth))])
+        errors = rand_error(prediction=slices, truth=truth, valid=valid)
+        scores["slice_rand_error"] = (
+            float(errors[np.isfinite(errors)].mean()) if np.isfinite(errors).any() else math.nan
+        )
+    return scores, matches
 
 
 def start_worker(_number: int) -> None:

@@ -47,23 +47,29 @@ HIDDEN_METRICS = (
 """Only for images with a hidden part (`data.extrapolate`)."""
 NEWER_METRICS = ("hm_iou_best",)
 """Of all images, but not in rows that were kept earlier."""
-CLUSTER_METRICS = ("background_iou",)
+CLUSTER_METRICS = ("background_iou", "slice_rand_error")
 """Only for images with instances and no hidden part."""
-CLASS_METRICS = ("area_crps",)
+CLASS_METRICS = ("area_crps", "volume_crps", "slice_area_crps")
 """Only for images with classes and no hidden part."""
+IMAGE_METRICS = ("area_crps",)
+"""Not for volumes."""
+SLICE_METRICS = ("slice_ged2", "slice_hm_iou", "slice_iou_rec")
+VOLUME_METRICS = ("volume_crps", *SLICE_METRICS, "slice_area_crps", "slice_rand_error")
+"""Only for volumes: CRPS of volumes in ml, or in voxels if the spacing is not known, and means over their slices."""
 REPRESENTATIVE_METRICS = ("representatives_ged2", "representatives_hm_iou")
 """Only with a number of representatives: of those and their weights, apart from the independent samples."""
 METRICS = (
     *("ged2", "ged2_unbiased", "hm_iou", *NEWER_METRICS, "iou_rec", "best_match_dice", "sample_diversity"),
     *("calibration_error", "uncertainty_error_ncc"),
-    *CLASS_METRICS,
-    "rand_error",
-    *CLUSTER_METRICS,
+    *IMAGE_METRICS,
+    *("rand_error", "background_iou"),
     *HIDDEN_METRICS,
     *REPRESENTATIVE_METRICS,
+    *VOLUME_METRICS,
 )
 _ALL_COLUMNS = ("image", "key", "patient", "num_graders", "subset_b", *METRICS, "instances", "error")
 _NOT_ALWAYS = {*NEWER_METRICS, *CLUSTER_METRICS, *HIDDEN_METRICS, *CLASS_METRICS, *REPRESENTATIVE_METRICS}
+_NOT_ALWAYS |= {*VOLUME_METRICS}
 COLUMNS = tuple(name for name in _ALL_COLUMNS if name not in _NOT_ALWAYS)
 """Of all rows; kept rows that are older than the other metrics have only these."""
 MAX_PAIRS = 2**24  # of predicted and true instances of an image that is read back
@@ -90,7 +96,10 @@ def columns_of(identity: Mapping[str, Any]) -> tuple[str, ...]:
     of_whole_images: tuple[str, ...] = CLASS_METRICS if identity.get("alpha") is None else CLUSTER_METRICS
     own: tuple[str, ...] = HIDDEN_METRICS if identity.get("extrapolate") else of_whole_images
     own += NEWER_METRICS + (REPRESENTATIVE_METRICS if identity.get("representatives") else ())
-    return tuple(name for name in _ALL_COLUMNS if name in COLUMNS or name in own)
+    is_volume = identity.get("ndim") == 3
+    own += SLICE_METRICS if is_volume else ()
+    others = IMAGE_METRICS if is_volume else VOLUME_METRICS
+    return tuple(name for name in _ALL_COLUMNS if name in COLUMNS or (name in own and name not in others))
 
 
 def mean_rows(by_seed: Sequence[Sequence[Row]]) -> list[Row]:

@@ -19,11 +19,12 @@ from hpunet.data.workers import workers
 from hpunet.errors import ConfigError, DataError
 from hpunet.evaluation.drawn import Drawn
 from hpunet.evaluation.examples import MAX_SIDE, example_arrays
-from hpunet.evaluation.images import Item, fast_batch_size, read_item
+from hpunet.evaluation.images import MAX_PIXELS, Item, fast_batch_size, read_item
 from hpunet.evaluation.instance_scores import start_worker
 from hpunet.evaluation.rows import EXAMPLES_FILE, SUMMARY_FILE, Row, RowStore, first_keys, mean_rows
 from hpunet.evaluation.sample_files import sample_path
 from hpunet.evaluation.scorer import Scorer
+from hpunet.evaluation.scores import volume_identity
 from hpunet.evaluation.summary import sizes_scored, summarise
 from hpunet.utils.cores import usable_cores
 from hpunet.utils.distributed import rank, shared_lock, world_size
@@ -85,7 +86,9 @@ def evaluate(
         if rank() == 0:
             hashes.save()
         # Which images go together depends neither on the processes nor, but for the last one, on an interruption.
-        size = batch_size or fast_batch_size(scorer.device)
+        known = source.info.image_size or scorer.info.image_size or (MAX_PIXELS,)
+        volume = known if source.info.ndim == 3 else None
+        size = batch_size or fast_batch_size(scorer.device, volume=volume)
         every = [chosen[i : i + size] for i in range(0, len(chosen), size)]
         left = [[i for i in batch if not _is_done(source.identities[i].key, store, scorer)] for batch in every]
         if there := len(chosen) - sum(map(len, left)):
@@ -115,6 +118,7 @@ def evaluate(
             "num_seeds": scorer.num_seeds,
             "data_fingerprint": identity["data"],
             "crop": identity["crop"],
+            **volume_identity(source.info),
             **summarise(rows, scope=scorer.scope),
             "duration_s": round(time.perf_counter() - start, 3),
         }

@@ -5,11 +5,13 @@
     {name}/sample-{number}.png  one file per sample; also TIFF, GIF or .nii.gz, also {name}_s{number}.png and the like
 
 `{name}` is the key of an image in `rows.csv`; it may hold folders. For a NIfTI volume, which holds all slices, it is
-the key without /z-012. Files that do not fit the pattern are not read. `hpunet evaluate --save-samples` writes the
-first layout, `hpunet sample` the second.
+the key without /z-012. Of data opened as volumes, arrays are (s, d, h, w), and one file per sample is NIfTI. Files
+that do not fit the pattern are not read. `hpunet evaluate --save-samples` writes the first layout, `hpunet sample`
+the second.
 """
 
 import io
+import math
 import re
 import zipfile
 from collections.abc import Iterable, Sequence
@@ -37,7 +39,8 @@ _ARRAY = "samples"
 _ARRAY_ENDINGS = (".npz", ".npy")
 _SLICE = re.compile(r"(.+)/z-(\d{1,9})")
 _PIECE = 2**22  # bytes
-Size = tuple[int, int]
+Size = tuple[int, ...]
+"""Height and width; of volumes, depth, height and width."""
 
 
 def sample_path(folder: Path, key: str) -> Path:
@@ -46,7 +49,7 @@ def sample_path(folder: Path, key: str) -> Path:
     return folder / f"{key}.npz"
 
 
-def write_samples(folder: Path, key: str, samples: UInt8[np.ndarray, "s h w"]) -> None:
+def write_samples(folder: Path, key: str, samples: UInt8[np.ndarray, " n *s"]) -> None:
     """Write all samples of an image in one step; the same bytes every time."""
     array, content = io.BytesIO(), io.BytesIO()
     np.lib.format.write_array(array, np.ascontiguousarray(samples), allow_pickle=False)
@@ -92,8 +95,8 @@ class SampleFiles:
 
     def read(
         self, key: str, *, sizes: Sequence[Size], count: int, num_classes: int
-    ) -> Integer[np.ndarray, "{count} h w"]:
-        """The first `count` samples of an image as classes; their height and width must be one of `sizes`."""
+    ) -> Integer[np.ndarray, " {count} *s"]:
+        """The first `count` samples of an image or volume as classes; their size must be one of `sizes`."""
         name, z = self._places[key]
         files = self._files[name]
         if 0 in files:
@@ -111,12 +114,13 @@ class SampleFiles:
 
     def _read_all(
         self, file: str, key: str, z: int, *, sizes: Sequence[Size], count: int, num_classes: int
-    ) -> Integer[np.ndarray, "s h w"]:
+    ) -> Integer[np.ndarray, " n *s"]:
         where = self.tree.where(file)
         if self._are_volumes:
             volume = self._volume(file, key, sizes=sizes, num_classes=num_classes)
-            _check_shape(volume.shape[3:] + volume.shape[1:3], sizes=sizes, count=count, key=key, name=where)
-            return np.asarray(np.moveaxis(volume[z], -1, 0)[:count])
+            found = np.moveaxis(volume if len(sizes[0]) == 3 else volume[z], -1, 0)
+            _check_shape(found.shape, sizes=sizes, count=count, key=key, name=where)
+            return np.asarray(found[:count])
         content = self.tree.read(file)
         with named_errors(f"{self.pattern[-4:]} file", name=where):
             read = _from_npz if file.lower().endswith(".npz") else _from_npy
@@ -125,14 +129,17 @@ class SampleFiles:
 
     def _read_one(
         self, file: str, key: str, z: int, *, sizes: Sequence[Size], num_classes: int
-    ) -> Integer[np.ndarray, "1 h w"]:
+    ) -> Integer[np.ndarray, " 1 *s"]:
         where = self.tree.where(file)
         if self._are_volumes:
             volume = self._volume(file, key, sizes=sizes, num_classes=num_classes)
             if volume.shape[3] != 1:
                 words = f"{where}: holds {volume.shape[3]} samples, {self.pattern!r} expects one per file"
                 raise DataError(f"{words}; name them by a pattern without {{number}}, one file per image")
-            return np.asarray(volume[z, ..., 0][None])
+            return np.asarray((volume if len(sizes[0]) == 3 else volume[z])[..., 0][None])
+        if len(sizes[0]) == 3:
+            words = f"a picture is no sample of a volume; write .nii.gz, or all samples of {key} as .npz"
+            raise DataError(f"{where}: {words}")
         content = self.tree.read(file)
         values = _of_one_size(
             lambda size: decode_image(content, name=where, labels=True, size=size), sizes=sizes, depth=1, key=key
@@ -145,11 +152,11 @@ class SampleFiles:
         self, file: str, key: str, *, sizes: Sequence[Size], num_classes: int
     ) -> Integer[np.ndarray, "z h w s"]:
         name, place = self._places[key][0], (file, tuple(sizes))
-        depth = self._depths[name]
+        depth = sizes[0][0] if len(sizes[0]) == 3 else self._depths[name]
         if place not in self._volumes:
             content, where = self.tree.read(file), self.tree.where(file)
             number = nifti_raters(content[:NIFTI_HEAD_BYTES], packed=len(content), name=where)
-            if number > MAX_SAMPLES or number * depth * max(h * w for h, w in sizes) > MAX_VOLUME_BYTES:
+            if number > MAX_SAMPLES or number * max(map(math.prod, _volumes(sizes, depth=depth))) > MAX_VOLUME_BYTES:
                 raise DataError(f"{where}: {number} samples of {depth} slices are too many")
             values = _of_one_size(
                 lambda size: decode_nifti(content, name=where, size=size, num_raters=number).slices,
@@ -232,7 +239,7 @@ def _from_npy(content: bytes, *, sizes: Sequence[Size], count: int, key: str, na
 
 def _from_stream(
     file: Any, *, size: int, sizes: Sequence[Size], count: int, key: str, name: str
-) -> Shaped[np.ndarray, "s h w"]:
+) -> Shaped[np.ndarray, " n *s"]:
     """The first samples of an array of `size` bytes; the rest is read, for its checksum, and not kept."""
     version = np.lib.format.read_magic(file)
     readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
@@ -244,31 +251,38 @@ def _from_stream(
     if is_fortran:
         raise DataError(f"{name}: is in Fortran's order; save numpy.ascontiguousarray of it")
     _check_shape(shape, sizes=sizes, count=count, key=key, name=name)
-    h, w = shape[1:]
-    if file.tell() + shape[0] * h * w * dtype.itemsize != size:
+    each = math.prod(shape[1:])
+    if file.tell() + shape[0] * each * dtype.itemsize != size:
         raise DataError(f"{name}: {size} bytes do not hold {shape} of {dtype}")
-    wanted = file.read(count * h * w * dtype.itemsize)
+    wanted = file.read(count * each * dtype.itemsize)
     while file.read(_PIECE):
         pass
-    return np.frombuffer(wanted, dtype).reshape(count, h, w).astype(dtype.newbyteorder("="), copy=False)
+    return np.frombuffer(wanted, dtype).reshape(count, *shape[1:]).astype(dtype.newbyteorder("="), copy=False)
 
 
 def _check_shape(shape: Sequence[int], *, sizes: Sequence[Size], count: int, key: str, name: str) -> None:
-    if len(shape) != 3 or tuple(shape[1:]) not in sizes or not 0 < shape[0] <= MAX_SAMPLES:
-        wanted = " or ".join(f"{h}×{w}" for h, w in sizes)
-        raise DataError(f"{name}: shape {tuple(shape)}; expected (samples, height, width), {wanted} as {key} has")
+    if tuple(shape[1:]) not in sizes or not 0 < shape[0] <= MAX_SAMPLES:
+        wanted = " or ".join("×".join(map(str, size)) for size in sizes)
+        axes = f"(samples, {'depth, ' if len(sizes[0]) == 3 else ''}height, width)"
+        raise DataError(f"{name}: shape {tuple(shape)}; expected {axes}, {wanted} as {key} has")
     if shape[0] < count:
         raise DataError(f"{name}: holds {shape[0]} samples of {key}, {count} are scored")
 
 
 def _of_one_size(read: Any, *, sizes: Sequence[Size], depth: int, key: str) -> np.ndarray:
     """What the first size gives that is right."""
-    for h, w in sizes[:-1]:
+    volumes = _volumes(sizes, depth=depth)
+    for size in volumes[:-1]:
         try:
-            return np.asarray(read(ImageSize(depth, h, w, key)))
+            return np.asarray(read(ImageSize(*size, key)))
         except DataError:
             continue
-    return np.asarray(read(ImageSize(depth, *sizes[-1], key)))
+    return np.asarray(read(ImageSize(*volumes[-1], key)))
+
+
+def _volumes(sizes: Sequence[Size], *, depth: int) -> list[tuple[int, int, int]]:
+    """Depth, height and width; of images the given depth."""
+    return [(d, h, w) for d, h, w in ((depth, *size)[-3:] for size in sizes)]
 
 
 def _as_classes(values: np.ndarray, *, num_classes: int, name: str) -> Integer[np.ndarray, "*shape"]:

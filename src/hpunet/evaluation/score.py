@@ -5,7 +5,6 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +15,17 @@ from hpunet.config.settings import MAX_SAMPLES
 from hpunet.data.fingerprint import FILES_FILE, FileHashes, changed_files, read_contents
 from hpunet.data.types import Source
 from hpunet.errors import ConfigError, DataError
-from hpunet.evaluation.images import Item, as_batch, centre_crop
+from hpunet.evaluation.images import Item, as_batch, centre_crop, centred
 from hpunet.evaluation.rows import SUMMARY_FILE, Row, RowStore
 from hpunet.evaluation.run import Callback, chosen_images, read_ahead
 from hpunet.evaluation.sample_files import SampleFiles
-from hpunet.evaluation.scores import image_scores, marginal_scores, metric_arguments
+from hpunet.evaluation.scores import image_scores, marginal_scores, metric_arguments, slice_scores, volume_identity
 from hpunet.evaluation.summary import Scope, plural, sizes_scored, summarise
 from hpunet.metrics import subset_b
 from hpunet.utils.distributed import shared_lock
 from hpunet.utils.files import atomic_write, dump_json, real_path
 
-_IMAGES_AT_ONCE = 16  # rows that are saved together
+_IMAGES_AT_ONCE = 16  # rows that are saved together; volumes one by one
 
 
 def score_samples(
@@ -35,7 +34,7 @@ def score_samples(
     source: Source,
     folder: Path,
     num_samples: int,
-    crop: tuple[int, int] | None = None,
+    crop: tuple[int, ...] | None = None,
     options: Mapping[str, Any] | None = None,
     about: Mapping[str, Any] | None = None,
     limit: int | None = None,
@@ -53,6 +52,9 @@ def score_samples(
     start = time.perf_counter()
     if source.info.has_instances:
         raise ConfigError(f"{source.info.kind} data: labels are instances; score takes samples of class maps")
+    if crop is not None and len(crop) != source.info.ndim:
+        what = "depth, height and width" if source.info.ndim == 3 else "height and width"
+        raise ConfigError(f"crop: expected {what}, got {crop}")
     if not 1 <= num_samples <= MAX_SAMPLES:
         raise ConfigError(f"samples-per-image: expected 1 to {MAX_SAMPLES}, got {num_samples}")
     if real_path(samples.tree.path).is_relative_to(real_path(folder)):
@@ -82,6 +84,7 @@ def score_samples(
             "alpha": None,
             "crop": None if crop is None else list(crop),
             "extrapolate": False,
+            **volume_identity(source.info),
         }
         store = stack.enter_context(RowStore(folder, identity=identity, replace=replace_rows))
         hashes.save()
@@ -89,17 +92,19 @@ def score_samples(
         if there := len(chosen) - len(left):
             say(f"{there} of {len(chosen)} rows are done already")
         sizes: set[tuple[int, ...]] = set()
-        batches = [left[i : i + _IMAGES_AT_ONCE] for i in range(0, len(left), _IMAGES_AT_ONCE)]
+        at_once = _IMAGES_AT_ONCE if source.info.ndim == 2 else 1
+        batches = [left[i : i + at_once] for i in range(0, len(left), at_once)]
         for number, items in enumerate(read_ahead(source, batches, source.info)):
             sizes |= {item.sample.valid.shape for item in items if item.sample is not None}
             store.append([_row(item, samples, source=source, num_samples=num_samples, crop=crop) for item in items])
-            watch(min(len(left), (number + 1) * _IMAGES_AT_ONCE), len(left))
+            watch(min(len(left), (number + 1) * at_once), len(left))
         if sizes - {crop}:
             say(sizes_scored(sizes, crop=crop))
         if words := changed_files(contents.files, read_contents(source, **how).files):
             raise DataError(f"{words} changed while they were scored; score again with --replace")
         wanted = {source.identities[i].key for i in chosen}
         rows = [row for row in store.finish() if row.key in wanted]
+        scope = Scope(num_samples, False, has_average_precision=False, has_volumes=source.info.ndim == 3)
         summary = {
             **(about or {}),
             "split": source.split,
@@ -108,28 +113,29 @@ def score_samples(
             "num_missing": len(missing),
             "data_fingerprint": identity["data"],
             "crop": identity["crop"],
-            **summarise(rows, scope=Scope(num_samples, has_instances=False, has_average_precision=False)),
+            **volume_identity(source.info),
+            **summarise(rows, scope=scope),
             "duration_s": round(time.perf_counter() - start, 3),
         }
         atomic_write(folder / SUMMARY_FILE, dump_json(summary, name=SUMMARY_FILE))
     return summary
 
 
-def _row(item: Item, samples: SampleFiles, *, source: Source, num_samples: int, crop: tuple[int, int] | None) -> Row:
+def _row(item: Item, samples: SampleFiles, *, source: Source, num_samples: int, crop: tuple[int, ...] | None) -> Row:
     patient, key = source.identities[item.number]
     if item.sample is None:
         return Row(image=item.number, key=key, patient=patient, error=item.error)
     info, batch = source.info, as_batch(item.sample)
-    h, w = whole = (batch.valid.shape[1], batch.valid.shape[2])
+    whole = tuple(batch.valid.shape[1:])
     sizes = list(dict.fromkeys([whole] if crop is None else [whole, crop]))
     maps = samples.read(key, sizes=sizes, count=num_samples, num_classes=info.num_classes)
     drawn: Tensor = torch.from_numpy(maps)[None]
     if crop is not None:
-        if tuple(drawn.shape[2:]) == (h, w):
-            drawn = centre_crop(replace(batch, labels=drawn, valid=torch.ones_like(batch.valid)), crop=crop).labels
-        batch = centre_crop(batch, crop=crop)
+        drawn, batch = centred(drawn, crop=crop), centre_crop(batch, crop=crop)
     scores = image_scores(samples=drawn, reconstructions=None, batch=batch, info=info)
     scores |= marginal_scores(samples=drawn, batch=batch, info=info)
+    if info.ndim == 3:
+        scores |= slice_scores(samples=drawn, reconstructions=None, batch=batch, info=info)
     values = {name: float(value[0]) for name, value in scores.items()}
     return Row(
         image=item.number,

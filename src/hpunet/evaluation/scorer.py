@@ -7,7 +7,7 @@ do not change what is drawn for an image. Validation during training uses the sa
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,14 @@ from hpunet.data.batch import Batch
 from hpunet.data.fingerprint import Contents
 from hpunet.data.types import Sample, SetInfo, Source, refuse_other_data
 from hpunet.errors import ConfigError, DataError
-from hpunet.evaluation.counts import Counts, count_maps, scores_from_counts, subset_b_from_counts
+from hpunet.evaluation.counts import (
+    Counts,
+    count_maps,
+    of_volumes,
+    scores_from_counts,
+    subset_b_from_counts,
+    volume_scores_from_counts,
+)
 from hpunet.evaluation.drawn import Drawn, Inputs, Maps
 from hpunet.evaluation.images import (
     Item,
@@ -43,6 +50,8 @@ from hpunet.evaluation.scores import (
     image_scores,
     marginal_scores,
     metric_arguments,
+    slice_scores,
+    volume_identity,
 )
 from hpunet.evaluation.summary import Scope
 from hpunet.metrics import subset_b
@@ -107,7 +116,8 @@ class Scorer:
         """Which metrics apply. Average precision is for instances among other classes (street scenes)."""
         among_others = self.finds_instances and self.info.num_fixed_classes > 1
         few = self.representatives is not None
-        return Scope(self.num_samples, self.info.has_instances, among_others, self.extrapolate, few)
+        few_seen = (among_others, self.extrapolate, few)
+        return Scope(self.num_samples, self.info.has_instances, *few_seen, has_volumes=self.info.ndim == 3)
 
     @property
     def finds_instances(self) -> bool:
@@ -132,6 +142,7 @@ class Scorer:
             **({} if self.representatives is None else {"representatives": self.representatives}),
             **({} if self.model.orientations == 1 else {"orientations": self.model.orientations}),
             **({} if self.sampler is None else {"kernels": "fused"}),
+            **volume_identity(source.info),
         }
 
     @property
@@ -203,9 +214,9 @@ class Scorer:
         self,
         batch: Batch,
         *,
-        labels: UInt8[Tensor, "b s h w"],
-        confidence: Float[Tensor, "b h w"] | None,
-        rebuilt: Int[Tensor, "b r h w"],
+        labels: UInt8[Tensor, "b n *s"],
+        confidence: Float[Tensor, " b *s"] | None,
+        rebuilt: Int[Tensor, "b r *s"],
     ) -> dict[str, Any]:
         """The entries of `Maps` that come from the device; nothing waits for it here."""
         found = {} if confidence is None else {"confidence": confidence}
@@ -222,12 +233,18 @@ class Scorer:
         arrays: dict[str, Any] = {name: copies[name].numpy() for name in ("labels", "confidence") if name in copies}
         return {**copies, **arrays, "counts": counts, "wait": wait}
 
-    def distribution_scores(self, maps: Maps) -> dict[str, Float64[Tensor, " b"]]:
+    def distribution_scores(
+        self, maps: Maps, *, spacing: Sequence[float] | None = None
+    ) -> dict[str, Float64[Tensor, " b"]]:
         """GED², HM-IoU and their relatives, and reconstruction IoU per image; the maps must have arrived."""
         if maps.counts is not None:
             how: dict[str, Any] = {"graders": maps.batch.graders.numpy(), "skip_empty": self.info.has_instances}
             how |= {"representatives": self.representatives}
-            return {name: torch.from_numpy(v) for name, v in scores_from_counts(maps.counts, **how).items()}
+            if self.info.ndim == 3:
+                found = volume_scores_from_counts(maps.counts, spacing=spacing, **how)
+            else:
+                found = scores_from_counts(maps.counts, **how)
+            return {name: torch.from_numpy(values) for name, values in found.items()}
         predicted = {"samples": maps.samples, "reconstructions": maps.reconstructions}
         return image_scores(**predicted, batch=maps.batch, info=self.info, representatives=self.representatives)
 
@@ -245,12 +262,13 @@ class Scorer:
         return [named[item.number] for item in drawn.items]
 
     def _scored(self, source: Source, drawn: Maps, run: Run) -> dict[int, Row]:
-        scores, marked = self._image_scores(drawn)
+        info = replace(self.info, spacing=source.info.spacing)
+        scores, marked = self._image_scores(drawn, info)
         columns = {name: values.tolist() for name, values in scores.items()}
         num_graders, in_subset = drawn.batch.graders.sum(dim=1).tolist(), marked.tolist()
         clustered: Iterable[Any] = [({}, None)] * len(drawn.indices)
         if drawn.truth is not None:
-            clustered = run(score_instances, self._instance_maps(drawn))
+            clustered = run(score_instances, self._instance_maps(drawn, info))
         found = {}
         for i, (index, (of_instances, matches)) in enumerate(zip(drawn.indices, clustered, strict=True)):
             values = {**{name: column[i] for name, column in columns.items()}, **of_instances}
@@ -265,31 +283,36 @@ class Scorer:
             )
         return found
 
-    def _image_scores(self, drawn: Maps) -> tuple[dict[str, Tensor], Tensor]:
-        """All scores but those of instances, and which images are in subset B."""
-        scores, batch = self.distribution_scores(drawn), drawn.batch
-        common = metric_arguments(batch, self.info)
+    def _image_scores(self, drawn: Maps, info: SetInfo) -> tuple[dict[str, Tensor], Tensor]:
+        """All scores but those of instances, and which images are in subset B; `info` has the data's spacing."""
+        scores, batch = self.distribution_scores(drawn, spacing=info.spacing), drawn.batch
+        common = metric_arguments(batch, info)
         if drawn.counts is not None:
-            marked = torch.from_numpy(subset_b_from_counts(drawn.counts, graders=batch.graders.numpy()))
+            counts = of_volumes(drawn.counts) if info.ndim == 3 else drawn.counts
+            marked = torch.from_numpy(subset_b_from_counts(counts, graders=batch.graders.numpy()))
         else:
             marked = torch.as_tensor(subset_b(**common))
-            scores |= marginal_scores(samples=drawn.samples, batch=batch, info=self.info)
+            scores |= marginal_scores(samples=drawn.samples, batch=batch, info=info)
+            if info.ndim == 3:
+                predicted = {"samples": drawn.samples, "reconstructions": drawn.reconstructions}
+                scores |= slice_scores(**predicted, batch=batch, info=info)
         if drawn.visible is not None:
             predicted = {"samples": drawn.samples, "reconstructions": drawn.reconstructions}
             scores |= hidden_scores(**predicted, visible=drawn.visible, batch=batch, info=self.info)
         return scores, marked
 
-    def _instance_maps(self, drawn: Maps) -> list[InstanceMaps]:
+    def _instance_maps(self, drawn: Maps, info: SetInfo) -> list[InstanceMaps]:
         """What each image's instances are scored on."""
         assert drawn.labels is not None
         assert drawn.truth is not None
         confidence = drawn.confidence if drawn.confidence is not None else [None] * len(drawn.labels)
         maps = zip(drawn.labels, drawn.truth, drawn.batch.valid.numpy(), confidence, strict=True)
-        return [InstanceMaps(self.clustering, *each) for each in maps]
+        clustering = self.clustering._replace(info=info)
+        return [InstanceMaps(clustering, *each) for each in maps]
 
     def prepare(
         self, samples: Sequence[Sample], keys: Sequence[str]
-    ) -> tuple[Batch, Int32[np.ndarray, "b h w"] | None]:
+    ) -> tuple[Batch, Int32[np.ndarray, " b *s"] | None]:
         """Images as evaluation sees them, whole or their centre; and true instances, 0 for none."""
         singles = [as_batch(found) for found in samples]
         if self.crop is not None and len({single.valid.shape for single in singles}) > 1:
@@ -301,7 +324,7 @@ class Scorer:
 
     def _sampled(
         self, inputs: Inputs, *, features: Features, generators: Sequence[torch.Generator]
-    ) -> tuple[UInt8[Tensor, "b s h w"], Float[Tensor, "b h w"] | None]:
+    ) -> tuple[UInt8[Tensor, "b n *s"], Float[Tensor, " b *s"] | None]:
         """Samples, and the mean softmax of the stochastic classes if average precision needs it, on the device."""
         wants_scores, inside = self.scope.has_average_precision, inputs.padding.inside
         drawn, total = [], None
@@ -317,7 +340,7 @@ class Scorer:
         self, inputs: Inputs, *, generator: Sequence[torch.Generator], return_logits: bool, **how: Any
     ) -> Iterator[Samples]:
         """The samples of the images, as many at a time as memory should hold; further arguments as for `sample`."""
-        pixels = inputs.image.shape[2] * inputs.image.shape[3]
+        pixels = math.prod(inputs.image.shape[2:])
         at_once = LOGITS_AT_ONCE // (self.info.num_classes * pixels) if return_logits else LABELS_AT_ONCE // pixels
         how |= {"image": inputs.image, "cond": inputs.cond, "generator": generator, "return_logits": return_logits}
         for start in range(0, self.num_samples, max(1, at_once)):  # the generators continue

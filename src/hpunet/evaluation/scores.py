@@ -1,4 +1,4 @@
-"""Scores of samples and reconstructions on single images."""
+"""Scores of samples and reconstructions on single images and volumes."""
 
 from typing import Any
 
@@ -23,10 +23,14 @@ from hpunet.metrics import (
     iou_rec,
     pair_ious,
     uncertainty_error_ncc,
+    volume_crps,
 )
+from hpunet.metrics.overlap import mean_over_graders
 from hpunet.sampling.instances import EROSION, cluster, connected_parts, merge_to_background, postprocess
 
 FEW_IDS = 10
+SLICE_SCORES = {"ged2", "hm_iou", "iou_rec", "area_crps"}
+"""Of volumes, rows have them of their slices, too."""
 PAPER_HEIGHT = 512  # of street scenes, in pixels
 
 
@@ -50,10 +54,15 @@ def metric_arguments(batch: Batch, info: SetInfo) -> dict[str, Any]:
     }
 
 
+def volume_identity(info: SetInfo) -> dict[str, Any]:
+    """What the rows of volumes depend on, beside what those of images do: the unit of `volume_crps`."""
+    return {} if info.ndim == 2 else {"ndim": 3, "spacing": None if info.spacing is None else list(info.spacing)}
+
+
 def image_scores(
     *,
-    samples: Integer[Tensor, "b s h w"],
-    reconstructions: Integer[Tensor, "b r h w"] | None,
+    samples: Integer[Tensor, "b n *s"],
+    reconstructions: Integer[Tensor, "b r *s"] | None,
     batch: Batch,
     info: SetInfo,
     representatives: int | None = None,
@@ -86,25 +95,66 @@ def representative_scores(pairs: PairIoUs, num: int | None) -> dict[str, Float64
 
 
 def marginal_scores(
-    *, samples: Integer[Tensor, "b s h w"], batch: Batch, info: SetInfo
+    *, samples: Integer[Tensor, "b n *s"], batch: Batch, info: SetInfo
 ) -> dict[str, Float64[Tensor, " b"]]:
-    """Dice of the best sample, calibration, CRPS of areas, correlation of uncertainty and error; NaN if undefined."""
+    """Dice of the best sample, calibration, CRPS of areas, correlation of uncertainty and error; NaN if undefined.
+
+    Of volumes, CRPS is that of volumes, in ml if the data's spacing is known.
+    """
     common = metric_arguments(batch, info)
     all_classes = {name: value for name, value in common.items() if name != "classes"}
+    if batch.valid.ndim == 3:
+        sizes = {"area_crps": area_crps(samples=samples, **common)}
+    else:
+        sizes = {"volume_crps": volume_crps(samples=samples, spacing=info.spacing, **common)}
     scores = {
         "best_match_dice": best_match_dice(samples=samples, **common),
         "calibration_error": calibration_error(samples=samples, **common),
-        "area_crps": area_crps(samples=samples, **common),
+        **sizes,
         "uncertainty_error_ncc": uncertainty_error_ncc(samples=samples, **all_classes),
     }
     return {name: torch.as_tensor(values, device="cpu") for name, values in scores.items()}
 
 
+def slice_scores(
+    *,
+    samples: Integer[Tensor, "b n d h w"],
+    reconstructions: Integer[Tensor, "b r d h w"] | None,
+    batch: Batch,
+    info: SetInfo,
+) -> dict[str, Float64[Tensor, " b"]]:
+    """What an evaluation of the slices gives for the samples of volumes: see `mean_over_slices`."""
+    found: list[dict[str, Any]] = []
+    for z in range(batch.valid.shape[1]):
+        labels, valid = batch.labels[:, :, z], batch.valid[:, z]
+        one = Batch(image=batch.image[:, :, z], labels=labels, valid=valid, graders=batch.graders)
+        rebuilt = None if reconstructions is None else reconstructions[:, :, z]
+        scores = image_scores(samples=samples[:, :, z], reconstructions=rebuilt, batch=one, info=info)
+        scores["area_crps"] = torch.as_tensor(
+            area_crps(samples=samples[:, :, z], **metric_arguments(one, info)), device="cpu"
+        )
+        found.append({name: value.numpy() for name, value in scores.items()})
+    by_slice = {name: np.stack([scores[name] for scores in found], axis=1) for name in found[0]}
+    means = mean_over_slices(by_slice, valid=batch.valid.flatten(2).any(dim=2).cpu().numpy())
+    return {name: torch.from_numpy(values) for name, values in means.items()}
+
+
+def mean_over_slices(
+    scores: dict[str, Float64[np.ndarray, "b d"]], *, valid: Bool[np.ndarray, "b d"]
+) -> dict[str, Float64[np.ndarray, " b"]]:
+    """The means of `SLICE_SCORES` over the slices with a valid pixel where the score is defined; NaN without any."""
+    means = {}
+    for name in SLICE_SCORES & scores.keys():
+        counts = valid & np.isfinite(scores[name])
+        means[f"slice_{name}"] = mean_over_graders(np.where(counts, scores[name], 0.0), counts)
+    return means
+
+
 def hidden_scores(
     *,
-    samples: Integer[Tensor, "b s h w"],
-    reconstructions: Integer[Tensor, "b r h w"],
-    visible: Bool[Tensor, "b h w"],
+    samples: Integer[Tensor, "b n *s"],
+    reconstructions: Integer[Tensor, "b r *s"],
+    visible: Bool[Tensor, " b *s"],
     batch: Batch,
     info: SetInfo,
 ) -> dict[str, Float64[Tensor, " b"]]:
@@ -139,22 +189,23 @@ def default_erosion(info: SetInfo, *, height: int) -> int:
 
 
 def instances_of(
-    samples: Integer[np.ndarray, "s h w"],
+    samples: Integer[np.ndarray, " n *s"],
     *,
     info: SetInfo,
     alpha: int,
     seed: int,
     connected: bool = False,
     erosion: int | None = None,
-) -> Int32[np.ndarray, "h w"]:
+) -> Int32[np.ndarray, "*s"]:
     """Cluster samples into instances and post-process them as in the paper (App. G and H).
 
     Other classes (street scenes) become background, and thin clusters without neighbours vanish; without other
     classes (EM) they stay. With `connected`, clusters are first split into their connected parts. Without `erosion`,
-    it is that of `default_erosion`.
+    it is that of `default_erosion`. In volumes its ball follows the spacing of the data.
     """
     merged = merge_to_background(samples, stochastic_classes=info.stochastic_classes)
     clusters = cluster(merged, num_classes=1 + len(info.stochastic_classes), threshold=alpha, seed=seed)
     clusters = connected_parts(clusters) if connected else clusters
-    erosion = default_erosion(info, height=clusters.shape[0]) if erosion is None else erosion
-    return postprocess(clusters, keep_unmatched=info.num_fixed_classes == 1, erosion=erosion)
+    erosion = default_erosion(info, height=clusters.shape[-2]) if erosion is None else erosion
+    how: dict[str, Any] = {"erosion": erosion, "spacing": info.spacing}
+    return postprocess(clusters, keep_unmatched=info.num_fixed_classes == 1, **how)

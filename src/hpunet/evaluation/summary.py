@@ -10,8 +10,10 @@ from hpunet.evaluation.rows import (
     CLASS_METRICS,
     CLUSTER_METRICS,
     HIDDEN_METRICS,
+    IMAGE_METRICS,
     METRICS,
     REPRESENTATIVE_METRICS,
+    VOLUME_METRICS,
     Row,
 )
 from hpunet.metrics import average_precision, resampled_average_precision, resampled_means
@@ -23,10 +25,11 @@ METRIC_GROUPS = (*((name,) for name in METRICS), ("ap50", "ap"))
 _HIGHER_IS_BETTER = (
     *("hm_iou", "hm_iou_best", "iou_rec", "best_match_dice", "uncertainty_error_ncc", "background_iou", "ap50", "ap"),
     *("hidden_iou_rec", "hidden_iou_samples", "hidden_accuracy_rec", "hidden_accuracy_samples"),
-    "representatives_hm_iou",
+    *("representatives_hm_iou", "slice_hm_iou", "slice_iou_rec"),
 )
 _LOWER_IS_BETTER = (
     *("ged2", "ged2_unbiased", "calibration_error", "area_crps", "rand_error", "representatives_ged2"),
+    *("volume_crps", "slice_ged2", "slice_area_crps", "slice_rand_error"),
 )
 DIRECTIONS = {
     **dict.fromkeys(_LOWER_IS_BETTER, "↓"),
@@ -48,6 +51,7 @@ class Scope:
     has_average_precision: bool  # instances among other classes, as in street scenes
     extrapolates: bool = False  # a part of each image was hidden
     has_representatives: bool = False  # samples were also reduced to a few
+    has_volumes: bool = False
 
 
 def plural(number: int, noun: str) -> str:
@@ -57,7 +61,7 @@ def plural(number: int, noun: str) -> str:
 
 def counts(found: Mapping[str, Any]) -> str:
     """The numbers of images, samples and seeds of a summary or comparison, in words."""
-    images = plural(found["num_images"], f"{found['split']} image")
+    images = plural(found["num_images"], f"{found['split']} {'volume' if found.get('ndim') == 3 else 'image'}")
     seeds = f", mean of {found['num_seeds']} seeds" if found["num_seeds"] > 1 else ""
     return f"{images}, {plural(found['num_samples'], 'sample')} each{seeds}"
 
@@ -66,32 +70,36 @@ def scored_part(found: Mapping[str, Any]) -> str:
     """The scored part of the images, in words; empty if pooled runs differ."""
     if "crop" not in found:
         return ""
-    return "whole images" if found["crop"] is None else f"the centre {_by(found['crop'])} of each"
+    whole = "whole volumes" if found.get("ndim") == 3 else "whole images"
+    return whole if found["crop"] is None else f"the centre {_by(found['crop'])} of each"
 
 
 def sizes_scored(sizes: Collection[tuple[int, ...]], *, crop: Sequence[int] | None) -> str:
     """What was scored of images of these sizes, in words."""
     least, most = min(sizes), max(sizes)
     range_ = _by(least) if least == most else f"{_by(least)} to {_by(most)}"
+    images, pixels = ("images", "pixels") if len(least) == 2 else ("volumes", "voxels")
     if crop is None:
-        return f"scored whole images of {range_} pixels"
-    is_padded = any(h < crop[0] or w < crop[1] for h, w in sizes)
-    padding = "; pixels around smaller ones do not count" if is_padded else ""
-    return f"scored the centre {_by(crop)} of images of {range_} pixels{padding}"
+        return f"scored whole {images} of {range_} {pixels}"
+    is_padded = any(side < wanted for size in sizes for side, wanted in zip(size, crop, strict=True))
+    padding = f"; {pixels} around smaller ones do not count" if is_padded else ""
+    return f"scored the centre {_by(crop)} of {images} of {range_} {pixels}{padding}"
 
 
 def _by(size: Sequence[int]) -> str:
     return "×".join(map(str, size))
 
 
-def undefined_note(found: Mapping[str, Any], name: str) -> str:
-    """Why a metric is undefined for some images of a summary; empty if it is defined for all."""
+def metric_note(found: Mapping[str, Any], name: str) -> str:
+    """Why a metric is undefined for some images of a summary, or its unit; empty if there is nothing to say."""
     num_defined, num_images = found[name]["num_images"], found["num_images"]
+    if name == "volume_crps" and num_defined == num_images:
+        return f"{name} is in {'voxels' if found['spacing'] is None else 'ml'}"
     if num_defined == num_images:
         return ""
     reasons: Iterable[tuple[bool, str]] = (
-        (name == "rand_error", "the others have no true instance"),
-        (name == "iou_rec", "the others have no instance, and their reconstructions none"),
+        (name in ("rand_error", "slice_rand_error"), "the others have no true instance"),
+        (name in ("iou_rec", "slice_iou_rec"), "the others have no instance, and their reconstructions none"),
         (name == "ged2_unbiased", "the others have one grader only"),
         (name == "hm_iou_best", "the others have more graders than samples"),
         (name.startswith("border_agreement"), "in the others no visible label touches the hidden part"),
@@ -109,6 +117,7 @@ def metric_groups(scope: Scope) -> list[tuple[str, ...]]:
     unlisted += CLUSTER_METRICS if scope.extrapolates else HIDDEN_METRICS
     unlisted += CLASS_METRICS if scope.has_instances or scope.extrapolates else ()
     unlisted += () if scope.has_instances else CLUSTER_METRICS
+    unlisted += IMAGE_METRICS if scope.has_volumes else VOLUME_METRICS
     return [names for names in METRIC_GROUPS if names[0] not in unlisted]
 
 
@@ -187,8 +196,9 @@ def resampled(
 def _reason(name: str, rows: Sequence[Row], *, scope: Scope) -> str:
     """Why a metric is undefined for these rows."""
     one_grader = all(row.num_graders == 1 for row in rows)
-    of_instances = ("rand_error", "ap", "ap50")
-    of_pairs = ("ged2_unbiased", "sample_diversity", "area_crps", "hidden_sample_disagreement")
+    of_instances = ("rand_error", "slice_rand_error", "ap", "ap50")
+    of_pairs = ("ged2_unbiased", "sample_diversity", *CLASS_METRICS, "hidden_sample_disagreement")
+    is_rebuilt = name in ("iou_rec", "slice_iou_rec")
     none_hidden = not any("hidden_accuracy_rec" in row.scores for row in rows)
     reasons: Iterable[tuple[bool, str]] = (
         (name in of_instances and not scope.has_instances, "labels are classes, not instances"),
@@ -198,8 +208,8 @@ def _reason(name: str, rows: Sequence[Row], *, scope: Scope) -> str:
         (name in of_pairs and scope.num_samples == 1, "needs at least two samples"),
         (name == "ged2_unbiased" and one_grader, "needs at least two graders"),
         (name in of_instances, "no image has a true instance"),
-        (name == "iou_rec" and not scope.has_instances, "needs a posterior, which samples alone do not have"),
-        (name == "iou_rec", "no image or reconstruction has an instance"),
+        (is_rebuilt and not scope.has_instances, "needs a posterior, which samples alone do not have"),
+        (is_rebuilt, "no image or reconstruction has an instance"),
         (name == "hm_iou_best", "needs as many samples as graders, or rows are older than this metric"),
         (name in (*CLUSTER_METRICS, *CLASS_METRICS), "rows are older than this metric"),
         (name in HIDDEN_METRICS and none_hidden, "no hidden pixel is valid, or rows are older than this metric"),

@@ -8,7 +8,7 @@ from hpunet.metrics.average_precision import (
     resampled_average_precision,
 )
 from hpunet.metrics.bootstrap import Bootstrap, bootstrap, resampled_means
-from hpunet.metrics.crps import area_crps, crps
+from hpunet.metrics.crps import area_crps, crps, volume_crps
 from hpunet.metrics.distributions import (
     PairIoUs,
     best_match_dice,
@@ -67,4 +67,5 @@ __all__ = [
     "subset_b",
     "uncertainty_error_ncc",
     "volume",
+    "volume_crps",
 ]

@@ -1,4 +1,7 @@
-"""Inputs of the metrics: arrays or tensors in, checked numpy arrays inside, the caller's type out."""
+"""Inputs of the metrics: arrays or tensors in, checked numpy arrays inside, the caller's type out.
+
+Positions are the last axes: (h, w) of images, (d, h, w) of volumes; `*s` stands for either.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple, Required, TypedDict
@@ -12,10 +15,10 @@ from hpunet.errors import ConfigError, DataError
 
 Array = Tensor | np.ndarray
 """Every metric takes torch tensors or numpy arrays and returns the same type."""
-SampleMaps = Integer[Array, "b s h w"] | Bool[Array, "b s h w"]
-GraderMaps = Integer[Array, "b r h w"] | Bool[Array, "b r h w"]
-Maps = Integer[Array, "b h w"] | Bool[Array, "b h w"]
-Valid = Bool[Array, "b h w"]
+SampleMaps = Integer[Array, "b n *s"] | Bool[Array, "b n *s"]
+GraderMaps = Integer[Array, "b r *s"] | Bool[Array, "b r *s"]
+Maps = Integer[Array, " b *s"] | Bool[Array, " b *s"]
+Valid = Bool[Array, " b *s"]
 Graders = Bool[Array, "b r"]
 PerImage = Float64[Array, " b"]
 Absent = Literal["skip", "one"]
@@ -43,7 +46,7 @@ class PairOptions(GraderOptions, total=False):
 
 
 class CheckedMaps(NamedTuple):
-    """Checked label maps as numpy arrays, with valid (b, h, w) and graders (b, r)."""
+    """Checked label maps as numpy arrays, with valid (b, *s) and graders (b, r)."""
 
     maps: list[np.ndarray]
     valid: np.ndarray
@@ -72,31 +75,34 @@ def check_maps(
 ) -> CheckedMaps:
     """Check label maps by name, or raise a `DataError`; `num_classes` None allows any label from 0 on.
 
-    `dims` names the dimensions of each map, for instance "b s h w, b r h w". Pixels that are not valid and maps of
+    `dims` names the dimensions of each map, for instance "b n *s, b r *s". Pixels that are not valid and maps of
     missing graders may hold any value.
     """
     arrays: list[np.ndarray] = []
-    sizes: dict[str, int] = {}
+    sizes: dict[str, tuple[int, ...]] = {}
     letters = [each.split() for each in dims.split(", ")]
     for (name, given), own in zip(maps.items(), letters, strict=True):
-        array = as_numpy(given)
-        if array.dtype.kind not in "iub" or array.ndim != len(own) or 0 in array.shape:
+        array, lead = as_numpy(given), len(own) - 1
+        if array.dtype.kind not in "iub" or array.ndim < lead + 2 or 0 in array.shape:
+            wanted = " or ".join(" ".join([*own[:lead], size]) for size in ("h w", "d h w"))
             got = f"{given.dtype} of shape {tuple(given.shape)}"
-            raise DataError(f"{name}: expected integer maps ({' '.join(own)}), got {got}")
-        if any(sizes.setdefault(letter, size) != size for letter, size in zip(own, array.shape, strict=True)):
+            raise DataError(f"{name}: expected integer maps ({wanted}), got {got}")
+        by_letter = zip(own, [*((side,) for side in array.shape[:lead]), array.shape[lead:]], strict=True)
+        if any(sizes.setdefault(letter, size) != size for letter, size in by_letter):
             shapes = " and ".join(str(tuple(each.shape)) for each in maps.values())
             raise DataError(f"{' and '.join(maps)}: expected the same sizes ({dims}), got {shapes}")
         arrays.append(array.view(np.uint8) if array.dtype == np.bool_ else array)
-    where = check_flags(valid, name="valid", shape=(sizes["b"], sizes["h"], sizes["w"]))
-    exist = check_flags(graders, name="graders", shape=(sizes["b"], sizes.get("r", 1)))
+    where = check_flags(valid, name="valid", shape=sizes["b"] + sizes["*s"])
+    exist = check_flags(graders, name="graders", shape=sizes["b"] + sizes.get("r", (1,)))
     if not exist.any(axis=1).all():
         missing = np.flatnonzero(~exist.any(axis=1)).tolist()
         raise DataError(f"graders: images {missing} of the batch have none, expected at least one grader per image")
     for name, array, own in zip(maps, arrays, letters, strict=True):
         if array.min() >= 0 and (num_classes is None or array.max() < num_classes):
             continue
-        counts = where if array.ndim == 3 else where[:, None]
-        found = array[np.broadcast_to(counts & exist[:, :, None, None] if "r" in own else counts, array.shape)]
+        counts = where if array.ndim == where.ndim else where[:, None]
+        counts = counts & over_positions(exist, like=array) if "r" in own else counts
+        found = array[np.broadcast_to(counts, array.shape)]
         if found.size and found.min() < 0 and num_classes is None:
             raise DataError(f"{name}: labels must be 0 or more, found negative ones")
         if found.size and num_classes is not None and (found.min() < 0 or found.max() >= num_classes):
@@ -118,6 +124,16 @@ def check_flags(flags: Array | None, *, name: str, shape: tuple[int, ...]) -> np
     if checked.shape != shape or checked.dtype != np.bool_:
         raise DataError(f"{name}: expected bools of shape {shape}, got {flags.dtype} of shape {tuple(flags.shape)}")
     return checked
+
+
+def over_positions(values: np.ndarray, *, like: np.ndarray) -> np.ndarray:
+    """Values (b, r) of maps (b, r, *s), or (b,) of (b, *s), so that they broadcast."""
+    return values.reshape(values.shape + (1,) * (like.ndim - values.ndim))
+
+
+def positions(maps: np.ndarray, *, lead: int = 1) -> tuple[int, ...]:
+    """All axes but the first `lead`."""
+    return tuple(range(lead, maps.ndim))
 
 
 def numbered(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -12,6 +12,7 @@ For each overlap (0.50, 0.55 ... 0.95), over all images together:
 * unlike there, groups below the minimum region do not count twice.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -47,28 +48,29 @@ class AveragePrecision:
 
 def match_instances(
     *,
-    prediction: Integer[np.ndarray, "h w"],
+    prediction: Integer[np.ndarray, "*s"],
     scores: Float64[np.ndarray, " ids"],
-    truth: Integer[np.ndarray, "h w"],
-    valid: Bool[np.ndarray, "h w"] | None = None,
+    truth: Integer[np.ndarray, "*s"],
+    valid: Bool[np.ndarray, "*s"] | None = None,
     min_region: int | float | None = None,
 ) -> InstanceMatches:
     """Overlaps of the predicted and the true instances of one image.
 
     In both maps 0 is background, other numbers are instances. `scores[i]` is the confidence in prediction i,
-    `scores[0]` is unused. `valid` is false on void pixels and groups. `min_region`, in pixels, is scaled by default.
+    `scores[0]` is unused. `valid` is false on void pixels and groups. `min_region`, in pixels, is scaled by default;
+    in volumes, which the protocol does not know, it is 0.
     """
-    h, w = truth.shape
-    valid = np.ones((h, w), dtype=np.bool_) if valid is None else valid
-    if prediction.shape != (h, w) or valid.shape != (h, w):
-        raise DataError(f"prediction {prediction.shape} and valid {valid.shape} must have truth's shape {(h, w)}")
+    size = truth.shape
+    valid = np.ones(size, dtype=np.bool_) if valid is None else valid
+    if prediction.shape != size or valid.shape != size:
+        raise DataError(f"prediction {prediction.shape} and valid {valid.shape} must have truth's shape {size}")
     if min(prediction.min(), truth.min()) < 0 or prediction.max() >= len(scores):
         raise DataError(
             f"instances must be 0 or more and each prediction needs a score: found {prediction.min()}..."
             f"{prediction.max()}, {len(scores)} scores (one for the background included)"
         )
     if min_region is None:
-        min_region = MIN_REGION * (h * w) / (OFFICIAL_SIZE[0] * OFFICIAL_SIZE[1])
+        min_region = MIN_REGION * truth.size / math.prod(OFFICIAL_SIZE) if truth.ndim == 2 else 0
     counted = np.where(valid, truth, 0)
     true_ids, true_of_pixel, true_areas = numbered(counted)
     ids, of_pixel, areas = numbered(prediction)

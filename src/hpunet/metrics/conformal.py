@@ -12,6 +12,7 @@ Statements are about graders who mark something: `nested_weights` gives empty gr
 nested family, {order ≤ t}: see `mask_order`.
 """
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -20,6 +21,7 @@ from jaxtyping import Bool, Float32, Float64
 from scipy import ndimage
 
 from hpunet.errors import ConfigError, DataError
+from hpunet.metrics.arrays import positions
 from hpunet.metrics.bootstrap import group_numbers
 
 _ROUNDING = 1e-9
@@ -73,32 +75,37 @@ def coverage(scores: Float64[np.ndarray, " n"], *, weights: Float64[np.ndarray, 
     return float(weights[scores <= threshold].sum() / weights.sum())
 
 
-def mask_order(samples: Bool[np.ndarray, "s h w"], *, mean: Float32[np.ndarray, "h w"]) -> Float64[np.ndarray, "h w"]:
+def mask_order(
+    samples: Bool[np.ndarray, " n *s"], *, mean: Float32[np.ndarray, "*s"], spacing: Sequence[float] | None = None
+) -> Float64[np.ndarray, "*s"]:
     """A nested family of masks, {order ≤ t}: from pixels that all samples share to the whole image.
 
     The order is minus the decimal logarithm of a pixel's probability *among samples that mark something*: `mean`, the
     mean probability of all samples, divided by their share (by its own maximum if all samples are empty). A quarter
-    of the distance from where samples end, in units of their radius, is added: far away, probabilities say little.
+    of the distance from where samples end, in units of their radius, is added: far away, probabilities say little. In
+    volumes with a `spacing` in mm both are in mm; the radius is that of a ball.
     """
-    marked = samples.any(axis=(1, 2))
+    marked = samples.any(axis=positions(samples))
     share = max(float(marked.mean()), float(mean.max()), 1e-9)
     probability = np.minimum(mean.astype(np.float64) / share, 1)
     core = np.asarray(samples.any(axis=0) if marked.any() else probability > 0.5)
     if not core.any():
         core = np.asarray(probability >= probability.max())
-    area = float(samples[marked].sum(axis=(1, 2)).mean()) if marked.any() else float(core.sum())
-    distance = ndimage.distance_transform_edt(~core)
-    radius = max(np.sqrt(area / np.pi), 1)
+    pixels = float(samples[marked].sum(axis=positions(samples)).mean()) if marked.any() else float(core.sum())
+    distance = ndimage.distance_transform_edt(~core, sampling=spacing)
+    size = 1.0 if spacing is None else math.prod(spacing)
+    radius = np.sqrt(pixels * size / np.pi) if mean.ndim == 2 else np.cbrt(3 * pixels * size / (4 * np.pi))
+    radius = max(radius, size ** (1 / mean.ndim))
     return np.asarray(_FAR * distance / radius - np.log10(np.maximum(probability, _LEAST)))
 
 
-def outer_score(order: Float64[np.ndarray, "h w"], *, marked: Bool[np.ndarray, "h w"], miss_rate: float) -> float:
+def outer_score(order: Float64[np.ndarray, "*s"], *, marked: Bool[np.ndarray, "*s"], miss_rate: float) -> float:
     """The smallest t at which {order ≤ t} misses at most this share of the marked pixels; −∞ without any."""
     values = np.sort(order[marked])[::-1]
     return float(values[int(miss_rate * values.size + _ROUNDING)]) if values.size else float("-inf")
 
 
-def inner_score(order: Float64[np.ndarray, "h w"], *, marked: Bool[np.ndarray, "h w"], miss_rate: float) -> float:
+def inner_score(order: Float64[np.ndarray, "*s"], *, marked: Bool[np.ndarray, "*s"], miss_rate: float) -> float:
     """Minus the first t at which more than this share of {order ≤ t} is not marked; −∞ if there is none.
 
     {order < t} is then fine, and so is each smaller mask of the family.
@@ -112,9 +119,9 @@ def inner_score(order: Float64[np.ndarray, "h w"], *, marked: Bool[np.ndarray, "
     return -float(values[wrong[0]]) if wrong.size else float("-inf")
 
 
-def area_range(samples: Bool[np.ndarray, "s h w"], *, level: float) -> Interval:
+def area_range(samples: Bool[np.ndarray, " n *s"], *, level: float) -> Interval:
     """Quantiles of the areas of samples that mark something, as logarithms of 1 + pixels; (0, 0) if none does."""
-    areas = samples.sum(axis=(1, 2))
+    areas = samples.sum(axis=positions(samples))
     areas = areas[areas > 0] if (areas > 0).any() else np.zeros(1)
     low, high = np.quantile(np.log1p(areas), [(1 - level) / 2, (1 + level) / 2])
     return Interval(float(low), float(high))

@@ -1,12 +1,14 @@
 """The continuous ranked probability score (CRPS) of sampled sizes against those that graders marked."""
 
+from collections.abc import Sequence
 from typing import Unpack
 
 import numpy as np
 from jaxtyping import Bool, Float
 
-from hpunet.metrics.arrays import GraderMaps, GraderOptions, PerImage, SampleMaps, check_maps, same_type
+from hpunet.metrics.arrays import GraderMaps, GraderOptions, PerImage, SampleMaps, check_maps, positions, same_type
 from hpunet.metrics.overlap import mean_over_graders
+from hpunet.metrics.shapes import voxel_size
 
 
 def crps(
@@ -33,12 +35,28 @@ def crps(
 
 def area_crps(*, samples: SampleMaps, labels: GraderMaps, **options: Unpack[GraderOptions]) -> PerImage:
     """CRPS of the area of each class in valid pixels, the mean over classes; an empty map has area 0."""
-    checked = check_maps({"samples": samples, "labels": labels}, dims="b s h w, b r h w", **options)
+    checked = check_maps({"samples": samples, "labels": labels}, dims="b n *s, b r *s", **options)
     drawn, marked = (
-        np.stack([((maps == c) & checked.valid[:, None]).sum(axis=(2, 3)) for c in checked.classes], axis=1)
-        for maps in checked.maps
+        np.stack([_areas(maps == c, valid=checked.valid) for c in checked.classes], axis=1) for maps in checked.maps
     )
     return same_type(crps_of_areas(drawn, marked, graders=checked.graders), like=samples)
+
+
+def volume_crps(
+    *,
+    samples: SampleMaps,
+    labels: GraderMaps,
+    spacing: Sequence[float] | None = None,
+    **options: Unpack[GraderOptions],
+) -> PerImage:
+    """CRPS of the volume of each class, the mean over classes: in ml with the `spacing` in mm, else in voxels."""
+    return area_crps(samples=samples, labels=labels, **options) * voxel_size(spacing)
+
+
+def _areas(planes: np.ndarray, *, valid: np.ndarray) -> np.ndarray:
+    """The number (b, n) of valid pixels in each of the bool planes (b, n, *s), which are changed."""
+    planes &= valid[:, None]
+    return np.asarray(np.count_nonzero(planes, axis=positions(planes, lead=2)))
 
 
 def crps_of_areas(drawn: np.ndarray, marked: np.ndarray, *, graders: np.ndarray) -> np.ndarray:

@@ -120,7 +120,7 @@ def pair_ious(
     *, samples: SampleMaps, labels: GraderMaps, absent: Absent = "skip", **options: Unpack[GraderOptions]
 ) -> PairIoUs:
     """IoUs among samples, among labels and between them, always numpy: compute once, then read several metrics."""
-    checked = check_maps({"samples": samples, "labels": labels}, dims="b s h w, b r h w", **options)
+    checked = check_maps({"samples": samples, "labels": labels}, dims="b n *s, b r *s", **options)
     iou = score_pairs(checked, score=iou_from_counts, absent=absent)
     s = samples.shape[1]
     return PairIoUs(samples=iou[:, :s, :s], cross=iou[:, :s, s:], labels=iou[:, s:, s:], graders=checked.graders)
@@ -158,7 +158,7 @@ def best_subset_iou(*, samples: SampleMaps, labels: GraderMaps, **options: Unpac
 
 def sample_diversity(*, samples: SampleMaps, absent: Absent = "skip", **options: Unpack[MapOptions]) -> PerImage:
     """Mean distance E[d(S,S')] of two different samples of an image; NaN for a single sample."""
-    checked = check_maps({"samples": samples}, dims="b s h w", **options)
+    checked = check_maps({"samples": samples}, dims="b n *s", **options)
     return same_type(_mean_distance(score_pairs(checked, score=iou_from_counts, absent=absent)), like=samples)
 
 
@@ -169,7 +169,7 @@ def best_match_dice(
 
     Absent classes count as for IoU. Graders may share a best sample, so more samples never lower the value.
     """
-    checked = check_maps({"samples": samples, "labels": labels}, dims="b s h w, b r h w", **options)
+    checked = check_maps({"samples": samples, "labels": labels}, dims="b n *s, b r *s", **options)
     s = samples.shape[1]
     dice = score_pairs(checked, score=dice_from_counts, absent=absent)[:, :s, s:]
     return same_type(mean_over_graders(dice.max(axis=1), checked.graders), like=samples)

@@ -8,10 +8,17 @@ import numpy as np
 from jaxtyping import Float64, Integer
 
 from hpunet.errors import ConfigError, DataError
-from hpunet.metrics.shapes import area, diameters, num_parts, volume
+from hpunet.metrics.shapes import area, diameters, num_parts, voxel_size
 
-DIMENSIONS = {"area": 2, "volume": 3, "longest_diameter": 1, "perpendicular_diameter": 1, "num_parts": 0}
-"""What is measured (see `shapes.py`), and its power of mm. Images have areas, volumes volumes."""
+UNITS = {
+    "area": ("mm²", "pixels"),
+    "volume": ("ml", "voxels"),
+    "longest_diameter": ("mm", "pixels"),
+    "perpendicular_diameter": ("mm", "pixels"),
+    "num_parts": ("", ""),
+}
+"""What is measured (see `shapes.py`), its unit, and that where the spacing is not known. Images have areas, volumes
+volumes."""
 _ROUNDING = 1e-9  # relative: an area of exactly 1.25 times another is not larger than that
 
 
@@ -21,7 +28,7 @@ class Sizes:
 
     values: Float64[np.ndarray, " s"] = field(repr=False)
     unit: str
-    """mm, mm², mm³, or pixels where the spacing is not known; empty for counts."""
+    """mm, mm², ml, or pixels and voxels where the spacing is not known; empty for counts."""
 
     @property
     def median(self) -> float:
@@ -62,13 +69,14 @@ class Measurements:
     classes: Mapping[str, Mapping[str, Sizes]]
     """By the name of the class, then by that of the quantity."""
 
-    def of(self, quantity: str = "area", *, class_name: str | None = None) -> Sizes:
-        """One quantity; `class_name` is optional if there is only one class."""
+    def of(self, quantity: str | None = None, *, class_name: str | None = None) -> Sizes:
+        """One quantity, by default the area or volume; `class_name` is optional if there is only one class."""
         if class_name is None and len(self.classes) == 1:
             (class_name,) = self.classes
         if class_name is None or class_name not in self.classes:
             raise ConfigError(f"class: expected one of {', '.join(self.classes)}, got {class_name!r}")
         sizes = self.classes[class_name]
+        quantity = next(iter(sizes)) if quantity is None else quantity
         if quantity not in sizes:
             why = "; volumes need samples of a whole volume, not of its slices" if quantity == "volume" else ""
             raise ConfigError(f"quantity: expected one of {', '.join(sizes)}, got {quantity!r}{why}")
@@ -79,7 +87,7 @@ class Measurements:
         after: "Measurements",
         *,
         more_than: float = 0.25,
-        quantity: str = "area",
+        quantity: str | None = None,
         class_name: str | None = None,
     ) -> float:
         """See `Sizes.growth`."""
@@ -92,27 +100,25 @@ def measure(
 ) -> Measurements:
     """Measure every class, by its name, in every sample: of images (s, h, w) or of volumes (s, z, h, w).
 
-    Volumes must be drawn as volumes: slices that were sampled one by one do not belong together.
+    Volumes must be drawn as volumes: slices that were sampled one by one do not belong together. Their diameters are
+    those in the plane of the slices, of the slice where the longest is.
     """
     num_axes = samples.ndim - 1
     if num_axes not in (2, 3) or not len(samples):
         raise DataError(f"samples: expected maps (s, h, w) or (s, z, h, w), got shape {samples.shape}")
     if spacing is not None and (len(spacing) != num_axes or not all(0 < side < math.inf for side in spacing)):
         raise DataError(f"spacing: expected {num_axes} positive numbers, got {tuple(spacing)}")
-    sides = (1.0,) * num_axes if spacing is None else tuple(map(float, spacing))
+    sides = None if spacing is None else tuple(map(float, spacing))
+    quantities = [quantity for quantity in UNITS if quantity != ("area", "volume")[3 - num_axes]]
     found: dict[str, dict[str, Sizes]] = {}
     for name, number in classes.items():
         table = np.array([_measured(labels == number, sides) for labels in samples])
-        quantities = [quantity for quantity in DIMENSIONS if quantity != ("area", "volume")[3 - num_axes]]
-        units = {quantity: _unit(DIMENSIONS[quantity], known=spacing is not None) for quantity in quantities}
-        found[name] = {q: Sizes(table[:, i], units[q]) for i, q in enumerate(quantities)}
-    return Measurements(None if spacing is None else sides, found)
+        found[name] = {q: Sizes(table[:, i], UNITS[q][sides is None]) for i, q in enumerate(quantities)}
+    return Measurements(sides, found)
 
 
-def _measured(marked: np.ndarray, spacing: tuple[float, ...]) -> tuple[float, ...]:
-    size = area if marked.ndim == 2 else volume
-    return size(marked, spacing=spacing), *diameters(marked, spacing=spacing), float(num_parts(marked))
-
-
-def _unit(power: int, *, known: bool) -> str:
-    return ("", "mm", "mm²", "mm³")[power] if known or not power else "pixels"
+def _measured(marked: np.ndarray, spacing: tuple[float, ...] | None) -> tuple[float, ...]:
+    sides = (1.0,) * marked.ndim if spacing is None else spacing
+    volume = float(np.count_nonzero(marked)) * voxel_size(spacing)
+    size = area(marked, spacing=sides) if marked.ndim == 2 else volume
+    return size, *diameters(marked, spacing=sides), float(num_parts(marked))

@@ -26,17 +26,19 @@ from hpunet.metrics.arrays import (
     Maps,
     PerImage,
     check_maps,
+    positions,
     same_type,
 )
 
 MAX_PAIRS = 2**26  # of maps, compared at once: a matrix of 512 MiB
+_PIXELS_AT_ONCE = 2**17  # of each map: their bits fit a core's cache
 _WORDS_AT_ONCE = 2**17  # 64-bit words of pairs of maps compared at once: fits a core's cache
 _pairs = cache(np.triu_indices)
 
 
 def iou(a: Maps, b: Maps, *, absent: Absent = "skip", **options: Unpack[MapOptions]) -> PerImage:
     """Intersection over union of two maps per image: |A∩B| / |A∪B|, the mean over classes."""
-    checked = check_maps({"a": a, "b": b}, dims="b h w, b h w", **options)
+    checked = check_maps({"a": a, "b": b}, dims="b *s, b *s", **options)
     one, other = (maps[:, None] for maps in checked.maps)
     each = iou_one_to_one(one, other, classes=checked.classes, valid=checked.valid, absent=absent)
     return same_type(each[:, 0], like=a)
@@ -56,19 +58,19 @@ def iou_rec(
     other grader.
     """
     maps = {"labels": labels, "reconstructions": reconstructions}
-    checked = check_maps(maps, dims="b r h w, b r h w", **options)
+    checked = check_maps(maps, dims="b r *s, b r *s", **options)
     each = iou_one_to_one(*checked.maps, classes=checked.classes, valid=checked.valid, absent=absent)
     graders = checked.graders
     if skip_empty:
-        seen = [(shows(m, checked.classes) & checked.valid[:, None]).any(axis=(2, 3)) for m in checked.maps]
+        seen = [_shown(m, checked) for m in checked.maps]
         graders = graders & (seen[0] | seen[1])
     return same_type(mean_over_graders(each, graders), like=labels)
 
 
 def subset_b(*, labels: GraderMaps, **options: Unpack[GraderOptions]) -> Bool[Array, " b"]:
     """Which images are in subset B (App. C): every existing grader marked some of the classes in a valid pixel."""
-    checked = check_maps({"labels": labels}, dims="b r h w", **options)
-    marked = (shows(checked.maps[0], checked.classes) & checked.valid[:, None]).any(axis=(2, 3))
+    checked = check_maps({"labels": labels}, dims="b r *s", **options)
+    marked = _shown(checked.maps[0], checked)
     return same_type((marked | ~checked.graders).all(axis=1), like=labels)
 
 
@@ -112,15 +114,21 @@ def shows(maps: np.ndarray, classes: list[int]) -> np.ndarray:
     return np.asarray(shown)
 
 
+def _shown(maps: np.ndarray, checked: CheckedMaps) -> np.ndarray:
+    """Whether each map (b, n, *s) shows any of the classes in a valid pixel, (b, n)."""
+    return np.asarray((shows(maps, checked.classes) & checked.valid[:, None]).any(axis=positions(maps, lead=2)))
+
+
 def iou_one_to_one(
     one: np.ndarray, other: np.ndarray, *, classes: list[int], valid: np.ndarray, absent: Absent
 ) -> np.ndarray:
-    """IoU (b, n) of maps (b, n, h, w) and their counterparts."""
+    """IoU (b, n) of maps (b, n, *s) and their counterparts."""
 
     def counts() -> Iterator[Counts]:
         for c in classes:
             first, second = ((maps == c) & valid[:, None] for maps in (one, other))
-            areas = [np.count_nonzero(planes, axis=(2, 3)) for planes in (first, second, first & second)]
+            planes, axes = (first, second, first & second), positions(one, lead=2)
+            areas = [np.count_nonzero(each, axis=axes) for each in planes]
             yield areas[2], areas[0] + areas[1]
 
     return mean_over_classes(counts(), score=iou_from_counts, absent=absent)
@@ -134,25 +142,30 @@ def score_pairs(checked: CheckedMaps, *, score: Score, absent: Absent) -> np.nda
         words = f"{num_maps} maps per image are {num_pairs:,} pairs, at most {MAX_PAIRS:,} are compared at once"
         raise DataError(f"{words}; give fewer maps or images")
 
-    def counts() -> Iterator[Counts]:
-        pairs = _pairs(num_maps)
-        masks = [None if where.all() else where for where in checked.valid]
+    def of_classes() -> Iterator[Counts]:
+        pairs, maps = _pairs(num_maps), [m.reshape(*m.shape[:2], -1) for m in checked.maps]
+        masks = [None if where.all() else where.ravel() for where in checked.valid]
+        parts = [slice(start, start + _PIXELS_AT_ONCE) for start in range(0, maps[0].shape[2], _PIXELS_AT_ONCE)]
         for c in checked.classes:
             shared = np.empty((len(masks), num_maps, num_maps))
             for image, where in enumerate(masks):
-                rows = np.concatenate([_bits(m[image] == c, where=where) for m in checked.maps])
-                shared[image][pairs] = shared[image].T[pairs] = _shared_bits(rows, pairs=pairs)
+                counts = np.zeros(len(pairs[0]))
+                for part in parts:
+                    counted = None if where is None else where[part]
+                    rows = np.concatenate([_bits(m[image, :, part] == c, where=counted) for m in maps])
+                    counts += _shared_bits(rows, pairs=pairs)
+                shared[image][pairs] = shared[image].T[pairs] = counts
             areas = shared.diagonal(axis1=1, axis2=2)
             yield shared, areas[:, :, None] + areas[:, None, :]
 
-    return mean_over_classes(counts(), score=score, absent=absent)
+    return mean_over_classes(of_classes(), score=score, absent=absent)
 
 
 def _bits(planes: np.ndarray, *, where: np.ndarray | None) -> np.ndarray:
-    """Bool planes (n, h, w), false outside `where`, as (n, words) of 64 bits."""
+    """Bool planes (n, p), false outside `where`, as (n, words) of 64 bits."""
     if where is not None:
         planes &= where
-    packed = np.packbits(planes.reshape(len(planes), -1), axis=1)
+    packed = np.packbits(planes, axis=1)
     missing = -packed.shape[1] % 8
     packed = np.pad(packed, ((0, 0), (0, missing))) if missing else packed
     return np.ascontiguousarray(packed).view(np.uint64)

@@ -13,6 +13,8 @@ from hpunet.metrics.arrays import (
     SampleMaps,
     Valid,
     check_maps,
+    over_positions,
+    positions,
     same_type,
 )
 from hpunet.metrics.overlap import shows
@@ -31,14 +33,16 @@ def calibration_error(
     """
     if num_bins < 1:
         raise ConfigError(f"num_bins must be at least 1, got {num_bins}")
-    checked = check_maps({"samples": samples, "labels": labels}, dims="b s h w, b r h w", **options)
+    checked = check_maps({"samples": samples, "labels": labels}, dims="b n *s, b r *s", **options)
     b, s = samples.shape[:2]
     showing = count_true(shows(checked.maps[0], checked.classes))
-    marking = count_true(shows(checked.maps[1], checked.classes) & checked.graders[:, :, None, None])
-    gap = showing / s - marking / checked.graders.sum(axis=1)[:, None, None]
-    in_bin = np.minimum(showing * num_bins // s, num_bins - 1) + num_bins * np.arange(b)[:, None, None]
+    marked = shows(checked.maps[1], checked.classes)
+    marking = count_true(marked & over_positions(checked.graders, like=marked))
+    num_graders, image = (over_positions(each, like=showing) for each in (checked.graders.sum(axis=1), np.arange(b)))
+    gap = showing / s - marking / num_graders
+    in_bin = np.minimum(showing * num_bins // s, num_bins - 1) + num_bins * image
     sums = np.bincount(in_bin.ravel(), weights=(gap * checked.valid).ravel(), minlength=b * num_bins)
-    num_pixels = checked.valid.sum(axis=(1, 2))
+    num_pixels = checked.valid.sum(axis=positions(checked.valid))
     return same_type(ratio(np.abs(sums).reshape(b, num_bins).sum(axis=1), num_pixels), like=samples)
 
 
@@ -60,7 +64,7 @@ def uncertainty_error_ncc(
     Graders for whom u or e is the same at every pixel are left out of the mean; NaN if none is left.
     """
     maps = {"samples": samples, "labels": labels}
-    checked = check_maps(maps, dims="b s h w, b r h w", num_classes=num_classes, valid=valid, graders=graders)
+    checked = check_maps(maps, dims="b n *s, b r *s", num_classes=num_classes, valid=valid, graders=graders)
     drawn, truths = checked.maps
     s = drawn.shape[1]
     agreeing_pairs = np.zeros(checked.valid.shape, dtype=np.int64)
@@ -81,7 +85,7 @@ def uncertainty_error_ncc(
 
 
 def count_true(planes: np.ndarray) -> np.ndarray:
-    """How many of fewer than 65,536 bool planes (b, n, h, w) are true at each pixel."""
+    """How many of fewer than 65,536 bool planes (b, n, *s) are true at each pixel."""
     return np.asarray(planes.sum(axis=1, dtype=np.uint16), dtype=np.int64)
 
 

@@ -19,7 +19,7 @@ def rand_error(*, prediction: Maps, truth: Maps, valid: Valid | None = None) -> 
     a segment of its own, they would add c). scikit-image does both differently. NaN where n is 0.
     """
     maps = {"prediction": prediction, "truth": truth}
-    checked = check_maps(maps, dims="b h w, b h w", num_classes=None, valid=valid)
+    checked = check_maps(maps, dims="b *s, b *s", num_classes=None, valid=valid)
     images = zip(*checked.maps, checked.valid, strict=True)
     return same_type(np.array([_rand_error(j[where], i[where]) for j, i, where in images]), like=prediction)
 

@@ -15,6 +15,7 @@ from scipy import ndimage
 from scipy.spatial import ConvexHull
 from scipy.spatial.distance import pdist, squareform
 
+MM3_PER_ML = 1000
 _TIE = 1e-9  # diameters, and places along one, that differ by less of the diameter are equal but for rounding
 
 
@@ -35,6 +36,11 @@ def area(marked: Bool[np.ndarray, "h w"], *, spacing: Sequence[float] = (1.0, 1.
 def volume(marked: Bool[np.ndarray, "z h w"], *, spacing: Sequence[float] = (1.0, 1.0, 1.0)) -> float:
     """Number of marked voxels times the volume of one."""
     return float(np.count_nonzero(marked)) * math.prod(spacing)
+
+
+def voxel_size(spacing: Sequence[float] | None) -> float:
+    """The volume of one voxel in ml; 1 where the spacing is not known, for volumes in voxels."""
+    return 1.0 if spacing is None else math.prod(spacing) / MM3_PER_ML
 
 
 def num_parts(marked: Bool[np.ndarray, "*z h w"]) -> int:

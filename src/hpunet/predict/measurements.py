@@ -16,7 +16,7 @@ from hpunet.config.settings import MAX_SAMPLES
 from hpunet.data.types import SetInfo
 from hpunet.errors import ConfigError, DataError
 from hpunet.metrics import Measurements, Sizes, measure
-from hpunet.metrics.measurements import DIMENSIONS
+from hpunet.metrics.measurements import UNITS
 from hpunet.utils.files import parse_json, read_file
 from hpunet.utils.text import as_utf8, csv_text
 
@@ -93,7 +93,7 @@ def _record(sizes: Sizes) -> dict[str, Any]:
 
 
 _Size = Annotated[float, Field(ge=0, le=1e30, allow_inf_nan=False)]
-_Units = Literal["", "mm", "mm²", "mm³", "pixels"]
+_Units = Literal["", "mm", "mm²", "ml", "pixels", "voxels"]
 
 
 class _Lenient(BaseModel):
@@ -129,7 +129,7 @@ def read_measurements(path: str | Path) -> Measurements:
         raise DataError(f"{file}: not measurements of hpunet ({where}: {first['msg']})") from None
     counts = {len(each.samples) for sizes in record.classes.values() for each in sizes.values()}
     names = {name for sizes in record.classes.values() for name in sizes}
-    if len(counts) != 1 or not names <= DIMENSIONS.keys():
+    if len(counts) != 1 or not names <= UNITS.keys():
         raise DataError(f"{file}: not measurements of hpunet (numbers of samples differ, or unknown quantities)")
     classes = {
         name: {q: Sizes(np.array(each.samples, dtype=np.float64), each.unit) for q, each in sizes.items()}

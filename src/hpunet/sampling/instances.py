@@ -1,27 +1,27 @@
 """Clusters samples into instances: greedy Hamming clustering (Algorithm 1) and its post-processing (App. G and H).
 
 Pixels of one object change their label together from sample to sample, so pixels whose labels agree in most samples
-belong together. Everything here is numpy, for one image.
+belong together. Everything here is numpy, for one image (h, w) or volume (d, h, w): `*s` stands for either.
 """
 
-from collections.abc import Sequence
-from functools import reduce
+import math
+from collections.abc import Iterator, Sequence
 
 import numpy as np
-from jaxtyping import Float, Float64, Int32, Integer
+from jaxtyping import Bool, Float, Float64, Int32, Integer
 from scipy import ndimage
 
 from hpunet.errors import ConfigError, DataError
 from hpunet.metrics.arrays import numbered
 
 EROSION = 5
-"""Side of the square that an instance has to contain (App. H)."""
+"""Side of the square that an instance has to contain (App. H); in volumes, diameter of the ball."""
 _MAX_SAMPLES_IN_WORD = 64
 
 
 def cluster(
-    samples: Integer[np.ndarray, "s h w"], *, num_classes: int, threshold: int, seed: int, background: int = 0
-) -> Int32[np.ndarray, "h w"]:
+    samples: Integer[np.ndarray, " n *s"], *, num_classes: int, threshold: int, seed: int, background: int = 0
+) -> Int32[np.ndarray, "*s"]:
     """Algorithm 1: pixels within Hamming distance `threshold` (α) of a cluster's prototype join the cluster.
 
     The prototype of cluster 0 is background in every sample. Further prototypes are random unassigned pixels, whose
@@ -30,16 +30,17 @@ def cluster(
     The algorithm works on the distinct vectors of labels, drawn in proportion to their number of pixels. Sorted
     exponential waiting times, with rates proportional to those numbers, give the whole order at once.
     """
-    if samples.ndim != 3 or 0 in samples.shape or not np.issubdtype(samples.dtype, np.integer):
-        raise DataError(f"samples: expected integer maps (s h w), got {samples.dtype} of shape {samples.shape}")
+    if samples.ndim < 3 or 0 in samples.shape or not np.issubdtype(samples.dtype, np.integer):
+        wanted = "integer maps (n h w) or (n d h w)"
+        raise DataError(f"samples: expected {wanted}, got {samples.dtype} of shape {samples.shape}")
     if not 0 <= background < num_classes or threshold < 0:
         raise ConfigError(
             f"background must lie in 0...{num_classes - 1} and threshold be at least 0, got {background}, {threshold}"
         )
     if samples.min() < 0 or samples.max() >= num_classes:
         raise DataError(f"samples: values must lie in 0...{num_classes - 1}, found {samples.min()}...{samples.max()}")
-    num_samples, h, w = samples.shape
-    labels = samples.reshape(num_samples, h * w).astype(np.min_scalar_type(num_classes - 1), copy=False)
+    num_samples, *size = samples.shape
+    labels = samples.reshape(num_samples, -1).astype(np.min_scalar_type(num_classes - 1), copy=False)
     num_bits = max(1, (num_classes - 1).bit_length())
     example, vector_of_run, lengths = _distinct_vectors(labels, num_bits=num_bits)
     num_pixels = np.bincount(vector_of_run, weights=lengths)
@@ -51,13 +52,15 @@ def cluster(
         background=_bit_planes(background_vector, num_bits=num_bits),
         max_differing=threshold // 2,
     )
-    return clusters.take(vector_of_run).repeat(lengths).reshape(h, w)
+    return clusters.take(vector_of_run).repeat(lengths).reshape(size)
 
 
 def _distinct_vectors(labels: np.ndarray, *, num_bits: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The distinct columns of `labels` (s, n), by first position; distinct column and length of each run."""
-    starts_run = np.ones(labels.shape[1], dtype=np.bool_)
-    starts_run[1:] = (labels[:, 1:] != labels[:, :-1]).any(axis=0)
+    starts_run = np.zeros(labels.shape[1], dtype=np.bool_)
+    starts_run[0] = True
+    for row in labels:
+        starts_run[1:] |= row[1:] != row[:-1]
     starts = np.flatnonzero(starts_run)
     keys = _packed(labels.take(starts, axis=1), num_bits=num_bits)
     order = np.lexsort(keys)  # stable: the first of equal columns stays first
@@ -118,8 +121,8 @@ def _num_differing(planes: np.ndarray, prototype: np.ndarray) -> np.ndarray:
     return counts[0] if len(counts) == 1 else np.asarray(np.sum(counts, axis=0, dtype=np.int32))
 
 
-def connected_parts(instances: Integer[np.ndarray, "h w"]) -> Int32[np.ndarray, "h w"]:
-    """Make each connected part (8 neighbours) of an instance its own instance (not in the paper).
+def connected_parts(instances: Integer[np.ndarray, "*s"]) -> Int32[np.ndarray, "*s"]:
+    """Make each connected part (8 neighbours, 26 in volumes) of an instance its own instance (not in the paper).
 
     This separates objects that share a cluster by chance. Not for objects that an image can show in several parts.
     """
@@ -127,79 +130,116 @@ def connected_parts(instances: Integer[np.ndarray, "h w"]) -> Int32[np.ndarray, 
     num_parts = 0
     for c, box in enumerate(ndimage.find_objects(instances), start=1):
         if box is not None:
-            labelled, count = ndimage.label(instances[box] == c, structure=np.ones((3, 3)))
+            labelled, count = ndimage.label(instances[box] == c, structure=np.ones((3,) * parts.ndim))
             parts[box] += np.where(labelled > 0, labelled + num_parts, 0)
             num_parts += count
     return parts
 
 
 def postprocess(
-    instances: Integer[np.ndarray, "h w"], *, keep_unmatched: bool, erosion: int = EROSION, box: int | None = None
-) -> Int32[np.ndarray, "h w"]:
+    instances: Integer[np.ndarray, "*s"],
+    *,
+    keep_unmatched: bool,
+    erosion: int = EROSION,
+    box: int | None = None,
+    spacing: Sequence[float] | None = None,
+) -> Int32[np.ndarray, "*s"]:
     """Remove clusters that are too thin (App. H): those that contain no `erosion`×`erosion` square inside the image.
 
     Clusters are processed in ascending order, without the background 0; one may have grown by then. Pixels of a thin
     cluster get, in raster order, the most frequent other foreground label in the `box`×`box` square around them (by
     default 2 · `erosion` + 1, as in the paper; ties: the smallest). Without one, they keep their label
     (`keep_unmatched`, SNEMI3D) or become background.
+
+    In a volume (not in the paper) the squares are a ball of radius `erosion` // 2 and a cube of radius `box` // 2
+    pixels, each as many slices up and down as `spacing` (slices, rows, columns) gives; see `_radii`.
     """
-    if instances.ndim != 2 or not np.issubdtype(instances.dtype, np.integer) or instances.min(initial=0) < 0:
-        raise DataError(f"instances: expected integers of at least 0 (h w), got {instances.dtype} {instances.shape}")
+    if instances.ndim < 2 or not np.issubdtype(instances.dtype, np.integer) or instances.min(initial=0) < 0:
+        wanted = "integers of at least 0 (h w) or (d h w)"
+        raise DataError(f"instances: expected {wanted}, got {instances.dtype} {instances.shape}")
     box = 2 * erosion + 1 if box is None else box
     if erosion < 1 or box < 1 or box % 2 == 0:
         raise ConfigError(f"erosion must be at least 1 and box odd, got {erosion} and {box}")
     # Numbers without gaps in the same order, so that counts of them are short.
     ids, numbers, _ = numbered(np.append(instances, 0))
-    height, width = instances.shape
-    painted = numbers[:-1].reshape(height, width).astype(np.int32)
+    painted = numbers[:-1].reshape(instances.shape).astype(np.int32)
+    flat = painted.reshape(-1)
+    element = _element(erosion, size=painted.shape, spacing=spacing)
+    reach = _radii(box // 2, size=painted.shape, spacing=spacing)
     is_thin = np.ones(len(ids), dtype=np.bool_)
-    is_thin[_survivors(painted, erosion=erosion)] = is_thin[0] = False
-    thin = np.flatnonzero(is_thin)
-    members: dict[int, list[int]] = {c: [] for c in thin.tolist()}
-    pixels = np.flatnonzero(is_thin[painted])
-    for pixel, c in zip(pixels.tolist(), painted.ravel()[pixels].tolist(), strict=True):
-        members[c].append(pixel)
-    for c in thin.tolist():
-        mine = sorted(members[c])
-        if len(mine) >= erosion**2 and _contains_square(painted, c, np.array(mine), side=erosion):
+    is_thin[_survivors(painted, sides=element.shape)] = is_thin[0] = False
+    places = np.flatnonzero(is_thin[painted])
+    owners = flat[places]
+    places = places[owners.argsort(kind="stable")]
+    counts = np.bincount(owners, minlength=len(ids))
+    ends, joined = counts.cumsum(), dict[int, list[int]]()  # what was painted in the colour of a cluster
+    for c in np.flatnonzero(counts).tolist():
+        mine = np.sort(np.append(places[ends[c] - counts[c] : ends[c]], joined.pop(c, [])).astype(np.int64))
+        if len(mine) >= np.count_nonzero(element) and _contains(painted, mine, element):
             continue
-        for pixel in mine:
-            y, x = divmod(pixel, width)
-            label = _majority_around(painted, y, x, radius=box // 2, ignored=c)
+        for place, around in zip(mine.tolist(), _boxes(painted, mine, reach=reach), strict=True):
+            label = _majority(around, ignored=c)
             if label is None:
                 label = c if keep_unmatched else 0
-            painted[y, x] = label
-            if label in members and label != c:
-                members[label].append(pixel)
+            flat[place] = label
+            if is_thin[label] and label != c:
+                joined.setdefault(label, []).append(place)
     return ids.astype(np.int32).take(painted)
 
 
-def _survivors(instances: np.ndarray, *, erosion: int) -> np.ndarray:
-    """The clusters that contain a square of this side."""
-    h, w = instances.shape
-    if min(h, w) < erosion:
+def _radii(radius: int, *, size: Sequence[int], spacing: Sequence[float] | None) -> tuple[int, ...]:
+    """A radius in pixels along each axis: in a volume, along its slices, as many as are nearest in mm, at most all.
+
+    Without `spacing`, slices are as far apart as pixels.
+    """
+    if len(size) == 2 or spacing is None:
+        return (radius,) * len(size)
+    slices = radius * math.sqrt(spacing[1] * spacing[2]) / spacing[0]
+    return min(int(slices + 0.5), size[0]), radius, radius
+
+
+def _element(erosion: int, *, size: Sequence[int], spacing: Sequence[float] | None) -> Bool[np.ndarray, "*sides"]:
+    """What an instance has to contain: a square of this side in an image, a ball of this diameter in a volume."""
+    if len(size) == 2:
+        return np.ones((erosion, erosion), dtype=np.bool_)
+    radii = _radii(erosion // 2, size=size, spacing=spacing)
+    distances = np.meshgrid(*(np.arange(-r, r + 1) / max(r, 1) for r in radii), indexing="ij", sparse=True)
+    return np.asarray(sum(along**2 for along in distances) <= 1 + 1e-9)
+
+
+def _survivors(instances: np.ndarray, *, sides: Sequence[int]) -> np.ndarray:
+    """The clusters that contain a box of these sides."""
+    if any(there < side for there, side in zip(instances.shape, sides, strict=True)):
         return np.empty(0, dtype=instances.dtype)
-    low, high = (each(instances, size=erosion) for each in (ndimage.minimum_filter, ndimage.maximum_filter))
-    before, after = erosion // 2, (erosion - 1) // 2
-    inside = np.s_[before : h - after, before : w - after]
+    low, high = (each(instances, size=tuple(sides)) for each in (ndimage.minimum_filter, ndimage.maximum_filter))
+    sizes = zip(instances.shape, sides, strict=True)
+    inside = tuple(slice(side // 2, there - (side - 1) // 2) for there, side in sizes)
     return numbered(low[inside][low[inside] == high[inside]])[0]
 
 
-def _contains_square(instances: np.ndarray, c: int, pixels: np.ndarray, *, side: int) -> bool:
-    """Whether cluster c, with these flat pixel indices, contains a square of this side."""
-    y, x = np.divmod(pixels, instances.shape[1])
-    around = instances[y.min() : y.max() + 1, x.min() : x.max() + 1] == c
-    for _ in range(2):  # first along one axis, then along the other
-        length = len(around) - side + 1
-        if length < 1:
-            return False
-        around = reduce(np.logical_and, [around[i : i + length] for i in range(side)]).T
-    return bool(around.any())
+def _contains(instances: np.ndarray, places: np.ndarray, element: np.ndarray) -> bool:
+    """Whether the cluster at these flat places contains the element."""
+    flat, c, members = instances.reshape(-1), instances.reshape(-1)[places[0]], np.argwhere(element)
+    fits = np.ones(len(places), dtype=np.bool_)  # each place as the element's first member
+    for along, first, there, side in zip(
+        np.unravel_index(places, instances.shape), members[0], instances.shape, element.shape, strict=True
+    ):
+        fits &= (along >= first) & (along - first + side <= there)
+    fitting = places[fits]
+    steps = members @ np.array(instances.strides) // instances.itemsize
+    for step in (steps - steps[0])[:0:-1].tolist():  # the last one first, which fits least
+        fitting = fitting[flat[fitting + step] == c]
+    return bool(fitting.size)
 
 
-def _majority_around(instances: np.ndarray, y: int, x: int, *, radius: int, ignored: int) -> int | None:
-    """The most frequent label around a pixel, without background and `ignored`; None if there is none."""
-    around = instances[max(0, y - radius) : y + radius + 1, max(0, x - radius) : x + radius + 1]
+def _boxes(instances: np.ndarray, places: np.ndarray, *, reach: Sequence[int]) -> Iterator[np.ndarray]:
+    """The part of the map around each of these flat places, as it is then."""
+    for place in zip(*(along.tolist() for along in np.unravel_index(places, instances.shape)), strict=True):
+        yield instances[tuple(slice(max(0, at - r), at + r + 1) for at, r in zip(place, reach, strict=True))]
+
+
+def _majority(around: np.ndarray, *, ignored: int) -> int | None:
+    """The most frequent label, without background and `ignored`; None if there is none."""
     counts = np.bincount(around.ravel(), minlength=ignored + 1)
     counts[0] = counts[ignored] = 0
     label = int(counts.argmax())
@@ -216,8 +256,8 @@ def clustering_threshold(alpha: int | None, *, num_samples: int) -> int:
 
 
 def merge_to_background(
-    samples: Integer[np.ndarray, "s h w"], *, stochastic_classes: Sequence[int]
-) -> Integer[np.ndarray, "s h w"]:
+    samples: Integer[np.ndarray, " n *s"], *, stochastic_classes: Sequence[int]
+) -> Integer[np.ndarray, " n *s"]:
     """Map the stochastic classes to 1, 2, ... in this order, all others to 0 (Cityscapes, before clustering)."""
     if not stochastic_classes or min(stochastic_classes) < 0 or samples.min() < 0:
         raise ConfigError(
@@ -235,7 +275,7 @@ def merge_to_background(
 
 
 def instance_scores(
-    instances: Integer[np.ndarray, "h w"], *, stochastic_probs: Float[np.ndarray, "s h w"]
+    instances: Integer[np.ndarray, "*s"], *, stochastic_probs: Float[np.ndarray, " n *s"]
 ) -> Float64[np.ndarray, " ids"]:
     """Confidence of each instance i (App. B), as entry i: the mean of `stochastic_probs` over its pixels and samples.
 
