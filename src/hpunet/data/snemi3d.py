@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Shaped
 
+from hpunet.data.io.geometry import check_spacing
 from hpunet.data.io.label_maps import check_num_random_ids, number_instances
 from hpunet.data.io.limits import check_memory, check_unpacked
-from hpunet.data.io.geometry import check_spacing
 from hpunet.data.io.volumes import read_stack, stack_header
 from hpunet.data.types import SPLITS, Identity, NoSuchSplitError, Sample, SetInfo, check_split, make_sample
 from hpunet.errors import ConfigError, DataError
@@ -55,7 +55,9 @@ def open_snemi3d(
     if reduce < 1 or patch % reduce:
         raise ConfigError(f"reduce: expected a whole number that divides the patch of {patch} pixels, got {reduce}")
     if volumes and patch != _PATCH:
-        raise ConfigError("patch: only of slices; a volume is a whole split, and data.crop says what a model sees of it")
+        raise ConfigError(
+            "patch: only of slices; a volume is a whole split, and data.crop says what a model sees of it"
+        )
     check_spacing(spacing, volumes=volumes)
     check_num_random_ids(num_random_ids, num_fixed_classes=1)
     input_path, labels_path = _find(path, "train-input"), _find(path, "train-labels")

@@ -38,8 +38,16 @@ def dicom_files(folder: Path) -> list[Path]:
     return [path for path in sorted(folder.iterdir()) if path.is_file() and is_dicom(path)]
 
 
-def read_scan(paths: Sequence[Path], *, name: str) -> Scan:
-    """One DICOM file, or the files of one series in any order; `name` names it in errors."""
+class _Headers(NamedTuple):
+    """The headers of a series: its frames, in order if they have a place."""
+
+    frames: list[tuple[ImageFile, int]]
+    is_ordered: bool
+    geometry: Geometry
+    notes: list[str]
+
+
+def _read_headers(paths: Sequence[Path], *, name: str) -> _Headers:
     if not paths:
         raise DataError(f"{name}: holds no DICOM file")
     found = [read_image_file(path) for path in paths]
@@ -58,11 +66,22 @@ def read_scan(paths: Sequence[Path], *, name: str) -> Scan:
         if (file.shape, file.is_inverted) != (first.shape, first.is_inverted):
             raise DataError(f"{file.path}: its size or colours differ from {first.path} of the same series")
     notes = [f"{len(found) - len(files)} DICOM files without an image were left out."] * (len(files) < len(found))
-    planes = [file.planes[number] for file, number in frames]
-    order, geometry = _in_order(planes, name=name)
+    order, geometry = _in_order([file.planes[number] for file, number in frames], name=name)
     if len(files) > 1 and order is None:
         raise DataError(f"{name}: its files have no position in the patient; give them one by one")
     frames = [frames[place] for place in order] if order is not None else frames
+    return _Headers(frames, order is not None, geometry, notes)
+
+
+def scan_geometry(paths: Sequence[Path], *, name: str) -> Geometry:
+    """The geometry of a series, from its headers only; arguments as in `read_scan`."""
+    return _read_headers(paths, name=name).geometry
+
+
+def read_scan(paths: Sequence[Path], *, name: str) -> Scan:
+    """One DICOM file, or the files of one series in any order; `name` names it in errors."""
+    frames, is_ordered, geometry, notes = _read_headers(paths, name=name)
+    planes = [file.planes[number] for file, number in frames]
     values = _values(frames, name=name)
     slopes = {(plane.slope, plane.intercept) for plane in planes}
     units = sorted({plane.unit for plane in planes})
@@ -77,11 +96,11 @@ def read_scan(paths: Sequence[Path], *, name: str) -> Scan:
         )
         unit = f" (RescaleType {units[0]})" if units[0] else ""
         notes.append(f"Values are rescaled as the DICOM file says: {of_each}{unit}.")
-    if order is not None and len(frames) > 1:
+    if is_ordered and len(frames) > 1:
         notes.append(
             f"{len(frames)} slices are in the order of their positions, {(geometry.spacing or (0.0,))[0]:g} mm apart."
         )
-    if first.is_inverted:
+    if frames[0][0].is_inverted:
         notes.append("Dark and bright are exchanged: in the file small values are bright (MONOCHROME1).")
     plane = frames[0][0].planes[frames[0][1]]
     stored = tuple(Frame(file.path, number) for file, number in frames)

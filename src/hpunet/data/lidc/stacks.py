@@ -1,8 +1,8 @@
 """LIDC nodules as volumes: the crops of one nodule (`_c` of a patient), stacked by the z of their names.
 
-z as whole numbers counts slices; with a decimal point it is mm. A gap, where slices that no grader marked are not there,
-ends a stack: its parts are volumes of their own, and nothing is invented between them. So every stack also ends where
-the gradings of all graders end, and has no empty slice above or below.
+z as whole numbers counts slices; with a decimal point it is mm. A gap, where slices that no grader marked are not
+there, ends a stack: its parts are volumes of their own, and nothing is invented between them. So every stack also ends
+where the gradings of all graders end, and has no empty slice above or below.
 """
 
 import re
@@ -47,11 +47,11 @@ class LidcNodules:
     def __getitem__(self, index: int) -> Sample:
         """One nodule. A grader without a file for one of its slices is missing for all of it."""
         slices = [self._crops[place] for place in self._stacks[index]]
-        first = slices[0]
-        for sample in slices:
-            if sample.valid.shape != first.valid.shape:
-                shapes = f"{sample.valid.shape}, {first.identity.key} of the same nodule has {first.valid.shape}"
-                raise DataError(f"{self.info.kind}: {sample.identity.key} has {shapes} pixels")
+        size = slices[0].valid.shape
+        for place, sample in zip(self._stacks[index], slices, strict=True):
+            if sample.valid.shape != size:
+                names = [next(iter(self._crops.files(each))) for each in (place, self._stacks[index][0])]
+                raise DataError(f"{names[0]}: {sample.valid.shape} pixels, {names[1]} of the same nodule has {size}")
         return make_sample(
             image=np.stack([sample.pixels for sample in slices], axis=1),
             labels=np.stack([sample.labels for sample in slices], axis=1),
