@@ -1,4 +1,4 @@
-"""Whole volumes of a folder: every layout and kind of file, depth first, on one grid; masks of series by SimpleITK."""
+"""Whole volumes of a folder: every layout and kind of file, depth first; masks of series by SimpleITK."""
 
 import gzip
 import pickle

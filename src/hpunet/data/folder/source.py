@@ -230,19 +230,24 @@ class FolderSource:
         return [self._as_labels(name, stack[..., r]) for r in range(number)]
 
     def _load_mask(self, item: Item, name: str, size: ImageSize, affine: np.ndarray | None) -> np.ndarray:
-        if item.series and affine is not None:
-            mask, mask_affine = read_mask_of_series(self._tree, name, size, affine)
-        elif self.info.ndim == 3:
-            mask, mask_affine = read_mask(self._tree, name, size)
-            if (mask_affine is None) != (affine is None):
-                where = self._tree.where(name)
-                raise DataError(f"{where}: only one of it and its image says where it lies; save both in one format")
-        else:
-            mask, mask_affine = _read(self._tree, name, size=size)
+        mask, mask_affine = self._read_mask(item, name, size, affine)
         if mask.shape != size[:3]:
             raise DataError(f"{self._tree.where(name)}: shape {mask.shape}, its image {size.name} has {size[:3]}")
         self._check_affine(name, mask_affine, affine)
         return self._as_labels(name, mask)
+
+    def _read_mask(
+        self, item: Item, name: str, size: ImageSize, affine: np.ndarray | None
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        if self.info.ndim == 2:
+            return _read(self._tree, name, size=size)
+        if item.series and affine is not None:
+            return read_mask_of_series(self._tree, name, size, affine)
+        mask, mask_affine = read_mask(self._tree, name, size)
+        if (mask_affine is None) != (affine is None):
+            where = self._tree.where(name)
+            raise DataError(f"{where}: only one of it and its image says where it lies; save both in one format")
+        return mask, mask_affine
 
     def _check_affine(self, name: str, mask_affine: np.ndarray | None, affine: np.ndarray | None) -> None:
         if affine is not None and mask_affine is not None and not np.allclose(mask_affine, affine, atol=1e-3):

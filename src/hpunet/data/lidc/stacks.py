@@ -1,7 +1,7 @@
 """LIDC nodules as volumes: the crops of one nodule (`_c` of a patient), stacked by the z of their names.
 
 z as whole numbers counts slices; with a decimal point it is mm. A gap, where slices that no grader marked are not
-there, ends a stack: its parts are volumes of their own, and nothing is invented between them. So every stack also ends
+there, ends a stack: its parts are volumes of their own, and nothing is invented between them. So every stack ends
 where the gradings of all graders end, and has no empty slice above or below.
 """
 
