@@ -79,7 +79,7 @@ def _facts(found: "Summary", info: "SetInfo") -> Iterator[tuple[str, str]]:
     """The rows of a split: a name and a value each."""
     yield "images", f"{found.num_images:,}"
     yield "patients", f"{found.num_patients:,}"
-    sizes = [f"{h}×{w}" + (f" ({n:,})" if len(found.sizes) > 1 else "") for (h, w), n in found.sizes.items()]
+    sizes = ["×".join(map(str, s)) + (f" ({n:,})" if len(found.sizes) > 1 else "") for s, n in found.sizes.items()]
     yield "sizes", ", ".join(sizes[:3]) + (f" and {len(sizes) - 3} more" if len(sizes) > 3 else "")
     yield "images per grader", " / ".join(f"{share:.1%}" for share in found.grader_present)
     yield "of these, not empty", " / ".join(f"{share:.1%}" for share in found.grader_marked)
@@ -138,11 +138,12 @@ def import_lidc_command(
     out: Annotated[Path, typer.Argument(help="Folder for the crops; re-run the command to resume an import.")],
     seed: Annotated[int, typer.Option(help="Random seed of the split by patient.")] = 0,
     processes: Annotated[int | None, typer.Option(help="Number of processes; by default one per core.")] = None,
+    volumes: Annotated[bool, typer.Option("--volumes", help="Write each nodule as a NIfTI volume instead.")] = False,
 ) -> None:
     """Cut the original LIDC-IDRI download (DICOM and XML) into crops as in the paper."""
     from hpunet.data.lidc.importer import import_lidc
 
-    console.print(import_lidc(source, out, seed=seed, processes=processes))
+    console.print(import_lidc(source, out, seed=seed, processes=processes, volumes=volumes))
 
 
 @app.command()

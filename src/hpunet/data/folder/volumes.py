@@ -15,7 +15,7 @@ from jaxtyping import Float64, Shaped
 from hpunet.data.folder.names import HDF5_ENDINGS, TIFF_ENDINGS, Item, ending
 from hpunet.data.io.archives import FileTree
 from hpunet.data.io.dicom import is_dicom
-from hpunet.data.io.geometry import MAX_SPACING, Geometry
+from hpunet.data.io.geometry import MAX_SPACING, RIGHT_ANGLE, Geometry
 from hpunet.data.io.limits import ImageSize, check_memory, check_unpacked
 from hpunet.data.io.series import read_scan, scan_geometry
 from hpunet.data.io.volumes import (
@@ -30,7 +30,6 @@ from hpunet.errors import DataError
 from hpunet.utils.pictures import spread
 
 _NUM_MEASURED = 20  # volumes whose headers give the spacing of a set
-_RIGHT_ANGLE = math.sin(math.radians(0.5))  # positions are rounded
 _SAME_DIRECTION = math.cos(math.radians(45))
 _COPIES = 12  # bytes per voxel and rater: as stored, as classes, in a sample
 _IMAGE_COPIES = 4 + 4 + 1  # and of the image: in [0, 1], in a sample, validity
@@ -105,7 +104,7 @@ def check_grid(affine: Float64[np.ndarray, "4 4"], *, like: Float64[np.ndarray, 
         raise DataError(f"{name}: its affine has voxels without a size; write it again")
     axes = affine[:3, :3] / sides
     slant = float(np.abs(axes.T @ axes - np.eye(3)).max())
-    if slant > _RIGHT_ANGLE:
+    if slant > RIGHT_ANGLE:
         degrees = math.degrees(math.asin(min(slant, 1.0)))
         words = f"its slices are shifted in their plane, by {degrees:.1f}° (a tilted gantry)"
         raise DataError(f"{name}: {words}; resample it to a grid of right angles")

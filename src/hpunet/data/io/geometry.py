@@ -11,6 +11,7 @@ from hpunet.data.io.limits import need
 from hpunet.errors import ConfigError
 
 MAX_SPACING = 1e4  # mm
+RIGHT_ANGLE = math.sin(math.radians(0.5))  # of the axes of a grid: positions are rounded
 _MM = {1: 1000.0, 2: 1.0, 3: 0.001}  # by NIfTI's codes of metres, millimetres and micrometres
 
 

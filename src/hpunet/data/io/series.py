@@ -15,7 +15,7 @@ from hpunet.errors import DataError
 from hpunet.utils.limits import MAX_SLICES, MAX_VOLUME_BYTES
 
 _SAME_PLACE = 0.01  # mm
-_UNEVEN = 0.05  # of the distance of slices
+UNEVEN, MISSING = 0.05, 1.5  # times the distance of slices: what it may differ by, and a gap
 
 
 class Scan(NamedTuple):
@@ -154,7 +154,7 @@ def _in_order(planes: Sequence[Plane], *, name: str) -> tuple[list[int] | None, 
     order = np.argsort(positions @ normal, kind="stable")
     step = normal * (first.thickness or 1.0)
     if len(planes) > 1:
-        step = _step(positions[order], normal, name=name)
+        step = even_step(positions[order], normal, name=name)
     lps = np.eye(4)
     lps[:3, 0], lps[:3, 1] = down * first.spacing[0], across * first.spacing[1]
     lps[:3, 2], lps[:3, 3] = step, positions[order[0]]
@@ -163,20 +163,23 @@ def _in_order(planes: Sequence[Plane], *, name: str) -> tuple[list[int] | None, 
     return order.tolist(), Geometry(axes, spacing[-len(axes) :], affine)
 
 
-def _step(positions: Float64[np.ndarray, "z 3"], normal: Float64[np.ndarray, "3"], *, name: str) -> np.ndarray:
-    """From one slice to the next; slices of a tilted gantry are shifted in their plane, too."""
+def even_step(positions: Float64[np.ndarray, "z 3"], normal: Float64[np.ndarray, "3"], *, name: str) -> np.ndarray:
+    """From one slice to the next along the normal; slices of a tilted gantry are shifted in their plane, too.
+
+    Refuses slices at one place, missing ones, and uneven distances.
+    """
     distances = np.diff(positions @ normal)
     usual = float(np.median(distances))
     if distances.min() < _SAME_PLACE:
         count = int((distances < _SAME_PLACE).sum())
         raise DataError(f"{name}: {count} of {len(positions)} slices lie at the place of another; give one scan only")
-    if distances.max() > 1.5 * usual:
+    if distances.max() > MISSING * usual:
         where, gap = int(distances.argmax()), float(distances.max())
         words = f"slices are missing after slice {where + 1} of {len(positions)}"
         raise DataError(f"{name}: {words}: a gap of {gap:g} mm where {usual:g} mm are usual")
     step: np.ndarray = (positions[-1] - positions[0]) / (len(positions) - 1)
     expected = positions[0] + np.arange(len(positions))[:, None] * step
-    if np.abs(positions - expected).max() > _UNEVEN * usual + _SAME_PLACE:
+    if np.abs(positions - expected).max() > UNEVEN * usual + _SAME_PLACE:
         raise DataError(
             f"{name}: its slices are not evenly spaced, they lie {distances.min():g} to {distances.max():g} mm apart"
         )
