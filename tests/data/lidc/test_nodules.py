@@ -115,9 +115,10 @@ def test_an_unfinished_import_is_not_read(tmp_path: Path, monkeypatch: pytest.Mo
             raise KeyboardInterrupt
         written(out, split_of)
 
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patched:
         patched.setattr(importer, "_write_table", killed)
-        import_one(tmp_path, scan, readers(scan))
+        with pytest.raises(KeyboardInterrupt):
+            import_one(tmp_path, scan, readers(scan))
     with pytest.raises(DataError, match=r"data\.csv: must name every image"):
         open_splits(str(tmp_path / "out"), options=OPTIONS)
     import_lidc(tmp_path / "in", tmp_path / "out", processes=1, progress=False, volumes=True)
