@@ -260,7 +260,7 @@ def sheared(affine: np.ndarray) -> np.ndarray:
         (AFFINE, "finite"),
         (sheared(AFFINE), r"shifted in their plane.*right angles"),
         (AFFINE[:, [2, 1, 0, 3]], "another direction"),
-        (np.diag([0.7, 0.8, 1e7, 1]), "impossible voxel sizes"),
+        (np.diag([0.7, 0.8, 1e7, 1]), "impossible"),
     ],
 )
 def test_odd_affines_are_refused(tmp_path: Path, affine: np.ndarray, message: str) -> None:

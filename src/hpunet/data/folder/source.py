@@ -112,6 +112,8 @@ def open_folder(
     if not chosen:
         raise NoSuchSplitError(f"{path}: none of {len(items)} images is in the split {split!r}")
     like = affine if volumes else None
+    if like is not None:
+        check_grid(like, like=like, first=items[0].image, name=tree.where(items[0].image))
     return FolderSource(tree, chosen, split=split, info=info, first=items[0].image, entries=entries, like=like)
 
 
@@ -208,7 +210,7 @@ class FolderSource:
             if (affine is None) != (self._like is None):
                 raise DataError(f"{where}: is of another kind than {self._first}; save all volumes in one format")
             if affine is not None and self._like is not None:
-                check_grid(affine, like=self._like, name=where)
+                check_grid(affine, like=self._like, first=self._first, name=where)
             check_samples(self._tree, item, size)
         if item.are_stacked:
             return images, self._load_masks(item, size, affine)
@@ -226,14 +228,14 @@ class FolderSource:
             packed = self._tree.size(name) + self._tree.size(item.image)
             check_memory(10 * number * math.prod(size[:3]), packed=packed, name=where)
             stack, mask_affine = decode_nifti(self._tree.read(name), name=where, size=size, num_raters=number)
-        self._check_affine(name, mask_affine, affine)
+        self._check_affine(name, item.image, mask_affine, affine)
         return [self._as_labels(name, stack[..., r]) for r in range(number)]
 
     def _load_mask(self, item: Item, name: str, size: ImageSize, affine: np.ndarray | None) -> np.ndarray:
         mask, mask_affine = self._read_mask(item, name, size, affine)
         if mask.shape != size[:3]:
             raise DataError(f"{self._tree.where(name)}: shape {mask.shape}, its image {size.name} has {size[:3]}")
-        self._check_affine(name, mask_affine, affine)
+        self._check_affine(name, item.image, mask_affine, affine)
         return self._as_labels(name, mask)
 
     def _read_mask(
@@ -249,10 +251,11 @@ class FolderSource:
             raise DataError(f"{where}: only one of it and its image says where it lies; save both in one format")
         return mask, mask_affine
 
-    def _check_affine(self, name: str, mask_affine: np.ndarray | None, affine: np.ndarray | None) -> None:
+    def _check_affine(self, name: str, image: str, mask_affine: np.ndarray | None, affine: np.ndarray | None) -> None:
         if affine is not None and mask_affine is not None and not np.allclose(mask_affine, affine, atol=1e-3):
             where = self._tree.where(name)
-            raise DataError(f"{where}: has another position or orientation than its image (their affines differ)")
+            words = "has another position or orientation than its image"
+            raise DataError(f"{where}: {words} {image} (their affines differ)")
 
     def _as_labels(self, name: str, mask: np.ndarray) -> np.ndarray:
         where = self._tree.where(name)

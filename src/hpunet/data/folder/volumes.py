@@ -81,8 +81,9 @@ def read_geometry(tree: FileTree, item: Item) -> Geometry:
         return Geometry("zyx")
     head = tree.head(item.image, NIFTI_HEAD_BYTES)
     found = Geometry.from_nifti(nifti_header(head, packed=tree.size(item.image), name=where))
-    if found.spacing is None:
-        raise DataError(f"{where}: its affine or voxel sizes are not finite; write them again")
+    if found.spacing is None or not 0 < min(found.spacing) <= max(found.spacing) < MAX_SPACING:
+        words = "not finite" if found.spacing is None else " x ".join(f"{side:g}" for side in found.spacing) + " mm"
+        raise DataError(f"{where}: its affine or voxel sizes are impossible ({words}); write them again")
     return found
 
 
@@ -92,15 +93,15 @@ def median_spacing(tree: FileTree, items: Sequence[Item]) -> tuple[float, ...] |
     known = [spacing for spacing in found if spacing is not None]
     if not known or len(known) < len(found):
         return None
-    if not (np.isfinite(known).all() and np.min(known) > 0 and np.max(known) < MAX_SPACING):
-        raise DataError(f"{tree.path}: its volumes have impossible voxel sizes, up to {np.max(known):g} mm")
     return tuple(round(float(side), 6) for side in np.median(known, axis=0))
 
 
-def check_grid(affine: Float64[np.ndarray, "4 4"], *, like: Float64[np.ndarray, "4 4"], name: str) -> None:
-    """Refuse slanted grids, and slices in another direction than in the first volume of the set (`like`)."""
+def check_grid(
+    affine: Float64[np.ndarray, "4 4"], *, like: Float64[np.ndarray, "4 4"], first: str, name: str
+) -> None:
+    """Refuse slanted grids, and slices in another direction than in the `first` volume of the set, `like` which."""
     sides = np.linalg.norm(affine[:3, :3], axis=0)
-    if not np.isfinite(affine).all() or sides.min() <= 0 or sides.max() >= MAX_SPACING:
+    if not np.isfinite(affine).all() or not np.isfinite(sides).all() or sides.min() <= 0:
         raise DataError(f"{name}: its affine has voxels without a size; write it again")
     axes = affine[:3, :3] / sides
     slant = float(np.abs(axes.T @ axes - np.eye(3)).max())
@@ -110,7 +111,7 @@ def check_grid(affine: Float64[np.ndarray, "4 4"], *, like: Float64[np.ndarray, 
         raise DataError(f"{name}: {words}; resample it to a grid of right angles")
     direction = like[:3, 2] / np.linalg.norm(like[:3, 2])
     if abs(float(axes[:, 2] @ direction)) < _SAME_DIRECTION:
-        raise DataError(f"{name}: its slices lie in another direction than those of the first volume of the set")
+        raise DataError(f"{name}: its slices lie in another direction than those of {first}; turn its axes")
 
 
 def read_mask(tree: FileTree, name: str, size: ImageSize) -> tuple[np.ndarray, np.ndarray | None]:
@@ -158,9 +159,10 @@ def onto_grid(
     if not np.isfinite(affine).all():
         return None
     between = np.linalg.inv(grid) @ affine
-    turns = np.rint(between[:3, :3]).astype(int)
+    turns = np.rint(between[:3, :3])
     if not (np.abs(turns).sum(axis=0) == 1).all() or not (np.abs(turns).sum(axis=1) == 1).all():
         return None
+    turns = turns.astype(int)
     order = np.abs(turns).argmax(axis=1)
     signs = turns[range(3), order]
     moved = voxels.transpose(*order.tolist(), *range(3, voxels.ndim))
@@ -191,8 +193,14 @@ def is_volume(item: Item) -> bool:
 
 
 def _paths(tree: FileTree, item: Item) -> list[Path]:
-    """The DICOM files of a series, whatever else lies beside them."""
-    return [path for path in (_path(tree, name) for name in item.series) if is_dicom(path)]
+    """The DICOM files of a series; others may lie beside them, but none that is called one."""
+    found = []
+    for path in (_path(tree, name) for name in item.series):
+        if is_dicom(path):
+            found.append(path)
+        elif path.suffix.lower() == ".dcm":
+            raise DataError(f"{path}: not a readable DICOM file (no header)")
+    return found
 
 
 def _path(tree: FileTree, name: str) -> Path:

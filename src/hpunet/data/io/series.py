@@ -11,10 +11,12 @@ from jaxtyping import Float64, Shaped
 
 from hpunet.data.io.dicom import Frame, ImageFile, Plane, is_dicom, read_frames, read_image_file
 from hpunet.data.io.geometry import Geometry
+from hpunet.data.io.limits import check_memory
 from hpunet.errors import DataError
 from hpunet.utils.limits import MAX_SLICES, MAX_VOLUME_BYTES
 
 _SAME_PLACE = 0.01  # mm
+_SCALED = 4  # bytes of a value in [0, 1]
 UNEVEN, MISSING = 0.05, 1.5  # times the distance of slices: what it may differ by, and a gap
 
 
@@ -123,6 +125,8 @@ def _values(frames: Sequence[tuple[ImageFile, int]], *, name: str) -> Shaped[np.
                 raise DataError(
                     f"{name}: {len(frames)} slices of {file.shape} are more than {MAX_VOLUME_BYTES} bytes"
                 )
+            packed = sum(path.stat().st_size for path in places)
+            check_memory(len(frames) * math.prod(file.shape) * (dtype.itemsize + _SCALED), packed=packed, name=name)
             values = np.empty((len(frames), *file.shape), dtype=dtype)
         if dtype != values.dtype:
             raise DataError(f"{file.path}: {dtype} pixels, others of the same series are {values.dtype}")
