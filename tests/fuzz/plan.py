@@ -144,7 +144,7 @@ def case(number: int) -> Case:
 
 
 def numbers(seeds: Sequence[int], *, num_cases: int | None = None, formats: Sequence[str] | None = None) -> list[int]:
-    """The cases of these seeds, of all or some formats; of fewer than all, as many of each seed and kind as can be."""
+    """The cases of these seeds and formats; of fewer than all, as many of each seed and kind as can be."""
     every = [(seed - SEED) * NUM_CASES + place for seed in seeds for place in range(NUM_CASES)]
     every = [number for number in every if formats is None or case(number).format in formats]
     wanted = len(every) if num_cases is None else min(num_cases, len(every))

@@ -71,7 +71,7 @@ def test_a_gap_ends_a_stack(tmp_path: Path) -> None:
 
 
 def test_z_with_a_point_is_mm(tmp_path: Path) -> None:
-    """The distance is that of the nodule, or of its patient if it is small; the median of all splits that of the set."""
+    """The distance is that of the nodule, or of its patient if it is small; the set's is the median of all."""
     names = ["P1/z--5.0_c0", "P1/z--2.5_c0", "P1/z-0.0_c0", "P1/z-7.5_c0", "P1/z-10.0_c1", "P1/z-15.0_c1"]
     found = stacks(tmp_path, *names, "P2/z-1.25_c0", "P2/z-2.5_c0", "P2/z-3.75_c0", "P2/z-6.25_c0")
     assert found == {

@@ -99,7 +99,7 @@ def median_spacing(tree: FileTree, items: Sequence[Item]) -> tuple[float, ...] |
 def check_grid(
     affine: Float64[np.ndarray, "4 4"], *, like: Float64[np.ndarray, "4 4"], first: str, name: str
 ) -> None:
-    """Refuse slanted grids, and slices in another direction than in the `first` volume of the set, `like` which."""
+    """Refuse a slanted grid, and slices in another direction than those of the `first` volume of the set (`like`)."""
     sides = np.linalg.norm(affine[:3, :3], axis=0)
     if not np.isfinite(affine).all() or not np.isfinite(sides).all() or sides.min() <= 0:
         raise DataError(f"{name}: its affine has voxels without a size; write it again")
