@@ -1,4 +1,4 @@
-"""Changes to volumes: affines that are no numbers, slanted, turned or of another place, and series with odd slices."""
+"""Changes to volumes: affines that are no numbers, slanted, turned or elsewhere, and series with odd slices."""
 
 import gzip
 import io
@@ -68,7 +68,7 @@ def mixed_orientation(files: Files, rng: Random) -> Change:
     """One file of a case lies turned, mirrored, slanted or elsewhere."""
     names = _case(files, rng)
     name = rng.choice(names)
-    matrices = [np.diag(signs + (1,)) for signs in ((-1, 1, 1), (1, -1, 1), (1, 1, -1), (-1, -1, 1))]
+    matrices = [np.diag((*signs, 1)) for signs in ((-1, 1, 1), (1, -1, 1), (1, 1, -1), (-1, -1, 1))]
     matrices += [np.eye(4)[order] for order in ([1, 0, 2, 3], [2, 1, 0, 3], [0, 2, 1, 3])]
     slant, elsewhere = np.eye(4), np.eye(4)
     slant[0, 2], elsewhere[2, 3] = 0.3, 1
