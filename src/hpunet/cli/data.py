@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 MAX_PAIRS = 10  # of graders that are listed one by one
 app = typer.Typer(help="Inspect data, pack them for training, import and generate them.", no_args_is_help=True)
 
-_SET = "Data option, NAME=VALUE: size=128, slices.train=[0,16], …"
+_SET = "Data option, NAME=VALUE: size=128, slices.train=[0,16], volumes=true, …"
 Options = Annotated[list[str] | None, typer.Option("--set", help=_SET)]
 _HARD = "Street scenes in which much looks like cars (cityscapes)."
 _PROCESSES = "Number of processes (cityscapes); by default one per core."
@@ -79,7 +79,8 @@ def _facts(found: "Summary", info: "SetInfo") -> Iterator[tuple[str, str]]:
     """The rows of a split: a name and a value each."""
     yield "images", f"{found.num_images:,}"
     yield "patients", f"{found.num_patients:,}"
-    sizes = ["×".join(map(str, s)) + (f" ({n:,})" if len(found.sizes) > 1 else "") for s, n in found.sizes.items()]
+    several = len(found.sizes) > 1
+    sizes = ["×".join(map(str, size)) + (f" ({n:,})" if several else "") for size, n in found.sizes.items()]
     yield "sizes", ", ".join(sizes[:3]) + (f" and {len(sizes) - 3} more" if len(sizes) > 3 else "")
     yield "images per grader", " / ".join(f"{share:.1%}" for share in found.grader_present)
     yield "of these, not empty", " / ".join(f"{share:.1%}" for share in found.grader_marked)
