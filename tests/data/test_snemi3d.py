@@ -162,6 +162,16 @@ def test_volumes_keep_ids_across_slices(tmp_path: Path, ending: str) -> None:
         open_snemi3d(tmp_path, split="test", **options)
 
 
+@pytest.mark.parametrize("volumes", [False, True])
+def test_a_number_may_be_background(tmp_path: Path, volumes: bool) -> None:
+    image, labels = volume(depth=1, height=4, width=4)
+    write(tmp_path, image, labels)
+    how = {"split": "train", "slices": {"train": (0, 1)}, "volumes": volumes} | ({} if volumes else {"patch": 4})
+    found = open_snemi3d(tmp_path, background=300, **how)[0].labels[0]
+    expected = np.select([labels == 7, labels == 4000], [1, 2])
+    np.testing.assert_array_equal(found, expected if volumes else expected[0])
+
+
 def test_volumes_are_reduced_in_the_plane_of_their_slices(tmp_path: Path) -> None:
     image, labels = volume(depth=2, height=9, width=12)
     write(tmp_path, image, labels)

@@ -40,6 +40,7 @@ def open_snemi3d(
     reduce: int = 1,
     volumes: bool = False,
     spacing: tuple[float, float, float] | None = None,
+    background: int | None = None,
 ) -> "StackSource | StackVolume":
     """The non-overlapping patches of a split's slices, from a folder with `train-input` and `train-labels`.
 
@@ -47,7 +48,7 @@ def open_snemi3d(
     pixels are an error, unless `allow_remainder` drops the rest. `reduce` r downscales by r: the mean of each r×r
     block, and the label of its middle (below and right of it for even r).
     With `volumes`, a split is one volume of its whole slices, whose cells keep one number over all of them. `spacing`
-    is that of stored voxels, (d, h, w) in mm.
+    is that of stored voxels, (d, h, w) in mm. `background` is a number of the labels that is no cell, beside 0.
     """
     check_split(split)
     if patch < 1:
@@ -88,10 +89,14 @@ def open_snemi3d(
         check_memory(_COPIES * (end - first) * height * width, packed=packed, name=str(input_path))
         reduced = None if spacing is None else (spacing[0], reduce * spacing[1], reduce * spacing[2])
         info = replace(info, ndim=3, spacing=reduced)
-        return StackVolume((input_path, labels_path), (first, end), info=info, split=split, reduce=reduce)
+        return StackVolume(
+            (input_path, labels_path), (first, end), info=info, split=split, reduce=reduce, background=background
+        )
     rows, columns = range(0, height - patch + 1, patch), range(0, width - patch + 1, patch)
     corners = list(product(range(first, end), rows, columns))
-    return StackSource((input_path, labels_path), corners, info=info, split=split, patch=patch, reduce=reduce)
+    return StackSource(
+        (input_path, labels_path), corners, info=info, split=split, patch=patch, reduce=reduce, background=background
+    )
 
 
 def default_slices(depth: int) -> dict[str, tuple[int, int]]:
@@ -124,9 +129,17 @@ class StackSource:
     """Patches of a stack of slices; see `open_snemi3d`. Each process reads the voxels at its first sample."""
 
     def __init__(
-        self, paths: tuple[Path, Path], corners: list[Corner], *, info: SetInfo, split: str, patch: int, reduce: int
+        self,
+        paths: tuple[Path, Path],
+        corners: list[Corner],
+        *,
+        info: SetInfo,
+        split: str,
+        patch: int,
+        reduce: int,
+        background: int | None,
     ) -> None:
-        self.info, self.split = info, split
+        self.info, self.split, self._background = info, split, background
         self.identities = [Identity(f"z-{z:03d}", f"z-{z:03d}/y-{y:04d}_x-{x:04d}") for z, y, x in corners]
         self._paths, self._corners, self._patch, self._reduce = paths, corners, patch, reduce
 
@@ -147,6 +160,7 @@ class StackSource:
         if (r := self._reduce) > 1:
             image, labels = _reduced(image, r), labels[r // 2 :: r, r // 2 :: r]
         where, info = f"{self._paths[1]}, slice {z}", self.info
+        labels = _without(labels, self._background)
         labels = number_instances(labels, num_fixed_classes=info.num_fixed_classes, name=where)[None]
         identity = self.identities[index]
         return make_sample(image=np.asarray(image)[None], labels=labels, identity=identity, info=info, where=where)
@@ -160,9 +174,16 @@ class StackVolume:
     """The slices of a split as one volume; see `open_snemi3d`. Stacks are read with the sample, and not kept."""
 
     def __init__(
-        self, paths: tuple[Path, Path], slices: tuple[int, int], *, info: SetInfo, split: str, reduce: int
+        self,
+        paths: tuple[Path, Path],
+        slices: tuple[int, int],
+        *,
+        info: SetInfo,
+        split: str,
+        reduce: int,
+        background: int | None,
     ) -> None:
-        self.info, self.split = info, split
+        self.info, self.split, self._background = info, split, background
         name = f"z-{slices[0]:03d}-{slices[1] - 1:03d}"
         self.identities = [Identity(patient=name, key=name)]
         self._paths, self._slices, self._reduce = paths, slice(*slices), reduce
@@ -179,12 +200,18 @@ class StackVolume:
             image = np.stack([_reduced(plane[:rows, :columns], r) for plane in image])
             labels = labels[:, r // 2 : rows : r, r // 2 : columns : r]
         where = f"{self._paths[1]}, slices {self._slices.start} to {self._slices.stop - 1}"
+        labels = _without(labels, self._background)
         numbers = number_instances(labels, num_fixed_classes=info.num_fixed_classes, name=where)[None]
         return make_sample(image=np.asarray(image)[None], labels=numbers, identity=identity, info=info, where=where)
 
     def files(self, index: int) -> dict[str, Path | bytes]:
         """The two stacks."""
         return {path.name: path for path in self._paths}
+
+
+def _without(labels: Shaped[np.ndarray, "*s"], number: int | None) -> Shaped[np.ndarray, "*s"]:
+    """Labels with 0 in place of a number."""
+    return labels if number is None else np.where(labels == number, labels.dtype.type(0), labels)
 
 
 def _reduced(image: Shaped[np.ndarray, "h w"], r: int) -> Shaped[np.ndarray, "h2 w2"]:
