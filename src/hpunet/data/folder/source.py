@@ -173,7 +173,8 @@ class FolderSource:
         if self.info.ndim == 3:
             self._last = None
         image = np.moveaxis(images[z], -3, 0)
-        labels = np.zeros((self.info.num_graders, *image.shape[1:]), dtype=np.int32)
+        dtype = np.int32 if self.info.has_instances else np.uint8
+        labels = np.zeros((self.info.num_graders, *image.shape[1:]), dtype)
         for r, mask in enumerate(masks):
             if mask is not None and self.info.has_instances:
                 where = self._tree.where(str(item.masks[r]))
