@@ -284,7 +284,7 @@ def test_masks_lie_where_their_images_do_and_volumes_are_volumes(tmp_path: Path)
         open_folder(tmp_path, **SPLIT)[0]
     (tmp_path / "masks/b.nii.gz").unlink()
     tifffile.imwrite(tmp_path / "masks/b.tif", mask(1).transpose(2, 0, 1), photometric="minisblack")
-    with pytest.raises(DataError, match=r"masks/b\.tif: only one of it and its image says where"):
+    with pytest.raises(DataError, match=r"masks/b\.tif: is of another kind than its image images/b\.nii\.gz"):
         open_folder(tmp_path, **SPLIT)[0]
     (tmp_path / "masks/d.nii.gz").unlink()
     put(tmp_path / "masks/d.nii.gz", mask(1)[..., :2])
@@ -296,6 +296,17 @@ def test_masks_lie_where_their_images_do_and_volumes_are_volumes(tmp_path: Path)
     put(tmp_path / "masks/e.nii.gz", mask(1))
     with pytest.raises(DataError, match=r"images/e\.png: expected a volume"):
         open_folder(tmp_path, **SPLIT)
+
+
+def test_stacks_take_no_raters_of_nifti(tmp_path: Path) -> None:
+    """Whose axes are others: of a square stack nobody would notice."""
+    for name in ("a", "b"):
+        put(tmp_path / f"masks/{name}.nii.gz", np.stack([mask(1), mask(2)], axis=-1))
+        (tmp_path / "images").mkdir(exist_ok=True)
+        stack = np.ascontiguousarray(VOLUME.astype(np.uint8).transpose(2, 0, 1))
+        tifffile.imwrite(tmp_path / f"images/{name}.tif", stack, photometric="minisblack")
+    with pytest.raises(DataError, match=r"masks/b\.nii\.gz: is of another kind than its image images/b\.tif"):
+        open_folder(tmp_path, **SPLIT)[0]
 
 
 def test_many_raters_of_zeros_are_refused_before_they_are_unpacked(tmp_path: Path) -> None:

@@ -32,11 +32,11 @@ from hpunet.data.folder.table import Entry, assign_splits, read_table
 from hpunet.data.folder.volumes import (
     check_grid,
     check_samples,
-    is_volume,
     median_spacing,
     read_mask,
     read_mask_of_series,
     read_volume,
+    refuse_images,
 )
 from hpunet.data.io.archives import FileTree
 from hpunet.data.io.geometry import Geometry, check_spacing
@@ -89,10 +89,11 @@ def open_folder(
     named = tree.where(TABLE) if TABLE in tree.names else str(path)
     splits = assign_splits(entries, lists=lists, val_every=val_every, seed=seed, name=named)
     if volumes:
-        found = _spacing_of_volumes(tree, items, given=spacing)
+        refuse_images(tree, items)
     first, affine = _load_images(tree, items[0], window, volumes=volumes)
-    if not volumes:
-        found = None if affine is None else Geometry.from_affine(affine, axes="yx").spacing
+    if volumes and affine is not None:
+        check_grid(affine, like=affine, first=items[0].image, name=tree.where(items[0].image))
+    of_pixels = None if affine is None else Geometry.from_affine(affine, axes="yx").spacing
     has_instances = layout.has_instances
     fixed = ("background",) if has_instances else tuple(classes)
     info = SetInfo(
@@ -105,15 +106,13 @@ def open_folder(
         stochastic_classes=tuple(range(1, 1 + num_random_ids if has_instances else len(fixed))),
         image_bits=8 * first.itemsize,
         intensity_window=window,
-        spacing=found,
+        spacing=_spacing_of_volumes(tree, items, given=spacing) if volumes else of_pixels,
         ndim=3 if volumes else 2,
     )
     chosen = [item for item in items if splits.get(item.stem) == split]
     if not chosen:
         raise NoSuchSplitError(f"{path}: none of {len(items)} images is in the split {split!r}")
     like = affine if volumes else None
-    if like is not None:
-        check_grid(like, like=like, first=items[0].image, name=tree.where(items[0].image))
     return FolderSource(tree, chosen, split=split, info=info, first=items[0].image, entries=entries, like=like)
 
 
@@ -121,10 +120,6 @@ def _spacing_of_volumes(
     tree: FileTree, items: Sequence[Item], *, given: tuple[float, ...] | None
 ) -> tuple[float, ...] | None:
     """That which the files say, or else the `given` one."""
-    for item in items:
-        if not is_volume(item):
-            wanted = "NIfTI, a stack as TIFF or HDF5, or a folder of DICOM files"
-            raise DataError(f"{tree.where(item.image)}: expected a volume ({wanted}) for volumes=true")
     found = median_spacing(tree, items)
     if found is not None and given is not None:
         raise ConfigError("spacing: the volumes say theirs; leave it out")
@@ -246,15 +241,14 @@ class FolderSource:
             return _read(self._tree, name, size=size)
         if item.series and affine is not None:
             return read_mask_of_series(self._tree, name, size, affine)
-        mask, mask_affine = read_mask(self._tree, name, size)
-        if (mask_affine is None) != (affine is None):
-            where = self._tree.where(name)
-            raise DataError(f"{where}: only one of it and its image says where it lies; save both in one format")
-        return mask, mask_affine
+        return read_mask(self._tree, name, size)
 
     def _check_affine(self, name: str, image: str, mask_affine: np.ndarray | None, affine: np.ndarray | None) -> None:
+        where = self._tree.where(name)
+        if self.info.ndim == 3 and (mask_affine is None) != (affine is None):
+            words = "only one of them says where it lies; save both in one format"
+            raise DataError(f"{where}: is of another kind than its image {image}, {words}")
         if affine is not None and mask_affine is not None and not np.allclose(mask_affine, affine, atol=1e-3):
-            where = self._tree.where(name)
             words = "has another position or orientation than its image"
             raise DataError(f"{where}: {words} {image} (their affines differ)")
 

@@ -186,10 +186,13 @@ def check_samples(tree: FileTree, item: Item, size: ImageSize) -> None:
     check_memory(per_voxel * math.prod(size[:3]), packed=packed, name=tree.where(item.image))
 
 
-def is_volume(item: Item) -> bool:
-    """Whether the image of an item can be a volume."""
+def refuse_images(tree: FileTree, items: Sequence[Item]) -> None:
+    """Refuse an image that is no volume."""
     known = (*NIFTI_ENDINGS, *TIFF_ENDINGS, *HDF5_ENDINGS)
-    return bool(item.series) or ending(item.image).lower() in known
+    for item in items:
+        if not item.series and ending(item.image).lower() not in known:
+            wanted = "NIfTI, a stack as TIFF or HDF5, or a folder of DICOM files"
+            raise DataError(f"{tree.where(item.image)}: expected a volume ({wanted}) for volumes=true")
 
 
 def _paths(tree: FileTree, item: Item) -> list[Path]:
