@@ -12,7 +12,7 @@ help:
 	@echo "make test-dicom  DICOM outputs read by dcmqi, rt-utils and plastimatch, and checked by dciodvfy"
 	@echo "make test-kernels  the kernels in Triton's interpreter, and compiled for six kinds of GPU, in every size"
 	@echo "make test-gpu run the tests that need a CUDA GPU"
-	@echo "make fuzz    every file reader on 2,800 damaged files and all bombs (make test runs a tenth of them);"
+	@echo "make fuzz    every file reader on 3,150 damaged files and all bombs (make test runs a tenth of them);"
 	@echo "             SEEDS=1-20 CASES=50000 for other ones"
 	@echo "make lint    ruff and mypy; the viewer's page: TypeScript, eslint, and whether its build is new"
 	@echo "make docs    build the documentation into site/"

@@ -13,7 +13,7 @@ from hpunet.data.snemi3d import default_slices, open_snemi3d
 from hpunet.data.types import Source
 from hpunet.errors import ConfigError, DataError
 
-EM = SHARED / "data" / "em_neurites"
+EM, FIBSEM = SHARED / "data" / "em_neurites", SHARED / "data" / "fibsem_neurites"
 
 
 def volume(depth: int = 10, height: int = 8, width: int = 12) -> tuple[np.ndarray, np.ndarray]:
@@ -139,6 +139,77 @@ def test_open_snemi3d_bad_input_is_named(tmp_path: Path) -> None:
     write(tmp_path / "a", image, labels, ending="h5")
     with pytest.raises(DataError, match=r"found train-input\.tif, train-input\.h5"):
         open_snemi3d(tmp_path / "a", split="train", patch=4)
+
+
+@pytest.mark.parametrize("ending", ["tif", "h5"])
+def test_volumes_keep_ids_across_slices(tmp_path: Path, ending: str) -> None:
+    image, labels = volume()
+    write(tmp_path, image, labels, ending=ending)
+    options = {"volumes": True, "slices": {"train": (0, 6), "val": (6, 10)}}
+    source = open_snemi3d(tmp_path, split="val", spacing=(3e-5, 6e-6, 6e-6), **options)
+    assert isinstance(source, Source)
+    assert [tuple(identity) for identity in source.identities] == [("z-006-009", "z-006-009")]
+    assert (source.info.ndim, source.info.spacing) == (3, (3e-5, 6e-6, 6e-6))
+    sample = pickle.loads(pickle.dumps(source))[0]
+    np.testing.assert_array_equal(sample.pixels, image[None, 6:])
+    ids = np.array([0, 7, 300, 4000])  # 1, 2 and 3, whichever slice they are in
+    np.testing.assert_array_equal(ids[sample.labels[0]], labels[6:])
+    assert sorted(source.files(0)) == [f"train-input.{ending}", f"train-labels.{ending}"]
+    train = open_snemi3d(tmp_path, split="train", **options)
+    assert train.info.spacing is None
+    assert train[0].image.shape == (1, 6, 8, 12)
+    with pytest.raises(DataError, match="no slices for 'test'"):
+        open_snemi3d(tmp_path, split="test", **options)
+
+
+@pytest.mark.parametrize("volumes", [False, True])
+def test_a_number_may_be_background(tmp_path: Path, volumes: bool) -> None:
+    image, labels = volume(depth=1, height=4, width=4)
+    write(tmp_path, image, labels)
+    how = {"split": "train", "slices": {"train": (0, 1)}, "volumes": volumes} | ({} if volumes else {"patch": 4})
+    found = open_snemi3d(tmp_path, background=300, **how)[0].labels[0]
+    expected = np.select([labels == 7, labels == 4000], [1, 2])
+    np.testing.assert_array_equal(found, expected if volumes else expected[0])
+
+
+def test_volumes_are_reduced_in_the_plane_of_their_slices(tmp_path: Path) -> None:
+    image, labels = volume(depth=2, height=9, width=12)
+    write(tmp_path, image, labels)
+    options = {"split": "train", "slices": {"train": (0, 2)}, "reduce": 2, "volumes": True}
+    with pytest.raises(DataError, match="9x12 do not divide into blocks of 2x2; choose another reduce"):
+        open_snemi3d(tmp_path, **options)
+    source = open_snemi3d(tmp_path, allow_remainder=True, spacing=(3.0, 1.0, 1.0), **options)
+    assert source.info.spacing == (3, 2, 2)
+    sample = source[0]
+    assert sample.image.shape == (1, 2, 4, 6)
+    for z, y, x in np.ndindex(2, 4, 6):
+        block = image[z, 2 * y : 2 * y + 2, 2 * x : 2 * x + 2]
+        assert sample.pixels[0, z, y, x] == np.rint(block.mean())
+        assert (sample.labels[0, z, y, x] > 0) == (labels[z, 2 * y + 1, 2 * x + 1] > 0)
+
+
+def test_volumes_refuse_options_of_slices_and_stacks_out_of_proportion(tmp_path: Path) -> None:
+    write(tmp_path, *volume())
+    with pytest.raises(ConfigError, match="patch: only of slices"):
+        open_snemi3d(tmp_path, split="train", volumes=True, patch=4)
+    with pytest.raises(ConfigError, match="spacing: an option of volumes"):
+        open_snemi3d(tmp_path, split="train", spacing=(1.0, 1.0, 1.0))
+    zeros = np.zeros((64, 640, 640), np.uint8)
+    for name in ("train-input", "train-labels"):
+        tifffile.imwrite(tmp_path / f"{name}.tif", zeros, compression="zlib", photometric="minisblack")
+    with pytest.raises(DataError, match=r"train-input\.tif.*memory"):
+        open_snemi3d(tmp_path, split="train", volumes=True)
+
+
+@pytest.mark.skipif(not FIBSEM.is_dir(), reason=f"needs the stack in {FIBSEM}")
+def test_the_shared_volume_has_cells_across_slices() -> None:
+    source = open_snemi3d(FIBSEM, split="val", slices={"train": (0, 160), "val": (160, 200)}, volumes=True)
+    labels = source[0].labels[0]
+    assert labels.shape == (40, 250, 250)
+    raw = tifffile.imread(FIBSEM / "train-labels.tif")[160:200]
+    present = np.unique(raw[raw > 0])
+    np.testing.assert_array_equal(np.r_[0, present][labels], raw)
+    assert sum(np.isin(labels[0], n).any() and np.isin(labels[-1], n).any() for n in range(1, len(present) + 1)) > 10
 
 
 @pytest.mark.skipif(not EM.is_dir(), reason=f"needs the EM stack in {EM}")

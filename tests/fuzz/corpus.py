@@ -43,6 +43,8 @@ class Corpus:
     open: Callable[[Path], list[Source]] | None
     belongs: Callable[[str, str], bool] = lambda key, name: True
     """Whether a sample (by its key) is made from a file (by its name)."""
+    volumes: bool = False
+    """Whether the importer writes volumes."""
 
 
 def write_files(files: Files, root: Path) -> None:

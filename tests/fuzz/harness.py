@@ -2,6 +2,7 @@
 
 python tests/fuzz/harness.py                                    all cases of the first seed, and all bombs
 python tests/fuzz/harness.py --seeds 1-20 --cases 50000         cases of other seeds
+python tests/fuzz/harness.py --formats NIfTI3D DICOM3D          cases of these formats
 python tests/fuzz/harness.py --case 123 [--seeds 7]             one case, with the traceback of what went wrong
 python tests/fuzz/harness.py --bomb pax_digits                  one bomb
 
@@ -250,6 +251,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=_seeds, default=[SEED], help="one, or the first and last as 1-20")
     parser.add_argument("--cases", type=int, help="how many, of all seeds together")
+    parser.add_argument(
+        "--formats", nargs="+", choices=[entry.name for entry in FORMATS], help="only these, no bombs"
+    )
     parser.add_argument("--case", type=int, help="replay this one, of the first seed")
     parser.add_argument("--bomb", choices=sorted(BOMBS), help="replay this one")
     parser.add_argument("--processes", type=int, default=min(4, os.cpu_count() or 1))
@@ -267,9 +271,8 @@ def main() -> int:
         )
         return int(is_fault)
     start = time.perf_counter()
-    results = run_items(
-        [*sorted(BOMBS), *numbers(options.seeds, num_cases=options.cases)], processes=options.processes
-    )
+    items = numbers(options.seeds, num_cases=options.cases, formats=options.formats)
+    results = run_items([*(() if options.formats else sorted(BOMBS)), *items], processes=options.processes)
     print(table(results))
     print(f"{time.perf_counter() - start:.0f} s")
     return int(any(result.is_fault for result in results))

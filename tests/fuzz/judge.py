@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
+import nibabel
 import numpy as np
 from corpus import Corpus, write_files
 from mutate import Change
@@ -53,7 +54,8 @@ class Reading:
 class Import:
     summary: ImportSummary
     pictures: dict[str, np.ndarray]
-    """By name below the split: 'images/P1/z-001_c0.png'."""
+    """By name below the split: 'images/P1/z-001_c0.png'; of volumes 'image/P1/c0'."""
+    volumes: bool = False
 
 
 def judge(corpus: Corpus, valid: "Reading | Import", change: Change, root: Path) -> str:
@@ -67,7 +69,9 @@ def read_valid(corpus: Corpus) -> "Reading | Import":
     """The content of the unchanged set."""
     with tempfile.TemporaryDirectory() as folder:
         write_files(corpus.files, Path(folder) / "in")
-        return run_import(Path(folder)) if corpus.open is None else read_set(corpus, Path(folder) / "in")
+        if corpus.open is None:
+            return run_import(Path(folder), volumes=corpus.volumes)
+        return read_set(corpus, Path(folder) / "in")
 
 
 def read_set(corpus: Corpus, root: Path) -> Reading:
@@ -88,8 +92,14 @@ def _read_or_error(source: Source, index: int) -> Sample | DataError:
         return error
 
 
-def run_import(root: Path) -> Import:
-    summary = import_lidc(root / "in", root / "out", processes=1, progress=False)
+def run_import(root: Path, *, volumes: bool) -> Import:
+    summary = import_lidc(root / "in", root / "out", processes=1, progress=False, volumes=volumes)
+    if volumes:
+        found = {}
+        for file in sorted((root / "out").glob("*/*.nii.gz")):
+            patient, _, lesion = file.parent.name.rpartition("_")
+            found[f"{file.name.split('.')[0]}/{patient}/{lesion}"] = np.asarray(nibabel.load(file).dataobj)
+        return Import(summary, found, volumes=True)
     files = sorted((root / "out").rglob("*.png"))
     names = [file.relative_to(root / "out").as_posix().split("/", 1)[1] for file in files]
     return Import(summary, {name: np.asarray(Image.open(file)) for name, file in zip(names, files, strict=True)})
@@ -151,7 +161,7 @@ def _check_contract(sample: Sample, before: Sample, info: SetInfo) -> None:
 
 
 def _judge_import(valid: Import, change: Change, root: Path) -> str:
-    found = run_import(root)
+    found = run_import(root, volumes=valid.volumes)
     touched = {name.split("/")[0] for name in change.culprits}
     for failure in found.summary.failures:
         _check_named(failure, change.culprits)
@@ -161,7 +171,8 @@ def _judge_import(valid: Import, change: Change, root: Path) -> str:
         if name.split("/")[1] not in touched and not np.array_equal(found.pictures.get(name), picture):
             raise FaultError(f"{name} of another patient is missing or another one")
     for name, picture in found.pictures.items():
-        if picture.shape != (180, 180) or picture.dtype != np.uint8:
+        wanted = np.int16 if name.startswith("image/") else np.uint8
+        if picture.shape[:2] != (180, 180) or picture.ndim != 2 + valid.volumes or picture.dtype != wanted:
             raise FaultError(f"{name}: {picture.dtype} of shape {picture.shape}")
     if found.summary.failures:
         return "refused"
@@ -201,7 +212,7 @@ def _read_bomb(path: Path, root: Path) -> None:
     elif (path / "train-input.h5").is_file():
         open_snemi3d(path, split="train")
     elif (path / "images").is_dir():
-        open_folder(path, split="val", val_every=2)[0]
+        open_folder(path, split="val", val_every=2, volumes=path.name.startswith("volumes"))[0]
     elif list(path.glob("*.xml")):
         if failures := import_lidc(path, root / "out", processes=1, progress=False).failures:
             raise DataError(failures[0])

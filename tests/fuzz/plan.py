@@ -9,12 +9,14 @@ from typing import NamedTuple
 
 import corpus
 import corpus_samples as samples
+import corpus_volumes as volumes
 from corpus import Corpus
 from mutate import Change, Mutation
 from mutate_lidc import dicom_mutations, scan_mutations, xml_mutations
 from mutate_others import csv_mutations, hdf5_mutations, json_mutations, nifti_mutations, tar_mutations
 from mutate_pictures import gif_mutations, jpeg_mutations, odd_name, png_mutations, same_name_twice, tiff_mutations
 from mutate_samples import pickle_mutations, samples_mutations
+from mutate_volumes import series_mutations, volume_mutations
 
 SEED = 2019
 Sets = list[tuple[Callable[[], Corpus], list[Mutation]]]
@@ -89,6 +91,29 @@ FORMATS = (
             (samples.volumes_nifti, samples_mutations(".nii.gz")),
         ],
     ),
+    Format(
+        "NIfTI3D",
+        150,
+        [
+            (volumes.volumes_nifti, volume_mutations()),
+            (volumes.volumes_cases, volume_mutations()),
+            (volumes.volumes_raters, volume_mutations()),
+        ],
+    ),
+    Format(
+        "DICOM3D",
+        150,
+        [(volumes.volumes_series, series_mutations()), (volumes.volumes_study, dicom_mutations())],
+    ),
+    Format(
+        "stack3D",
+        50,
+        [
+            (volumes.volumes_tiff, tiff_mutations("masks")),
+            (volumes.volumes_stack, tiff_mutations("train-labels")),
+            (volumes.volumes_hdf5, hdf5_mutations()),
+        ],
+    ),
 )
 NUM_CASES = sum(entry.num_cases for entry in FORMATS)
 
@@ -120,8 +145,9 @@ def case(number: int) -> Case:
     raise AssertionError
 
 
-def numbers(seeds: Sequence[int], *, num_cases: int | None = None) -> list[int]:
-    """The cases of these seeds; of fewer than all, as many of each seed and kind as can be."""
+def numbers(seeds: Sequence[int], *, num_cases: int | None = None, formats: Sequence[str] | None = None) -> list[int]:
+    """The cases of these seeds and formats; of fewer than all, as many of each seed and kind as can be."""
     every = [(seed - SEED) * NUM_CASES + place for seed in seeds for place in range(NUM_CASES)]
+    every = [number for number in every if formats is None or case(number).format in formats]
     wanted = len(every) if num_cases is None else min(num_cases, len(every))
     return [every[turn * len(every) // wanted] for turn in range(wanted)]

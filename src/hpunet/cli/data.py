@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 MAX_PAIRS = 10  # of graders that are listed one by one
 app = typer.Typer(help="Inspect data, pack them for training, import and generate them.", no_args_is_help=True)
 
-_SET = "Data option, NAME=VALUE: size=128, slices.train=[0,16], …"
+_SET = "Data option, NAME=VALUE: size=128, slices.train=[0,16], volumes=true, …"
 Options = Annotated[list[str] | None, typer.Option("--set", help=_SET)]
 _HARD = "Street scenes in which much looks like cars (cityscapes)."
 _PROCESSES = "Number of processes (cityscapes); by default one per core."
@@ -139,11 +139,12 @@ def import_lidc_command(
     out: Annotated[Path, typer.Argument(help="Folder for the crops; re-run the command to resume an import.")],
     seed: Annotated[int, typer.Option(help="Random seed of the split by patient.")] = 0,
     processes: Annotated[int | None, typer.Option(help="Number of processes; by default one per core.")] = None,
+    volumes: Annotated[bool, typer.Option("--volumes", help="Write each nodule as a NIfTI volume instead.")] = False,
 ) -> None:
     """Cut the original LIDC-IDRI download (DICOM and XML) into crops as in the paper."""
     from hpunet.data.lidc.importer import import_lidc
 
-    console.print(import_lidc(source, out, seed=seed, processes=processes))
+    console.print(import_lidc(source, out, seed=seed, processes=processes, volumes=volumes))
 
 
 @app.command()

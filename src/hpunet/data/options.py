@@ -14,6 +14,7 @@ _EXAMPLES: dict[Any, tuple[str, Any]] = {
     tuple[int, ...]: ("one per axis", (64, 128)),
     tuple[float, float]: ("two numbers", (-1000, 400)),
     Sequence[str]: ("a list of names", ("background", "lesion")),
+    tuple[float, float, float]: ("three numbers", (2.5, 0.7, 0.7)),
     Mapping[str, str]: ("a text file per split", {"val": "val.txt", "test": "test.txt"}),
     Mapping[str, tuple[int, int]]: ("first and end per split", {"train": (0, 16), "val": (16, 18)}),
 }

@@ -9,7 +9,8 @@ from hpunet.errors import DataError
 TABLE = "data.csv"
 IMAGES, GRADERS, INSTANCES = "images", "graders", "instances"
 TOPS = (IMAGES, GRADERS, "masks", INSTANCES, TABLE)
-ENDINGS = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".gif", *NIFTI_ENDINGS)
+TIFF_ENDINGS, HDF5_ENDINGS = (".tif", ".tiff"), (".h5", ".hdf5")
+ENDINGS = (".png", ".jpg", ".jpeg", *TIFF_ENDINGS, ".gif", *NIFTI_ENDINGS)
 
 
 class Item(NamedTuple):
@@ -21,11 +22,13 @@ class Item(NamedTuple):
     patient: str
     are_stacked: bool = False
     """Whether all graders are in one file of four dimensions."""
+    series: tuple[str, ...] = ()
+    """The files of a DICOM series, whose folder is `image`."""
 
 
 def ending(name: str) -> str:
     """The ending of a file that is read, else an empty string; '.nii.gz' is one ending."""
-    return next((name[-len(known) :] for known in ENDINGS if name.lower().endswith(known)), "")
+    return next((name[-len(known) :] for known in (*ENDINGS, *HDF5_ENDINGS) if name.lower().endswith(known)), "")
 
 
 def stem_of(name: str) -> str:
@@ -33,11 +36,11 @@ def stem_of(name: str) -> str:
     return name.rsplit("/", 1)[-1].removesuffix(ending(name))
 
 
-def by_stem(tree: FileTree, folder: str) -> dict[str, str]:
-    """The files of a folder by their name without ending."""
+def by_stem(tree: FileTree, folder: str, *, with_folders: bool = False) -> dict[str, str]:
+    """The files of a folder by their name without ending; of those in folders in it nothing if it may have some."""
     found: dict[str, str] = {}
     for name in tree.names:
-        if not name.startswith(f"{folder}/"):
+        if not name.startswith(f"{folder}/") or (with_folders and "/" in name.removeprefix(f"{folder}/")):
             continue
         if not ending(name) or "/" in name.removeprefix(f"{folder}/"):
             raise DataError(f"{tree.where(name)}: expected only files in {folder}/, of {' '.join(ENDINGS)}")

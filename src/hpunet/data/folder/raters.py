@@ -1,6 +1,6 @@
 """Volumes with several raters: CURVAS-like cases, BIDS derivatives, and raters stacked in a fourth dimension.
 
-<case>/image.nii.gz, <case>/annotation_*.nii.gz                  one case per patient
+<case>/image.nii.gz, <case>/annotation_*.nii.gz                  one case per patient; image/ may be a DICOM series
 sub-*/…/<name>.nii.gz, derivatives/…/sub-*/…_rater*….nii.gz      BIDS; what names no rater is left out
 masks/<name>.nii.gz of shape (x, y, z, raters)                   as any mask
 """
@@ -10,7 +10,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import PurePosixPath
 
 from hpunet.data.folder.names import Item, add_by_stem, ending, stem_of
+from hpunet.data.folder.volumes import find_series
 from hpunet.data.io.archives import FileTree
+from hpunet.data.io.inputs import without_uids
 from hpunet.data.io.volumes import NIFTI_ENDINGS, NIFTI_HEAD_BYTES, nifti_raters
 from hpunet.errors import DataError
 
@@ -24,8 +26,11 @@ def is_subject(folder: str) -> bool:
     return _SUBJECT.fullmatch(folder) is not None
 
 
-def find_cases(tree: FileTree) -> tuple[list[Item], tuple[str, ...]]:
-    """Items and names of graders of folders that hold a volume called image and annotation_*; [] without any."""
+def find_cases(tree: FileTree, *, volumes: bool = False) -> tuple[list[Item], tuple[str, ...]]:
+    """Items and names of graders of folders that hold a volume called image and annotation_*; [] without any.
+
+    With `volumes`, the image may be a folder of DICOM files.
+    """
     images: dict[str, str] = {}
     masks: dict[str, dict[str, str]] = {}
     for name in _volumes(tree):
@@ -35,11 +40,30 @@ def find_cases(tree: FileTree) -> tuple[list[Item], tuple[str, ...]]:
                 raise DataError(f"{tree.where(name)}: {images[case]} has the same name")
         elif case and stem_of(file).startswith("annotation"):
             masks.setdefault(case, {})[stem_of(file)] = name
+    series = find_series(tree, _folder_of_case) if volumes else {}
+    for folder in series:
+        case = folder.rpartition("/")[0]
+        if images.setdefault(case, folder) != folder:
+            raise DataError(f"{tree.where(folder)}: {images[case]} has the same name")
     for case in masks if images else ():
         if case not in images:
             raise DataError(f"{tree.where(case)}: has annotations but no image.nii or image.nii.gz")
     patients = {case: case for case in images}
-    return _items(tree, images, masks, patients, wanted="annotation_*.nii.gz")
+    items, graders = _items(tree, images, masks, patients, wanted="annotation_*.nii.gz")
+    if series:
+        names = [without_uids(item.stem) for item in items]
+        found = [series.get(item.image, ()) for item in items]
+        items = [
+            item._replace(stem=name, patient=name, series=files)
+            for item, name, files in zip(items, names, found, strict=True)
+        ]
+    return items, graders
+
+
+def _folder_of_case(name: str) -> str:
+    """CASE/image of a file in CASE/image/."""
+    folder = name.rpartition("/")[0]
+    return folder if folder.endswith("/image") else ""
 
 
 def find_bids(tree: FileTree) -> tuple[list[Item], tuple[str, ...]]:

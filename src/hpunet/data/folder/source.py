@@ -11,6 +11,8 @@ also be CURVAS-like, BIDS or of four dimensions (`raters.py`). A grader without 
 file for an image is missing for that image; any other file without a counterpart is an error. A NIfTI volume gives
 one sample per slice along its last axis, and is one patient unless the table or `patient` says otherwise.
 
+With `volumes`, each volume is one sample (`volumes.py`).
+
 Pixels: 8 and 16 bit images are scaled by the maximum of their type. Float images, other integers and NIfTI volumes
 are scaled by the minimum and maximum of their file. A `window` of stored values replaces both for all files: it
 becomes [0, 1], and values outside are clipped.
@@ -27,9 +29,19 @@ from hpunet.data.folder.layouts import find_items
 from hpunet.data.folder.names import TABLE, Item, ending, stem_of
 from hpunet.data.folder.patients import patients_by_pattern
 from hpunet.data.folder.table import Entry, assign_splits, read_table
+from hpunet.data.folder.volumes import (
+    check_grid,
+    check_samples,
+    median_spacing,
+    read_mask,
+    read_mask_of_series,
+    read_volume,
+    refuse_images,
+)
 from hpunet.data.io.archives import FileTree
-from hpunet.data.io.geometry import Geometry
+from hpunet.data.io.geometry import Geometry, check_spacing
 from hpunet.data.io.images import decode_image
+from hpunet.data.io.inputs import without_uids
 from hpunet.data.io.intensity import loses_negatives, to_planes
 from hpunet.data.io.label_maps import MAX_CLASSES, check_num_random_ids, class_map, number_instances
 from hpunet.data.io.limits import ImageSize, check_memory
@@ -51,6 +63,8 @@ def open_folder(
     lists: Mapping[str, str] | None = None,
     val_every: int | None = None,
     seed: int = 0,
+    volumes: bool = False,
+    spacing: tuple[float, float, float] | None = None,
 ) -> "FolderSource":
     """Your own images with class maps of any number of graders, or with instance maps.
 
@@ -60,6 +74,7 @@ def open_folder(
     `lists` names text files with one patient or image per line, by split; other images are for training.
     If the table has no splits, every `val_every`-th patient in sorted order, from the first on, is for validation and
     the rest for training; without `val_every`, a shuffle by `seed` splits patients 0.8 / 0.1 / 0.1.
+    With `volumes`, files are whole volumes. `spacing` is that of stacks, whose files do not say it: (d, h, w) in mm.
     """
     check_split(split)
     if window is not None and not window[0] < window[1]:
@@ -67,12 +82,18 @@ def open_folder(
     if not 2 <= len(classes) <= MAX_CLASSES:
         raise ConfigError(f"classes: expected 2 to {MAX_CLASSES} names, got {len(classes)}")
     check_num_random_ids(num_random_ids, num_fixed_classes=1)
-    layout = find_items(path, graders=graders)
+    check_spacing(spacing, volumes=volumes)
+    layout = find_items(path, graders=graders, volumes=volumes)
     tree, items = layout.tree, layout.items
     entries = _entries(tree, items, patient=patient)
     named = tree.where(TABLE) if TABLE in tree.names else str(path)
     splits = assign_splits(entries, lists=lists, val_every=val_every, seed=seed, name=named)
-    first, affine = _load_images(tree, items[0].image, window)
+    if volumes:
+        refuse_images(tree, items)
+    first, affine = _load_images(tree, items[0], window, volumes=volumes)
+    if volumes and affine is not None:
+        check_grid(affine, like=affine, first=items[0].image, name=tree.where(items[0].image))
+    of_pixels = None if affine is None else Geometry.from_affine(affine, axes="yx").spacing
     has_instances = layout.has_instances
     fixed = ("background",) if has_instances else tuple(classes)
     info = SetInfo(
@@ -85,29 +106,49 @@ def open_folder(
         stochastic_classes=tuple(range(1, 1 + num_random_ids if has_instances else len(fixed))),
         image_bits=8 * first.itemsize,
         intensity_window=window,
-        spacing=None if affine is None else Geometry.from_affine(affine, axes="yx").spacing,
+        spacing=_spacing_of_volumes(tree, items, given=spacing) if volumes else of_pixels,
+        ndim=3 if volumes else 2,
     )
     chosen = [item for item in items if splits.get(item.stem) == split]
     if not chosen:
         raise NoSuchSplitError(f"{path}: none of {len(items)} images is in the split {split!r}")
-    return FolderSource(tree, chosen, split=split, info=info, first=items[0].image, entries=entries)
+    like = affine if volumes else None
+    return FolderSource(tree, chosen, split=split, info=info, first=items[0].image, entries=entries, like=like)
+
+
+def _spacing_of_volumes(
+    tree: FileTree, items: Sequence[Item], *, given: tuple[float, ...] | None
+) -> tuple[float, ...] | None:
+    """That which the files say, or else the `given` one."""
+    found = median_spacing(tree, items)
+    if found is not None and given is not None:
+        raise ConfigError("spacing: the volumes say theirs; leave it out")
+    return tuple(map(float, given)) if found is None and given is not None else found
 
 
 class FolderSource:
-    """Images of a folder; see `open_folder`. The last item stays in memory for its other slices."""
+    """Images or volumes of a folder; see `open_folder`. The last item stays in memory for its other slices."""
 
     def __init__(
-        self, tree: FileTree, items: list[Item], *, split: str, info: SetInfo, first: str, entries: dict[str, Entry]
+        self,
+        tree: FileTree,
+        items: list[Item],
+        *,
+        split: str,
+        info: SetInfo,
+        first: str,
+        entries: dict[str, Entry],
+        like: np.ndarray | None,
     ) -> None:
-        self.info, self.split, self._tree, self._first = info, split, tree, first
+        self.info, self.split, self._tree, self._first, self._like = info, split, tree, first, like
         self.identities: list[Identity] = []
-        self._slices: list[tuple[Item, int]] = []
+        self._slices: list[tuple[Item, int | slice]] = []
         for item in items:
-            depth = _depth(tree, item.image)
+            depth = None if info.ndim == 3 else _depth(tree, item.image)
             for z in range(depth or 1):
                 key = item.stem if depth is None else f"{item.stem}/z-{z:03d}"
                 self.identities.append(Identity(patient=entries[item.stem].patient, key=key))
-                self._slices.append((item, z))
+                self._slices.append((item, slice(None) if info.ndim == 3 else z))
         self._last: tuple[Item, np.ndarray, list[np.ndarray | None]] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -118,12 +159,17 @@ class FolderSource:
         return len(self._slices)
 
     def __getitem__(self, index: int) -> Sample:
-        """One image, or one slice of a volume."""
+        """One image, one slice of a volume, or a volume."""
         item, z = self._slices[index]
         if self._last is None or self._last[0] != item:
+            self._last = None  # frees a volume before the next one is read
             self._last = (item, *self._load(item))
         _, images, masks = self._last
-        labels = np.zeros((self.info.num_graders, *images.shape[2:]), dtype=np.int32)
+        if self.info.ndim == 3:
+            self._last = None
+        image = np.moveaxis(images[z], -3, 0)
+        dtype = np.int32 if self.info.has_instances else np.uint8
+        labels = np.zeros((self.info.num_graders, *image.shape[1:]), dtype)
         for r, mask in enumerate(masks):
             if mask is not None and self.info.has_instances:
                 where = self._tree.where(str(item.masks[r]))
@@ -131,7 +177,7 @@ class FolderSource:
             elif mask is not None:
                 labels[r] = mask[z]
         return make_sample(
-            image=images[z],
+            image=image,
             labels=labels,
             graders=np.array([mask is not None for mask in masks]),
             identity=self.identities[index],
@@ -142,21 +188,29 @@ class FolderSource:
     def files(self, index: int) -> dict[str, Path | bytes]:
         """The image and its label maps; what the table says of them is in `identities`."""
         item, _ = self._slices[index]
-        return {name: self._tree.file(name) for name in (item.image, *item.masks) if name is not None}
+        names = (*(item.series or (item.image,)), *item.masks)
+        return {name: self._tree.file(name) for name in names if name is not None}
 
     def _load(self, item: Item) -> tuple[np.ndarray, list[np.ndarray | None]]:
         """The images (z, c, h, w) and label maps (z, h, w) of an item; an image is one slice."""
         where = self._tree.where(item.image)
-        images, affine = _load_images(self._tree, item.image, self.info.intensity_window)
+        is_volume = self.info.ndim == 3
+        images, affine = _load_images(self._tree, item, self.info.intensity_window, volumes=is_volume)
         if images.shape[1] != self.info.in_channels or 8 * images.itemsize != self.info.image_bits:
             raise DataError(
                 f"{where}: {images.shape[1]} channels of {8 * images.itemsize} bits, the first image of the set, "
                 f"{self._first}, has {self.info.in_channels} of {self.info.image_bits}; save all in one format"
             )
         size = ImageSize(images.shape[0], images.shape[2], images.shape[3], item.image)
+        if is_volume:
+            if (affine is None) != (self._like is None):
+                raise DataError(f"{where}: is of another kind than {self._first}; save all volumes in one format")
+            if affine is not None and self._like is not None:
+                check_grid(affine, like=self._like, first=self._first, name=where)
+            check_samples(self._tree, item, size)
         if item.are_stacked:
             return images, self._load_masks(item, size, affine)
-        return images, [name if name is None else self._load_mask(name, size, affine) for name in item.masks]
+        return images, [name if name is None else self._load_mask(item, name, size, affine) for name in item.masks]
 
     def _load_masks(self, item: Item, size: ImageSize, affine: np.ndarray | None) -> list[np.ndarray | None]:
         """The label maps of all raters from their one file."""
@@ -164,23 +218,39 @@ class FolderSource:
         if name is None:
             return [None] * number
         where = self._tree.where(name)
-        packed = self._tree.size(name) + self._tree.size(item.image)
-        check_memory(10 * number * math.prod(size[:3]), packed=packed, name=where)
-        stack, mask_affine = decode_nifti(self._tree.read(name), name=where, size=size, num_raters=number)
-        self._check_affine(name, mask_affine, affine)
+        if item.series and affine is not None:
+            stack, mask_affine = read_mask_of_series(self._tree, name, size, affine, num_raters=number)
+        else:
+            packed = self._tree.size(name) + self._tree.size(item.image)
+            check_memory(10 * number * math.prod(size[:3]), packed=packed, name=where)
+            stack, mask_affine = decode_nifti(self._tree.read(name), name=where, size=size, num_raters=number)
+        self._check_affine(name, item.image, mask_affine, affine)
         return [self._as_labels(name, stack[..., r]) for r in range(number)]
 
-    def _load_mask(self, name: str, size: ImageSize, affine: np.ndarray | None) -> np.ndarray:
-        mask, mask_affine = _read(self._tree, name, size=size)
+    def _load_mask(self, item: Item, name: str, size: ImageSize, affine: np.ndarray | None) -> np.ndarray:
+        mask, mask_affine = self._read_mask(item, name, size, affine)
         if mask.shape != size[:3]:
             raise DataError(f"{self._tree.where(name)}: shape {mask.shape}, its image {size.name} has {size[:3]}")
-        self._check_affine(name, mask_affine, affine)
+        self._check_affine(name, item.image, mask_affine, affine)
         return self._as_labels(name, mask)
 
-    def _check_affine(self, name: str, mask_affine: np.ndarray | None, affine: np.ndarray | None) -> None:
+    def _read_mask(
+        self, item: Item, name: str, size: ImageSize, affine: np.ndarray | None
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        if self.info.ndim == 2:
+            return _read(self._tree, name, size=size)
+        if item.series and affine is not None:
+            return read_mask_of_series(self._tree, name, size, affine)
+        return read_mask(self._tree, name, size)
+
+    def _check_affine(self, name: str, image: str, mask_affine: np.ndarray | None, affine: np.ndarray | None) -> None:
+        where = self._tree.where(name)
+        if self.info.ndim == 3 and (mask_affine is None) != (affine is None):
+            words = "only one of them says where it lies; save both in one format"
+            raise DataError(f"{where}: is of another kind than its image {image}, {words}")
         if affine is not None and mask_affine is not None and not np.allclose(mask_affine, affine, atol=1e-3):
-            where = self._tree.where(name)
-            raise DataError(f"{where}: has another position or orientation than its image (their affines differ)")
+            words = "has another position or orientation than its image"
+            raise DataError(f"{where}: {words} {image} (their affines differ)")
 
     def _as_labels(self, name: str, mask: np.ndarray) -> np.ndarray:
         where = self._tree.where(name)
@@ -205,6 +275,8 @@ def _entries(tree: FileTree, items: list[Item], *, patient: str | None) -> dict[
 def _table(tree: FileTree, items: Mapping[str, Entry]) -> dict[str, Entry]:
     table = read_table(tree.read(TABLE, max_bytes=MAX_TABLE_BYTES), name=tree.where(TABLE))
     named = {file.removesuffix(ending(file)): entry for file, entry in table.items()}
+    if named.keys() != items.keys():  # of volumes, UIDs are replaced
+        named = {without_uids(file): entry for file, entry in named.items()}
     if named.keys() != items.keys() or len(named) != len(table):
         odd = sorted(named.keys() ^ items.keys()) or "some twice"
         raise DataError(f"{tree.where(TABLE)}: must name every image exactly once; see {odd}")
@@ -226,10 +298,17 @@ def _read(tree: FileTree, name: str, *, size: ImageSize | None = None) -> tuple[
     return decode_image(tree.read(name), name=where, labels=size is not None, size=size)[None], None
 
 
-def _load_images(tree: FileTree, name: str, window: tuple[float, float] | None) -> tuple[np.ndarray, Any]:
+def _load_images(
+    tree: FileTree, item: Item, window: tuple[float, float] | None, *, volumes: bool
+) -> tuple[np.ndarray, Any]:
     """The images of a file as (z, c, h, w), uint8, uint16 or float32 in [0, 1], and a volume's affine or None."""
-    values, affine = _read(tree, name)
+    name = item.image
+    if volumes:
+        values, affine, by_range = read_volume(tree, item)
+    else:
+        values, affine = _read(tree, name)
+        by_range = affine is not None
     if window is not None and loses_negatives(values, window):
         words = f"window: values from {window[0]:g} to {window[1]:g} become 0 to 1, but stored ones go from -1 to 1"
         raise DataError(f"{tree.where(name)}: {words}; use window=[-1,1]")
-    return to_planes(values, by_range=affine is not None, window=window, name=tree.where(name)), affine
+    return to_planes(values, by_range=by_range, window=window, name=tree.where(name)), affine

@@ -1,5 +1,6 @@
 """Where pixels lie: the axes of an image or volume, the distance of its pixels, and its place in the patient."""
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -7,7 +8,10 @@ import numpy as np
 from jaxtyping import Float64
 
 from hpunet.data.io.limits import need
+from hpunet.errors import ConfigError
 
+MAX_SPACING = 1e4  # mm
+RIGHT_ANGLE = math.sin(math.radians(0.5))  # of the axes of a grid: positions are rounded
 _MM = {1: 1000.0, 2: 1.0, 3: 0.001}  # by NIfTI's codes of metres, millimetres and micrometres
 
 
@@ -64,3 +68,13 @@ class Geometry:
         # A quaternion cannot hold the slant of a tilted gantry.
         header.set_qform(self.affine, code=int(np.allclose(axes.T @ axes, np.eye(3), atol=1e-4)))
         return header
+
+
+def check_spacing(spacing: tuple[float, ...] | None, *, volumes: bool) -> None:
+    """Refuse a `spacing` given as an option if it is none of voxels."""
+    if spacing is None:
+        return
+    if not volumes:
+        raise ConfigError("spacing: an option of volumes; set volumes=true, too")
+    if not all(math.isfinite(side) and 0 < side < MAX_SPACING for side in spacing):
+        raise ConfigError(f"spacing: expected three distances in mm, depth first, got {list(spacing)}")

@@ -57,11 +57,11 @@ def _found(values: Integer[np.ndarray, "*shape"]) -> Integer[np.ndarray, " n"]:
 
 
 def number_instances(
-    values: Shaped[np.ndarray, "h w"], *, num_fixed_classes: int, name: str
-) -> Int32[np.ndarray, "h w"]:
+    values: Shaped[np.ndarray, "*s"], *, num_fixed_classes: int, name: str
+) -> Int32[np.ndarray, "*s"]:
     """Instances numbered `num_fixed_classes` + 0, 1, 2... in the order of their values; background 0 stays 0.
 
-    Pixels of one value stay one instance, connected or not.
+    Pixels of one value stay one instance, connected or not, in one slice of a volume or in several.
     """
     values = as_integers(values, name=name)
     found = _found(values)

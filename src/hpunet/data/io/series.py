@@ -11,11 +11,13 @@ from jaxtyping import Float64, Shaped
 
 from hpunet.data.io.dicom import Frame, ImageFile, Plane, is_dicom, read_frames, read_image_file
 from hpunet.data.io.geometry import Geometry
+from hpunet.data.io.limits import check_memory
 from hpunet.errors import DataError
 from hpunet.utils.limits import MAX_SLICES, MAX_VOLUME_BYTES
 
 _SAME_PLACE = 0.01  # mm
-_UNEVEN = 0.05  # of the distance of slices
+_SCALED = 4  # bytes of a value in [0, 1]
+UNEVEN, MISSING = 0.05, 1.5  # times the distance of slices: what it may differ by, and a gap
 
 
 class Scan(NamedTuple):
@@ -38,8 +40,16 @@ def dicom_files(folder: Path) -> list[Path]:
     return [path for path in sorted(folder.iterdir()) if path.is_file() and is_dicom(path)]
 
 
-def read_scan(paths: Sequence[Path], *, name: str) -> Scan:
-    """One DICOM file, or the files of one series in any order; `name` names it in errors."""
+class _Headers(NamedTuple):
+    """The headers of a series: its frames, in order if they have a place."""
+
+    frames: list[tuple[ImageFile, int]]
+    is_ordered: bool
+    geometry: Geometry
+    notes: list[str]
+
+
+def _read_headers(paths: Sequence[Path], *, name: str) -> _Headers:
     if not paths:
         raise DataError(f"{name}: holds no DICOM file")
     found = [read_image_file(path) for path in paths]
@@ -58,11 +68,22 @@ def read_scan(paths: Sequence[Path], *, name: str) -> Scan:
         if (file.shape, file.is_inverted) != (first.shape, first.is_inverted):
             raise DataError(f"{file.path}: its size or colours differ from {first.path} of the same series")
     notes = [f"{len(found) - len(files)} DICOM files without an image were left out."] * (len(files) < len(found))
-    planes = [file.planes[number] for file, number in frames]
-    order, geometry = _in_order(planes, name=name)
+    order, geometry = _in_order([file.planes[number] for file, number in frames], name=name)
     if len(files) > 1 and order is None:
         raise DataError(f"{name}: its files have no position in the patient; give them one by one")
     frames = [frames[place] for place in order] if order is not None else frames
+    return _Headers(frames, order is not None, geometry, notes)
+
+
+def scan_geometry(paths: Sequence[Path], *, name: str) -> Geometry:
+    """The geometry of a series, from its headers only; arguments as in `read_scan`."""
+    return _read_headers(paths, name=name).geometry
+
+
+def read_scan(paths: Sequence[Path], *, name: str) -> Scan:
+    """One DICOM file, or the files of one series in any order; `name` names it in errors."""
+    frames, is_ordered, geometry, notes = _read_headers(paths, name=name)
+    planes = [file.planes[number] for file, number in frames]
     values = _values(frames, name=name)
     slopes = {(plane.slope, plane.intercept) for plane in planes}
     units = sorted({plane.unit for plane in planes})
@@ -77,11 +98,11 @@ def read_scan(paths: Sequence[Path], *, name: str) -> Scan:
         )
         unit = f" (RescaleType {units[0]})" if units[0] else ""
         notes.append(f"Values are rescaled as the DICOM file says: {of_each}{unit}.")
-    if order is not None and len(frames) > 1:
+    if is_ordered and len(frames) > 1:
         notes.append(
             f"{len(frames)} slices are in the order of their positions, {(geometry.spacing or (0.0,))[0]:g} mm apart."
         )
-    if first.is_inverted:
+    if frames[0][0].is_inverted:
         notes.append("Dark and bright are exchanged: in the file small values are bright (MONOCHROME1).")
     plane = frames[0][0].planes[frames[0][1]]
     stored = tuple(Frame(file.path, number) for file, number in frames)
@@ -104,6 +125,8 @@ def _values(frames: Sequence[tuple[ImageFile, int]], *, name: str) -> Shaped[np.
                 raise DataError(
                     f"{name}: {len(frames)} slices of {file.shape} are more than {MAX_VOLUME_BYTES} bytes"
                 )
+            packed = sum(path.stat().st_size for path in places)
+            check_memory(len(frames) * math.prod(file.shape) * (dtype.itemsize + _SCALED), packed=packed, name=name)
             values = np.empty((len(frames), *file.shape), dtype=dtype)
         if dtype != values.dtype:
             raise DataError(f"{file.path}: {dtype} pixels, others of the same series are {values.dtype}")
@@ -135,7 +158,7 @@ def _in_order(planes: Sequence[Plane], *, name: str) -> tuple[list[int] | None, 
     order = np.argsort(positions @ normal, kind="stable")
     step = normal * (first.thickness or 1.0)
     if len(planes) > 1:
-        step = _step(positions[order], normal, name=name)
+        step = even_step(positions[order], normal, name=name)
     lps = np.eye(4)
     lps[:3, 0], lps[:3, 1] = down * first.spacing[0], across * first.spacing[1]
     lps[:3, 2], lps[:3, 3] = step, positions[order[0]]
@@ -144,20 +167,23 @@ def _in_order(planes: Sequence[Plane], *, name: str) -> tuple[list[int] | None, 
     return order.tolist(), Geometry(axes, spacing[-len(axes) :], affine)
 
 
-def _step(positions: Float64[np.ndarray, "z 3"], normal: Float64[np.ndarray, "3"], *, name: str) -> np.ndarray:
-    """From one slice to the next; slices of a tilted gantry are shifted in their plane, too."""
+def even_step(positions: Float64[np.ndarray, "z 3"], normal: Float64[np.ndarray, "3"], *, name: str) -> np.ndarray:
+    """From one slice to the next along the normal; slices of a tilted gantry are shifted in their plane, too.
+
+    Refuses slices at one place, missing ones, and uneven distances.
+    """
     distances = np.diff(positions @ normal)
     usual = float(np.median(distances))
     if distances.min() < _SAME_PLACE:
         count = int((distances < _SAME_PLACE).sum())
         raise DataError(f"{name}: {count} of {len(positions)} slices lie at the place of another; give one scan only")
-    if distances.max() > 1.5 * usual:
+    if distances.max() > MISSING * usual:
         where, gap = int(distances.argmax()), float(distances.max())
         words = f"slices are missing after slice {where + 1} of {len(positions)}"
         raise DataError(f"{name}: {words}: a gap of {gap:g} mm where {usual:g} mm are usual")
     step: np.ndarray = (positions[-1] - positions[0]) / (len(positions) - 1)
     expected = positions[0] + np.arange(len(positions))[:, None] * step
-    if np.abs(positions - expected).max() > _UNEVEN * usual + _SAME_PLACE:
+    if np.abs(positions - expected).max() > UNEVEN * usual + _SAME_PLACE:
         raise DataError(
             f"{name}: its slices are not evenly spaced, they lie {distances.min():g} to {distances.max():g} mm apart"
         )

@@ -6,11 +6,12 @@ Layout, in a folder or in one `<split>.tar.gz` per split:
     <split>/gt/<patient>/z-<z>_c<crop>_l<grader>.png     0 and one other value, 1 or 255
 
 Graders are numbered 0–3 or 1–4. A grader without a file is missing; an all-zero file is a grading without lesion.
+The slices of one nodule also make a volume (`stacks.py`).
 """
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ import numpy as np
 from hpunet.data.io.archives import FileTree
 from hpunet.data.io.images import decode_png
 from hpunet.data.io.limits import ImageSize
+from hpunet.data.lidc.stacks import LidcNodules
 from hpunet.data.types import (
     SPLITS,
     Identity,
@@ -94,11 +96,14 @@ class LidcCrops:
         return array
 
 
-def open_lidc_crops(path: Path, *, split: str, size: int | None = None) -> LidcCrops:
+def open_lidc_crops(
+    path: Path, *, split: str, size: int | None = None, volumes: bool = False
+) -> LidcCrops | LidcNodules:
     """The `split` of the crops below `path`, from the folder `<split>` or else from `<split>.tar.gz`.
 
     `size` crops images and gradings at their centre (180 → 128 is [26:-26], the paper's evaluation). A patient with a
     folder in another split of `path` is refused; for archives see `types.refuse_shared_patients`.
+    With `volumes`, the slices of a nodule are one volume.
     """
     path = Path(path)
     check_split(split)
@@ -116,7 +121,17 @@ def open_lidc_crops(path: Path, *, split: str, size: int | None = None) -> LidcC
         if other != split and (path / other / "images").is_dir():
             found = (Identity(entry.name, entry.name) for entry in (path / other / "images").iterdir())
             check_disjoint({split: source.identities, other: found}, where=str(path))
-    return source
+    return LidcNodules(source, all_keys=_all_keys(path)) if volumes else source
+
+
+def _all_keys(path: Path) -> Iterator[str]:
+    """The keys of the crops of every split, by the names of their files."""
+    for split in SPLITS:
+        folder, archive = path / split, path / f"{split}.tar.gz"
+        tree = FileTree(folder) if folder.is_dir() else FileTree(archive, root=split) if archive.is_file() else None
+        for match in map(_IMAGE_NAME.fullmatch, tree.names if tree else ()):
+            if match is not None:
+                yield f"{match['patient']}/{match['crop']}"
 
 
 def _sort_names(names: Iterable[str], *, where: str) -> tuple[dict[Identity, str], dict[Identity, dict[int, str]]]:

@@ -1,7 +1,7 @@
 """DICOM files of a CT series: bounded, uncompressed, all numbers checked; every failure is a `DataError`."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +36,7 @@ class SliceHeader:
     orientation: tuple[float, ...]
     shape: tuple[int, int]
     spacing: tuple[float, float]
+    position: tuple[float, ...] = field(compare=False)  # of the first pixel, mm: x to the left, y to the back, z
 
 
 def read_header(path: Path) -> SliceHeader | None:
@@ -50,16 +51,18 @@ def read_header(path: Path) -> SliceHeader | None:
     if min(spacing) < 0.01:
         raise DataError(f"{path}: PixelSpacing must lie in 0.01...10 mm, found {spacing}")
     location = optional(dataset, "SliceLocation", path=path)
+    position = decimals(dataset, "ImagePositionPatient", count=3, limit=1e5, path=path)
     return SliceHeader(
         path=path,
         patient=text(dataset, "PatientID", path=path),
         series_uid=text(dataset, "SeriesInstanceUID", path=path),
         sop_uid=text(dataset, "SOPInstanceUID", path=path),
-        z=decimals(dataset, "ImagePositionPatient", count=3, limit=1e5, path=path)[2],
+        z=position[2],
         location=None if location is None else decimals(dataset, "SliceLocation", count=1, limit=1e5, path=path)[0],
         orientation=decimals(dataset, "ImageOrientationPatient", count=6, limit=1.001, path=path),
         shape=(shape[0], shape[1]),
         spacing=(spacing[0], spacing[1]),
+        position=position,
     )
 
 

@@ -1,5 +1,10 @@
 """Import of the original LIDC-IDRI download (DICOM series, one XML per scan) as crops for `crops.py` (App. C).
 
+Or as volumes, one folder per lesion, with the patients and splits in `data.csv`, for `folder/source.py`:
+
+    <patient>_c<lesion>/image.nii.gz             Hounsfield units; see `nodules.py`
+    <patient>_c<lesion>/annotation_<1-4>.nii.gz  the mask of each reader; without a file there was no reading
+
 A patient is one unit of work: crops are moved into place when complete, then a record is written to `.import/`. A
 re-run skips patients whose record names no failures.
 """
@@ -18,10 +23,12 @@ from typing import Any, NamedTuple
 from PIL import Image
 
 from hpunet.data.io.limits import need
+from hpunet.data.io.volumes import encode_nifti
 from hpunet.data.lidc.annotations import Annotations, read_annotations
 from hpunet.data.lidc.crops import NUM_GRADERS
 from hpunet.data.lidc.dicom import SliceHeader, read_header
-from hpunet.data.lidc.scan import crop_scan, order_slices
+from hpunet.data.lidc.nodules import NoduleVolume, ScanNodules, cut_nodules
+from hpunet.data.lidc.scan import ScanCrops, crop_scan, order_slices
 from hpunet.data.types import split_by_patient
 from hpunet.data.workers import workers
 from hpunet.errors import DataError
@@ -30,6 +37,7 @@ from hpunet.utils.limits import MAX_XML_BYTES
 from hpunet.utils.locks import is_vacant, lock_folder
 
 FRACTIONS = {"train": 722 / 1010, "val": 144 / 1010, "test": 144 / 1010}  # of the patients, as in the paper
+_TABLE = "data.csv"
 _PATIENT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -39,7 +47,7 @@ class ImportSummary:
 
     seed: int
     patients: dict[str, int] = field(default_factory=dict)  # by split, including those without crops
-    images: dict[str, int] = field(default_factory=dict)  # by split
+    images: dict[str, int] = field(default_factory=dict)  # by split: crops, or volumes
     num_scans: int = 0
     num_lesions: int = 0
     num_patients_done_before: int = 0
@@ -74,22 +82,30 @@ class _Record:
 
 
 def import_lidc(
-    source: Path, out: Path, *, seed: int = 0, processes: int | None = None, progress: bool = True
+    source: Path,
+    out: Path,
+    *,
+    seed: int = 0,
+    processes: int | None = None,
+    progress: bool = True,
+    volumes: bool = False,
 ) -> ImportSummary:
     """Crop every lesion below `source` into `out`, with train/val/test by a seeded shuffle of the patients.
+
+    With `volumes`, a lesion is one volume, else one image per slice.
 
     DICOM files (`*.dcm`) and XML files may lie anywhere below `source`; they are matched by their identifiers.
     `processes` is the number of worker processes, by default one per core. A re-run with the same `out` resumes and
     retries failures; it must find the same patients and use the same `seed`.
     """
-    for package in ("pydicom", "defusedxml"):
+    for package in ("pydicom", "defusedxml", *(("nibabel",) if volumes else ())):
         need(package)
     source, out, summary = Path(source), Path(out), ImportSummary(seed=seed)
     with lock_folder(out), workers(processes, out) as run:
         headers, annotations = _read_source(source, run=run, progress=progress, summary=summary)
         scans = _match(headers, annotations, summary=summary)
         splits = split_by_patient({h.patient for h in headers}, fractions=FRACTIONS, seed=seed)
-        _begin_or_resume(out, plan={"seed": seed, "splits": splits})
+        _begin_or_resume(out, plan={"seed": seed, "splits": splits, **({"volumes": True} if volumes else {})})
         split_of = {patient: split for split, patients in splits.items() for patient in patients}
         records, jobs = dict[str, _Record](), []
         for patient in sorted(split_of):
@@ -98,10 +114,12 @@ def import_lidc(
             if before is not None and before.inputs == _inputs(found) and not before.failures:
                 records[patient] = before
             else:
-                jobs.append((patient, split_of[patient], found))
+                jobs.append((patient, split_of[patient], found, volumes))
+        if volumes and jobs:
+            _write_table(out, {})  # until all is there, the folder is not read: patients would be unknown
         summary.num_patients_done_before = len(records)
         done = run(_import_patient, jobs)
-        for (patient, _, _), record in zip(jobs, _with_progress(done, len(jobs), "patients", progress), strict=True):
+        for (patient, *_), record in zip(jobs, _with_progress(done, len(jobs), "patients", progress), strict=True):
             records[patient] = record
         summary.patients = {split: len(patients) for split, patients in splits.items()}
         summary.images = dict.fromkeys(splits, 0)
@@ -113,6 +131,8 @@ def import_lidc(
             summary.noted.update(record.noted)
             summary.failures += record.failures
         summary.dropped, summary.noted = +summary.dropped, +summary.noted  # drops zero counts
+        if volumes:
+            _write_table(out, split_of)
         _write_json(out / "summary.json", vars(summary))
     return summary
 
@@ -205,49 +225,80 @@ def _of_one_patient(headers: list[SliceHeader], *, summary: ImportSummary) -> tu
     return patient, [header for header in headers if header.patient == patient]
 
 
-def _import_patient(out: Path, job: tuple[str, str, list[_Scan]]) -> _Record:
+def _write_table(out: Path, split_of: Mapping[str, str]) -> None:
+    """The patient and split of every volume of these patients."""
+    rows = [
+        f"{folder.name},{patient},{split}\n"
+        for patient, split in sorted(split_of.items())
+        for folder in _volumes_of(out, patient)
+    ]
+    atomic_write(out / _TABLE, "".join(["file,patient,split\n", *rows]).encode(), error=DataError)
+
+
+def _volumes_of(out: Path, patient: str) -> list[Path]:
+    """The folders of a patient's lesions."""
+    return sorted(path for path in out.glob(f"{patient}_c*") if path.name.removeprefix(f"{patient}_c").isdigit())
+
+
+def _import_patient(out: Path, job: tuple[str, str, list[_Scan], bool]) -> _Record:
     """Crop all scans of a patient, with consecutive numbers, and move the crops into place."""
-    patient, split, scans = job
+    patient, split, scans, volumes = job
     record = _Record(inputs=_inputs(scans))
     staging = out / ".import" / "staging" / patient
-    targets = {kind: out / split / kind / patient for kind in ("images", "gt")}
+    targets = [] if volumes else [out / split / kind / patient for kind in ("images", "gt")]
     try:
-        for folder in (staging, *targets.values()):
+        for folder in (staging, *targets, *(_volumes_of(out, patient) if volumes else ())):
             if folder.exists():
                 shutil.rmtree(folder)
         for scan in scans:
-            _import_scan(scan, staging=staging, record=record)
-        if record.num_images:
-            for kind, target in targets.items():
-                target.parent.mkdir(parents=True, exist_ok=True)
-                (staging / kind).rename(target)
+            _import_scan(scan, patient=patient, staging=staging, record=record, volumes=volumes)
+        for folder in sorted(staging.iterdir()) if staging.exists() else ():
+            target = out / folder.name if volumes else out / split / folder.name / patient
+            target.parent.mkdir(parents=True, exist_ok=True)
+            folder.rename(target)
         _write_json(out / ".import" / "done" / f"{patient}.json", vars(record))
     except OSError as error:
         raise DataError(f"{error.filename or out}: cannot be written ({error.strerror or error})") from None
     return record
 
 
-def _import_scan(scan: _Scan, *, staging: Path, record: _Record) -> None:
+def _import_scan(scan: _Scan, *, patient: str, staging: Path, record: _Record, volumes: bool) -> None:
     wanted = {c.sop_uid for r in scan.annotations.readings for nodule in r.nodules for c in nodule.contours}
     dropped, noted = Counter[str](), Counter[str]()
+    found: ScanCrops | ScanNodules
     try:
         slices = order_slices(scan.headers, wanted=wanted, dropped=dropped, noted=noted)
-        result = crop_scan(slices, scan.annotations, dropped=dropped, noted=noted)
+        cut = cut_nodules if volumes else crop_scan
+        found = cut(slices, scan.annotations, dropped=dropped, noted=noted)
     except DataError as error:
         record.failures.append(f"{scan.xml}: this scan was left out: {error}")
         return
     record.dropped += dropped
     record.noted += noted
-    record.failures += result.failures
-    for crop in result.crops:
-        name = f"z-{crop.slice_number:03d}_c{record.num_lesions + crop.lesion}"
-        gradings = {f"gt/{name}_l{r}": labels * 255 for r, labels in enumerate(crop.labels.astype("uint8"))}
-        for path, pixels in {f"images/{name}": crop.image, **gradings}.items():
-            target = staging / f"{path}.png"
-            target.parent.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(pixels).save(target)
-    record.num_images += len(result.crops)
-    record.num_lesions += result.num_lesions
+    record.failures += found.failures
+    if isinstance(found, ScanNodules):
+        record.num_images += len(found.nodules)
+        for nodule in found.nodules:
+            _write_nodule(nodule, staging / f"{patient}_c{record.num_lesions + nodule.lesion}")
+    else:
+        record.num_images += len(found.crops)
+        for crop in found.crops:
+            name = f"z-{crop.slice_number:03d}_c{record.num_lesions + crop.lesion}"
+            gradings = {f"gt/{name}_l{r}": labels * 255 for r, labels in enumerate(crop.labels.astype("uint8"))}
+            for path, pixels in {f"images/{name}": crop.image, **gradings}.items():
+                target = staging / f"{path}.png"
+                target.parent.mkdir(parents=True, exist_ok=True)
+                Image.fromarray(pixels).save(target)
+    record.num_lesions += found.num_lesions
+
+
+def _write_nodule(nodule: NoduleVolume, folder: Path) -> None:
+    folder.mkdir(parents=True)
+    depth, height, width = nodule.image.shape
+    header = nodule.geometry.nifti_header((depth, height, width))
+    maps = {f"annotation_{r}": labels.astype("uint8") for r, labels in enumerate(nodule.labels, start=1)}
+    for name, values in {"image": nodule.image, **maps}.items():
+        (folder / f"{name}.nii.gz").write_bytes(encode_nifti(values, header=header))
 
 
 def _inputs(scans: list[_Scan]) -> list[list[Any]]:

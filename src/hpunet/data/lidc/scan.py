@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float32, UInt8
+from jaxtyping import Bool, Float32, Float64, UInt8
 
 from hpunet.data.lidc.annotations import Annotations, Contour, rasterise_nodule
 from hpunet.data.lidc.dicom import SliceHeader, read_hounsfield
@@ -215,56 +215,94 @@ def crop_scan(
             if hounsfield is None:
                 dropped["crop: the pixels of its slice cannot be read"] += 1
                 continue
-            masks = np.zeros((len(annotations.readings), *header.shape), dtype=np.bool_)
-            for outline in outlines:
-                if number in outline.parts:
-                    row, column, mask = outline.parts[number]
-                    place = slice(row, row + mask.shape[0]), slice(column, column + mask.shape[1])
-                    masks[outline.grader][place] |= mask
+            masks = draw_masks(outlines, number, num_graders=len(annotations.readings), shape=header.shape)
             image, labels, padded = crop_slice(hounsfield, masks=masks, spacing=header.spacing)
             if not labels.any():
                 dropped["crop: nothing of the lesion is left after resampling"] += 1
                 continue
             noted["crops: padded where they leave the scan"] += padded
-            noted["crops: smaller than their lesion"] += _exceeds_crop(masks, spacing=header.spacing)
+            ends = [(int(marked.min()), int(marked.max())) for marked in np.nonzero(masks.any(axis=0))]
+            noted["crops: smaller than their lesion"] += exceeds_crop(ends, spacing=header.spacing)
             crops.append(Crop(slice_number=number, lesion=lesion, image=image, labels=labels))
     return ScanCrops(crops, len(lesions), failures)
 
 
-def _exceeds_crop(masks: Bool[np.ndarray, "r h w"], *, spacing: tuple[float, float]) -> bool:
-    extents = np.nonzero(masks.any(axis=0))
-    sides = [float(np.ptp(marked)) * side for marked, side in zip(extents, spacing, strict=True)]
+def draw_masks(
+    outlines: Iterable[Outline], number: int, *, num_graders: int, shape: tuple[int, int]
+) -> Bool[np.ndarray, "r h w"]:
+    """The masks of a lesion in one slice, one per grader."""
+    masks = np.zeros((num_graders, *shape), dtype=np.bool_)
+    for outline in outlines:
+        if number in outline.parts:
+            row, column, mask = outline.parts[number]
+            place = slice(row, row + mask.shape[0]), slice(column, column + mask.shape[1])
+            masks[outline.grader][place] |= mask
+    return masks
+
+
+def exceeds_crop(ends: Sequence[tuple[int, int]], *, spacing: tuple[float, float]) -> bool:
+    """Whether a box, given by its first and last row and column, is larger than a crop."""
+    sides = [(last - first) * side for (first, last), side in zip(ends, spacing, strict=True)]
     return max(sides) > (CROP - 1) * SPACING
 
 
-def crop_slice(
-    hounsfield: Float32[np.ndarray, "h w"], *, masks: Bool[np.ndarray, "r h w"], spacing: tuple[float, float]
-) -> tuple[UInt8[np.ndarray, "side side"], Bool[np.ndarray, "r side side"], bool]:
-    """The 180×180 crop around the middle of the box of all masks: image, labels, and whether it was padded.
+class CropGrid(NamedTuple):
+    """The points of a crop in the plane of a slice: per axis their native neighbours, and what is nearest to them."""
+
+    start: tuple[float, float]
+    """Of the first row and column from the first native pixel, mm."""
+    lower: list[np.ndarray]
+    weight: list[np.ndarray]
+    """Of the pixel after `lower`."""
+    nearest: list[np.ndarray]
+    within: Bool[np.ndarray, "side side"]
+    """Whether the nearest native pixel exists."""
+
+
+def crop_grid(ends: Sequence[tuple[int, int]], *, shape: tuple[int, int], spacing: tuple[float, float]) -> CropGrid:
+    """The 180×180 points around the middle of a box, given by its first and last row and column.
 
     The grid point nearest to the middle becomes pixel (90, 90).
     """
-    extents = np.nonzero(masks.any(axis=0))
-    lower, upper, weight, nearest, exists = [], [], [], [], []
-    for axis, marked in enumerate(extents):
-        length = hounsfield.shape[axis]
-        middle = (marked.min() + marked.max()) / 2 * spacing[axis] / SPACING
+    start, lower, weight, nearest, exists = [], [], [], [], []
+    for axis, (first, last) in enumerate(ends):
+        length = shape[axis]
+        middle = (first + last) / 2 * spacing[axis] / SPACING
+        start.append(float(np.floor(middle + 0.5) - CROP // 2) * SPACING)
         position = (np.floor(middle + 0.5) - CROP // 2 + np.arange(CROP)) * SPACING / spacing[axis]
         pixel = np.floor(position + 0.5).astype(np.int64)
         exists.append((pixel >= 0) & (pixel < length))
         nearest.append(pixel.clip(0, length - 1))
         position = position.clip(0, length - 1)
         lower.append(np.floor(position).astype(np.int64).clip(0, length - 2))
-        upper.append(lower[-1] + 1)
         weight.append(position - lower[-1])
-    within = exists[0][:, None] & exists[1][None, :]
-    columns = weight[1][None, :]
+    return CropGrid((start[0], start[1]), lower, weight, nearest, exists[0][:, None] & exists[1][None, :])
+
+
+def resample(hounsfield: Float32[np.ndarray, "h w"], grid: CropGrid) -> Float64[np.ndarray, "side side"]:
+    """Hounsfield units at the points of a grid; −1000 outside the scan."""
+    columns = grid.weight[1][None, :]
     above, below = (
-        hounsfield[np.ix_(rows, lower[1])] * (1 - columns) + hounsfield[np.ix_(rows, upper[1])] * columns
-        for rows in (lower[0], upper[0])
+        hounsfield[np.ix_(rows, grid.lower[1])] * (1 - columns)
+        + hounsfield[np.ix_(rows, grid.lower[1] + 1)] * columns
+        for rows in (grid.lower[0], grid.lower[0] + 1)
     )
-    values = above * (1 - weight[0][:, None]) + below * weight[0][:, None]
+    values = above * (1 - grid.weight[0][:, None]) + below * grid.weight[0][:, None]
+    return np.where(grid.within, values, HU_WINDOW[0])
+
+
+def resample_masks(masks: Bool[np.ndarray, "r h w"], grid: CropGrid) -> Bool[np.ndarray, "r side side"]:
+    """The masks at the points of a grid; nothing outside the scan."""
+    labels: np.ndarray = masks[:, grid.nearest[0]][:, :, grid.nearest[1]] & grid.within
+    return labels
+
+
+def crop_slice(
+    hounsfield: Float32[np.ndarray, "h w"], *, masks: Bool[np.ndarray, "r h w"], spacing: tuple[float, float]
+) -> tuple[UInt8[np.ndarray, "side side"], Bool[np.ndarray, "r side side"], bool]:
+    """The crop around the middle of the box of all masks: image, labels, and whether it was padded."""
+    ends = [(int(marked.min()), int(marked.max())) for marked in np.nonzero(masks.any(axis=0))]
+    grid = crop_grid(ends, shape=(hounsfield.shape[0], hounsfield.shape[1]), spacing=spacing)
     low, high = HU_WINDOW
-    image = np.rint((np.where(within, values, low).clip(low, high) - low) / (high - low) * 255).astype(np.uint8)
-    labels = masks[:, nearest[0]][:, :, nearest[1]] & within
-    return image, labels, not bool(within.all())
+    image = np.rint((resample(hounsfield, grid).clip(low, high) - low) / (high - low) * 255).astype(np.uint8)
+    return image, resample_masks(masks, grid), not bool(grid.within.all())
