@@ -79,6 +79,19 @@ def test_cluster_equals_the_algorithm_as_printed(num_samples: int, num_classes: 
         assert found.max() > 0
 
 
+@pytest.mark.parametrize("num_clusters", [1, 63, 64, 65, 200])
+def test_cluster_leaves_what_has_a_cluster_behind(num_clusters: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    labels = np.random.default_rng(num_clusters).permutation(np.repeat(1 + np.arange(num_clusters), 3))
+    samples = np.stack([labels % 15 + 1, labels // 15 + 1])[:, None]
+    how = {"num_classes": 20, "threshold": 0, "seed": 0}
+    found = cluster(samples, **how)
+    assert found.max() == num_clusters
+    assert rand_error(prediction=found[None], truth=labels[None, None]) == pytest.approx([0])
+    for turns in (1, 10**9):  # after each cluster, and never
+        monkeypatch.setattr("hpunet.sampling.instances._TURNS", turns)
+        assert np.array_equal(cluster(samples, **how), found)
+
+
 @pytest.mark.parametrize("size", [(2, 7, 7), (7, 2, 7)])
 def test_cluster_of_a_volume_is_that_of_its_voxels_as_an_image(size: tuple[int, ...]) -> None:
     image = noisy_samples(np.random.default_rng(5), num_samples=6, num_classes=4, size=14)[:, :, :7]

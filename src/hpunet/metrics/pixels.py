@@ -20,6 +20,7 @@ from hpunet.metrics.arrays import (
 from hpunet.metrics.overlap import shows
 
 NUM_BINS = 10  # of the probabilities of a calibration error
+_FEW_SAMPLES = 2**15  # whose pairs 32 bits hold
 
 
 def calibration_error(
@@ -67,10 +68,11 @@ def uncertainty_error_ncc(
     checked = check_maps(maps, dims="b n *s, b r *s", num_classes=num_classes, valid=valid, graders=graders)
     drawn, truths = checked.maps
     s = drawn.shape[1]
-    agreeing_pairs = np.zeros(checked.valid.shape, dtype=np.int64)
-    agreeing = np.zeros(truths.shape, dtype=np.int64)
+    kind = np.int32 if s < _FEW_SAMPLES else np.int64  # volumes are large
+    agreeing_pairs = np.zeros(checked.valid.shape, dtype=kind)
+    agreeing = np.zeros(truths.shape, dtype=kind)
     for c in range(num_classes):
-        votes = count_true(drawn == c)
+        votes = count_true(drawn == c).astype(kind)
         agreeing_pairs += votes**2
         agreeing += np.where(truths == c, votes[:, None], 0)
     result = np.full(len(drawn), np.nan)

@@ -17,6 +17,7 @@ from hpunet.metrics.arrays import numbered
 EROSION = 5
 """Side of the square that an instance has to contain (App. H); in volumes, diameter of the ball."""
 _MAX_SAMPLES_IN_WORD = 64
+_TURNS = 64  # of clusters, after which vectors that have one are left behind if they are most
 
 
 def cluster(
@@ -100,13 +101,16 @@ def _cluster_in_order(planes: np.ndarray, *, background: np.ndarray, max_differi
     """The cluster (n,) of each vector of (words, bits, n). Unassigned vectors become prototypes in their order."""
     clusters = np.zeros(planes.shape[-1], dtype=np.int32)
     unassigned = _num_differing(planes, background) > max_differing
-    position, c = 0, 0
+    places, position, c = np.arange(len(unassigned)), 0, 0
     while (step := int(unassigned[position:].argmax())) or unassigned[position : position + 1].any():
         position, c = position + step, c + 1
         near = _num_differing(planes[..., position:], planes[..., position : position + 1]) <= max_differing
         near &= unassigned[position:]
-        clusters[position:][near] = c
+        clusters[places[position:][near]] = c
         unassigned[position:] ^= near
+        if c % _TURNS == 0 and 0 < 2 * np.count_nonzero(unassigned) < len(unassigned) - position:
+            places, planes, position = places[unassigned], planes[..., unassigned], 0
+            unassigned = unassigned[unassigned]
     return clusters
 
 
