@@ -27,6 +27,7 @@ MAX_EROSION = 101  # pixels, of instances
 MAX_SEEDS, MAX_SEED = 1000, 2**63 - 1  # of an evaluation, and of any samples
 Positive = Annotated[int, Field(ge=1, le=10**9)]
 _Side = Annotated[int, Field(ge=1, le=MAX_CROP)]
+Extrapolate = bool | Literal["future"]
 Fraction = Annotated[float, Field(gt=0, le=1)]
 _PRESETS = resources.files("hpunet.config") / "presets"
 _FROM_LIST = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)  # TOML has lists only
@@ -70,7 +71,8 @@ class DataSettings(_Section):
 
     crop: Annotated[tuple[_Side, ...], _FROM_LIST]  # (depth,) height and width that the network sees
     options: dict[str, Any] = {}  # of the kind of data, as for `hpunet data`
-    extrapolate: bool = False  # hide a part of every image; the prior sees the rest and its labels
+    extrapolate: Extrapolate = False
+    """Hide a part of every image, or the future of a series; the prior sees the rest and its labels."""
     evaluate: Literal["whole", "crop"] = "whole"  # what is scored: whole images, or the centre, as large as the crop
     num_workers: Annotated[int, Field(ge=0, le=256)] = (
         0  # processes that read ahead when the data do not fit on the GPU
@@ -196,6 +198,13 @@ class Settings(_Section):
             raise ValueError(f"data.crop: expected {wanted} (got {list(crop)})")
         if self.model.ndim == 2 and (self.augmentation.tilt or self.augmentation.scale_depth != (1, 1)):
             raise ValueError("augmentation.tilt: it and scale_depth are for volumes, with model.ndim=3")
+        if self.data.extrapolate == "future":
+            moved = self.augmentation
+            if self.model.ndim == 2:
+                raise ValueError('data.extrapolate: "future" is for series over time, with model.ndim=3')
+            if moved.mirror_front_back or moved.tilt or moved.scale_depth != (1, 1) or moved.elastic:
+                words = "mirror_front_back=false, tilt=0, scale_depth=[1,1] and elastic=0, so that time keeps its order"
+                raise ValueError(f'augmentation: data.extrapolate="future" needs {words}')
         if len(self.objective.kl_warm_up) > len(self.model.latent_dims):
             raise ValueError("objective.kl_warm_up: has more entries than model.latent_dims")
         if self.objective.kl_warm_up and self.objective.kind == "elbo":

@@ -14,6 +14,7 @@ the bit.
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import reduce
 from typing import Any
 
@@ -80,7 +81,7 @@ def _apply_to_slab(batch: Batch, warp: Warp, *, crop_size: Size, rows: slice) ->
     valid = _gather(batch.valid.unsqueeze(1), pixel).squeeze(1).logical_and_(exists)
     labels = _gather(batch.labels, pixel).mul_(valid.unsqueeze(1))
     image = _recolour(image, warp).mul_(exists.unsqueeze(1))
-    return Batch(image=image.to(batch.image.dtype), labels=labels, valid=valid, graders=batch.graders)
+    return replace(batch, image=image.to(batch.image.dtype), labels=labels, valid=valid, window=None)
 
 
 def _bounds(batch: Batch) -> list[tuple[Any, Any]]:
@@ -176,4 +177,4 @@ def _stacked(slabs: Sequence[Batch]) -> Batch:
     """Slabs of crops as crops."""
     image, labels = (torch.cat([getattr(slab, name) for slab in slabs], dim=2) for name in ("image", "labels"))
     valid = torch.cat([slab.valid for slab in slabs], dim=1)
-    return Batch(image=image, labels=labels, valid=valid, graders=slabs[0].graders)
+    return replace(slabs[0], image=image, labels=labels, valid=valid)

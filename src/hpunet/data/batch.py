@@ -32,15 +32,18 @@ class Batch:
     valid: Bool[Tensor, " b *s"]
     graders: Bool[Tensor, "b r"]
     window: Window | None = None  # whole images
+    times: Float[Tensor, "b d"] | None = None  # of series, years from the first image to each; also in a window
 
     def to(self, device: torch.device) -> "Batch":
         """The batch on a device."""
         tensors: dict[str, Any] = {name: getattr(self, name).to(device) for name in FIELDS}
         window = None if self.window is None else Window(*(value.to(device) for value in self.window))
-        return Batch(**tensors, window=window)
+        times = None if self.times is None else self.times.to(device)
+        return Batch(**tensors, window=window, times=times)
 
     @classmethod
     def cat(cls, batches: Sequence["Batch"]) -> "Batch":
         """Several batches of whole images of one size as one."""
         tensors: dict[str, Any] = {name: torch.cat([getattr(b, name) for b in batches]) for name in FIELDS}
-        return cls(**tensors)
+        times = [batch.times for batch in batches if batch.times is not None]
+        return cls(**tensors, times=torch.cat(times) if times else None)

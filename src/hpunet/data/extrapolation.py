@@ -1,4 +1,7 @@
-"""The extrapolation task (Section 3.3): a part of the image is hidden, and the model has to continue it."""
+"""The extrapolation task (Section 3.3): a part of the image is hidden, and the model has to continue it.
+
+Of a series over time, the future is hidden: everything after a moment.
+"""
 
 from typing import NamedTuple
 
@@ -16,7 +19,8 @@ MIN_SIDE = 4  # in smaller images there may be no whole number of pixels between
 class Hidden(NamedTuple):
     """An image with a part hidden (0), and the conditioning of the prior.
 
-    `cond` holds visibility and the one-hot labels of the visible part (all zero where hidden): 1 + k channels.
+    `cond` holds visibility and the one-hot labels of the visible part (all zero where hidden): 1 + k channels. If the
+    future is hidden, one more holds the years since the last visible moment, negative in the past.
     """
 
     image: Float[Tensor, "b c *s"]
@@ -75,3 +79,52 @@ def conceal(
     cond = torch.cat([shown, one_hot(labels, num_classes) & shown], dim=1).to(image.dtype)
     # Not a product, in which a hidden NaN would stay NaN.
     return Hidden(image=torch.where(shown, image, 0), visible=visible, cond=cond)
+
+
+def num_future(moments: int) -> int:
+    """How many of the last moments evaluation hides: a third, rounded down, but at least one."""
+    return max(1, moments // 3)
+
+
+def hide_future(
+    *,
+    image: Float[Tensor, "b c d h w"],
+    labels: Int[Tensor, "b d h w"],
+    times: Float[Tensor, "b d"] | None,
+    num_classes: int,
+    uniform: Float[Tensor, "b n"] | None = None,
+) -> Hidden:
+    """Hide all after a moment, of which at least one image stays and at least one is hidden.
+
+    It is chosen by the first number in [0, 1) of `uniform`, each possible moment equally likely; without, the last
+    `num_future` moments are hidden. Without `times`, moments are a year apart.
+    """
+    b, d = image.shape[0], image.shape[2]
+    if d < 2:
+        raise DataError("image: a series needs at least two moments to hide the future")
+    if times is None:
+        times = torch.arange(d, device=image.device).expand(b, -1)
+    if times.shape[1] != d:
+        raise DataError(f"times: {times.shape[1]} moments, the images have {d}; crop as many as the series have")
+    if uniform is None:
+        present = torch.full((b,), d - num_future(d) - 1, device=image.device)
+    else:
+        present = (uniform[:, 0] * (d - 1)).long().clamp(max=d - 2)
+    visible = torch.arange(d, device=image.device) <= present.unsqueeze(1)
+    return conceal_future(image=image, labels=labels, visible=visible, times=times, num_classes=num_classes)
+
+
+def conceal_future(
+    *,
+    image: Float[Tensor, "b c d h w"],
+    labels: Int[Tensor, "b d h w"],
+    visible: Bool[Tensor, "b d"],
+    times: Float[Tensor, "b d"],
+    num_classes: int,
+) -> Hidden:
+    """Hide all but the visible moments, which come first; the times are known of all."""
+    shown = visible[:, :, None, None].expand_as(labels)
+    hidden = conceal(image=image, labels=labels, visible=shown, num_classes=num_classes)
+    since = times - times.gather(1, visible.sum(dim=1, keepdim=True) - 1)
+    channel = since[:, None, :, None, None].to(image.dtype).expand(-1, -1, -1, *image.shape[3:])
+    return hidden._replace(cond=torch.cat([hidden.cond, channel], dim=1))

@@ -6,7 +6,7 @@
     <pack>/<split>/labels.bin     one map per grader: bits for two classes, 8 bit for more, 16 for instances
     <pack>/<split>/valid.bin      one bit per pixel; absent when all pixels are valid
     <pack>/<split>/graders.bin    one byte per grader
-    <pack>/<split>/index.json     patient, key, (depth,) height and width of each image
+    <pack>/<split>/index.json     patient, key, (depth,) height and width of each image; of series also the times
 
 Bits are in the order of `numpy.packbits`; each map starts a new byte.
 """
@@ -29,7 +29,16 @@ from torch.nn.functional import pad
 
 from hpunet.data.batch import FIELDS, Batch, Window
 from hpunet.data.fingerprint import FileHashes, fingerprints
-from hpunet.data.types import Identity, NoSuchSplitError, Sample, SetInfo, Source, make_sample, refuse_shared_patients
+from hpunet.data.types import (
+    Identity,
+    NoSuchSplitError,
+    Sample,
+    SetInfo,
+    Source,
+    checked_times,
+    make_sample,
+    refuse_shared_patients,
+)
 from hpunet.data.workers import workers
 from hpunet.errors import CheckpointError, ConfigError, DataError
 from hpunet.utils.files import atomic_folder, dump_hashed_json, read_file, read_hashed_json, write_synced
@@ -140,6 +149,7 @@ class Pack:
             named = zip(index["patients"], index["keys"], strict=True)
             self.identities = [Identity(patient=p, key=k) for p, k in named]
             self.sizes = [_checked_size(size, ndim=info.ndim) for size in index["sizes"]]
+            self.times = _checked_times(index["times"], self.sizes) if "times" in index else None
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
             raise DataError(f"{folder / 'index.json'}: not the index of a pack ({error}); make it again") from None
         self._all_sizes = set(self.sizes)
@@ -183,9 +193,9 @@ class Pack:
         index = range(len(self))[index]
         batch = self.batch(torch.tensor([index]))
         tensors = {name: getattr(batch, name)[0].cpu().numpy() for name in FIELDS}
-        identity = self.identities[index]
+        identity, times = self.identities[index], None if self.times is None else self.times[index].numpy()
         where = f"{self.path}/{self.split}, {identity.key}"
-        return make_sample(**tensors, identity=identity, info=self.info, where=where)
+        return make_sample(**tensors, times=times, identity=identity, info=self.info, where=where)
 
     def files(self, index: int) -> dict[str, Path | bytes]:
         """None: the files were verified when the pack was opened, and its fingerprint says what they hold."""
@@ -198,10 +208,10 @@ class Pack:
         """
         sizes = self._all_sizes if len(self._all_sizes) == 1 else {self.sizes[i] for i in indices.tolist()}
         if len(sizes) == 1:
-            return self._uniform(indices.to(self.device), next(iter(sizes)))
+            return self._timed(self._uniform(indices.to(self.device), next(iter(sizes))), indices)
         singles = [self._uniform(indices[i : i + 1].to(self.device), self.sizes[j]) for i, j in enumerate(indices)]
         largest = tuple(max(sides) for sides in zip(*sizes, strict=True))
-        return Batch.cat([_pad(single, largest) for single in singles])
+        return self._timed(Batch.cat([_pad(single, largest) for single in singles]), indices)
 
     def windows(self, indices: Int[Tensor, " b"], *, first: Int[Tensor, "b n"], last: Int[Tensor, "b n"]) -> Batch:
         """The images `indices`, but only their pixels from `first` to `last`, which may lie outside.
@@ -216,7 +226,16 @@ class Pack:
         cuts = [tuple(map(slice, *ends)) for ends in zip(corner.tolist(), end.tolist(), strict=True)]
         parts = [self._part(i, cut) for i, cut in zip(indices.tolist(), cuts, strict=True)]
         batch = Batch.cat([_pad(part, tuple(extent.tolist()), centred=False) for part in parts])
-        return replaced(batch, window=Window(corner=corner.to(self.device), size=size.to(self.device)))
+        window = Window(corner=corner.to(self.device), size=size.to(self.device))
+        return self._timed(replaced(batch, window=window), indices)
+
+    def _timed(self, batch: Batch, indices: Int[Tensor, " b"]) -> Batch:
+        """The batch with the times of its series, if there are any."""
+        if self.times is None:
+            return batch
+        if len({len(self.times[i]) for i in indices.tolist()}) > 1:
+            raise DataError(f"{self.path}: series of different numbers of images in one batch; make them equally long")
+        return replaced(batch, times=torch.stack([self.times[i] for i in indices.tolist()]).to(self.device))
 
     def _uniform(self, indices: Int[Tensor, " b"], size: tuple[int, ...]) -> Batch:
         b, r, count = len(indices), self.info.num_graders, prod(size)
@@ -317,9 +336,15 @@ def _checked_size(size: Any, *, ndim: int) -> tuple[int, ...]:
     return tuple(size)
 
 
+def _checked_times(times: Any, sizes: list[tuple[int, ...]]) -> list[Tensor]:
+    pairs = zip(times, sizes, strict=True)
+    return [torch.from_numpy(checked_times(each, count=size[0], where="times")) for each, size in pairs]
+
+
 def _write_split(samples: Iterable[Sample], folder: Path, info: SetInfo) -> None:
     folder.mkdir(parents=True)
     index: dict[str, list[Any]] = {"patients": [], "keys": [], "sizes": []}
+    times: list[Any] = []
     all_valid = True
     with ExitStack() as stack:
         files = [folder / f"{name}.bin" for name in ("images", "labels", "valid", "graders")]
@@ -332,9 +357,11 @@ def _write_split(samples: Iterable[Sample], folder: Path, info: SetInfo) -> None
             all_valid &= bool(sample.valid.all())
             for name, value in zip(index, (*sample.identity, sample.valid.shape), strict=True):
                 index[name].append(value)
+            if info.axis0 == "time":
+                times.append(list(range(len(sample.valid))) if sample.times is None else sample.times.tolist())
     if all_valid:
         (folder / "valid.bin").unlink()
-    (folder / "index.json").write_text(json.dumps(index))
+    (folder / "index.json").write_text(json.dumps(index | {"times": times} if times else index))
 
 
 def _stored_image(sample: Sample, info: SetInfo) -> np.ndarray:

@@ -54,6 +54,8 @@ class Sample:
     valid: Bool[np.ndarray, "*s"]
     graders: Bool[np.ndarray, " r"]
     identity: Identity
+    times: Float32[np.ndarray, " d"] | None = None
+    """Of a series, the years from its first image to each."""
 
     @cached_property
     def image(self) -> Float32[np.ndarray, " c *s"]:
@@ -96,6 +98,8 @@ class SetInfo:
     """Distance of neighbouring pixels in mm along each axis of a sample, where known."""
     ndim: int = 2
     """Axes of a sample's positions: 2 for images, 3 for volumes."""
+    axis0: str = "depth"
+    """What the first of three axes is: "depth", or "time" of registered images of one place, in their order."""
 
     @property
     def num_fixed_classes(self) -> int:
@@ -157,6 +161,7 @@ class SetInfo:
                 for each in numbers
             ),
             "pairs": all(each is None or (isinstance(each, tuple) and len(each) == 2) for each in pairs),
+            "axis0": self.axis0 == "depth" or (self.axis0 == "time" and self.ndim == 3),
             "ndim": all(each is None or (isinstance(each, tuple) and len(each) == self.ndim) for each in by_axis),
         }
         if not all(fine.values()):
@@ -193,6 +198,7 @@ def make_sample(
     where: str,
     valid: np.ndarray | None = None,
     graders: np.ndarray | None = None,
+    times: np.ndarray | None = None,
 ) -> Sample:
     """A checked `Sample` of uint8, uint16 or float pixels in [0, 1]; `where` names the file in errors."""
     if image.ndim != 1 + info.ndim or image.shape[0] != info.in_channels or 0 in image.shape:
@@ -219,7 +225,17 @@ def make_sample(
     if low < 0 or (high >= info.num_classes and not info.has_instances):
         raise DataError(f"{where}: label values must lie in 0...{info.num_classes - 1}, found {low}...{high}")
     pixels = np.ascontiguousarray(image, dtype=image.dtype if is_integer else np.float32)
-    return Sample(pixels=pixels, labels=labels, valid=valid, graders=graders, identity=identity)
+    if times is not None:
+        times = checked_times(times, count=size[0], where=where) if info.axis0 == "time" else None
+    return Sample(pixels=pixels, labels=labels, valid=valid, graders=graders, identity=identity, times=times)
+
+
+def checked_times(times: Any, *, count: int, where: str) -> Float32[np.ndarray, " d"]:
+    """Years from the first image of a series to each of its `count` images, which must rise."""
+    years = np.asarray(times, dtype=np.float32)
+    if years.shape != (count,) or not np.isfinite(years).all() or years[0] != 0 or (np.diff(years) <= 0).any():
+        raise DataError(f"{where}: times must be {count} rising numbers, years since the first image, beginning with 0")
+    return years
 
 
 def split_by_patient(patients: Iterable[str], *, fractions: Mapping[str, float], seed: int) -> dict[str, list[str]]:

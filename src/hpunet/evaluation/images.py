@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,8 +11,9 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int32, Integer, Shaped
 from torch import Tensor
 
+from hpunet.config.settings import Extrapolate
 from hpunet.data.batch import FIELDS, Batch
-from hpunet.data.extrapolation import NUM_UNIFORMS, hide
+from hpunet.data.extrapolation import NUM_UNIFORMS, hide, hide_future
 from hpunet.data.instance_ids import assign_ids, evaluation_table
 from hpunet.data.types import Sample, SetInfo, Source
 from hpunet.errors import DataError, HPUNetError
@@ -53,7 +55,8 @@ def fast_batch_size(device: torch.device, *, volume: Sequence[int] | None = None
 def as_batch(sample: Sample) -> Batch:
     """A batch of one image."""
     tensors: dict[str, Any] = {name: torch.from_numpy(getattr(sample, name))[None] for name in FIELDS}
-    return Batch(**tensors)
+    times = None if sample.times is None else torch.from_numpy(sample.times)[None]
+    return Batch(**tensors, times=times)
 
 
 def drawn_together(items: Sequence[Item], *, crop: tuple[int, ...] | None) -> list[list[Item]]:
@@ -77,7 +80,7 @@ def drawn_together(items: Sequence[Item], *, crop: tuple[int, ...] | None) -> li
 def centre_crop(batch: Batch, *, crop: tuple[int, ...]) -> Batch:
     """The centre of each image, of this size; a smaller image is padded with invalid pixels."""
     image, labels, valid = (centred(each, crop=crop) for each in (batch.image, batch.labels, batch.valid))
-    return Batch(image=image, labels=labels * valid.unsqueeze(1), valid=valid, graders=batch.graders)
+    return replace(batch, image=image, labels=labels * valid.unsqueeze(1), valid=valid)
 
 
 def centred(maps: Shaped[Tensor, "..."], *, crop: tuple[int, ...]) -> Shaped[Tensor, "..."]:
@@ -98,7 +101,7 @@ def with_evaluation_ids(batch: Batch, *, keys: Sequence[str], info: SetInfo, see
         num_random_ids=info.num_random_ids,
         table=table.to(batch.labels.device),
     )
-    return Batch(image=batch.image, labels=labels, valid=batch.valid, graders=batch.graders)
+    return replace(batch, labels=labels)
 
 
 def of_first_grader(batch: Batch, maps: Integer[Tensor, "b r *s"]) -> Integer[Tensor, " b *s"]:
@@ -108,14 +111,18 @@ def of_first_grader(batch: Batch, maps: Integer[Tensor, "b r *s"]) -> Integer[Te
 
 
 def prior_inputs(
-    batch: Batch, *, places: Sequence[int], extrapolate: bool, num_classes: int
+    batch: Batch, *, places: Sequence[int], extrapolate: Extrapolate, num_classes: int
 ) -> tuple[Float[Tensor, "b c *s"], Float[Tensor, "b e *s"] | None]:
     """Image and conditioning for the prior; when extrapolating, hidden parts depend on the images' numbers.
 
-    The visible labels are those of each image's first grader.
+    The visible labels are those of each image's first grader. With "future", the last third of each series is hidden.
     """
     if not extrapolate:
         return batch.image, None
+    if extrapolate == "future":
+        shown: dict[str, Any] = {"image": batch.image, "labels": of_first_grader(batch, batch.labels)}
+        hidden = hide_future(**shown, times=batch.times, num_classes=num_classes)
+        return hidden.image, hidden.cond
     index = torch.tensor(places, device=batch.image.device)
     uniform = keyed_uniform(seed=0, step=0, index=index, stream=Stream.HIDE, count=NUM_UNIFORMS)
     labels = of_first_grader(batch, batch.labels)

@@ -85,7 +85,7 @@ class Scorer:
     alpha: int | None = None  # clustering threshold; by default the number of samples, as in the paper (App. G)
     connected: bool = False  # whether disconnected parts of a cluster are separate instances
     erosion: int | None = None  # side of the square that an instance contains; by default that of `default_erosion`
-    extrapolate: bool = False
+    extrapolate: Extrapolate = False
     representatives: int | None = None  # samples are also reduced to so many
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     sampler: SegmentationModel | None = None  # computes in place of the model: the same on fused kernels

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from hpunet.config.settings import ModelSettings, Settings
+from hpunet.config.settings import Extrapolate, ModelSettings, Settings
 from hpunet.errors import ConfigError
 from hpunet.models.hpunet import HPUNet
 from hpunet.models.punet import ProbUNet
@@ -21,7 +21,7 @@ def build_model(
     *,
     in_channels: int,
     num_classes: int,
-    extrapolate: bool = False,
+    extrapolate: Extrapolate = False,
     channels_last: bool = True,
 ) -> HPUNet | ProbUNet:
     """The network for images or volumes with `in_channels` and labels with `num_classes`."""
@@ -37,7 +37,7 @@ def build_model(
             **shared,
             latent_dims=settings.latent_dims,
             blocks_per_scale=settings.blocks_per_scale,
-            cond_channels=1 + num_classes if extrapolate else 0,
+            cond_channels=1 + num_classes + (extrapolate == "future") if extrapolate else 0,
             activation_checkpointing=settings.activation_checkpointing,
         )
     model.orientations = settings.orientations

@@ -10,10 +10,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from hpunet.config.settings import AugmentationSettings
+from hpunet.config.settings import AugmentationSettings, Extrapolate
 from hpunet.data.augment import augment
 from hpunet.data.batch import Batch
-from hpunet.data.extrapolation import NUM_UNIFORMS, hide
+from hpunet.data.extrapolation import NUM_UNIFORMS, hide, hide_future
 from hpunet.data.instance_ids import assign_ids, draw_id_table
 from hpunet.data.types import SetInfo
 from hpunet.utils.keyed_random import Stream, keyed_uniform
@@ -45,7 +45,7 @@ class ExampleBuilder:
     info: SetInfo
     crop: tuple[int, ...]
     augmentation: AugmentationSettings
-    extrapolate: bool
+    extrapolate: Extrapolate
     seed: int
 
     def __call__(
@@ -76,7 +76,11 @@ class ExampleBuilder:
             example = replace(example, gradings=batch.labels, graders=batch.graders)
         if self.extrapolate:
             noise = uniform(Stream.HIDE, NUM_UNIFORMS)
-            hidden = hide(image=batch.image, labels=labels, uniform=noise, num_classes=self.info.num_classes)
+            shown: dict[str, Any] = {"image": batch.image, "labels": labels, "num_classes": self.info.num_classes}
+            if self.extrapolate == "future":
+                hidden = hide_future(**shown, times=batch.times, uniform=noise)
+            else:
+                hidden = hide(**shown, uniform=noise)
             example = replace(example, image=hidden.image, cond=hidden.cond)
         return example
 

@@ -6,7 +6,8 @@ One kind per data set of the paper (App. C), and a harder one:
 * neurites: EM-like images, each cell one instance; the partition is exact, ids are uniform and independent;
 * streets: street scenes with Cityscapes' classes, each car one instance, with ignored pixels and car groups;
 * hard-streets: the same with background that looks like cars, so that only context tells them apart;
-* nodules3d: CT-like volumes, four graders drawn from a known distribution; or the slices of these volumes.
+* nodules3d: CT-like volumes, four graders drawn from a known distribution; or the slices of these volumes;
+* growth: series of images of a lesion over time, with the known distribution of the future (`SyntheticSource.future`).
 
 Image i is a pure function of kind, seed, split, i and size, generated when read.
 """
@@ -20,6 +21,7 @@ import numpy as np
 from jaxtyping import Int32, UInt8
 
 from hpunet.data.cityscapes.classes import FIXED_CLASSES, car_labels
+from hpunet.data.synthetic.growth import NUM_MOMENTS, KnownFuture, make_growth
 from hpunet.data.synthetic.hard_streets.scene import make_hard_street
 from hpunet.data.synthetic.known_distribution import KnownDistribution
 from hpunet.data.synthetic.lesions import NUM_LESIONS, make_lesions
@@ -47,6 +49,9 @@ INFO = {
     "nodules3d": SetInfo(
         "synthetic-nodules3d", 1, 4, ("background", "nodule"), stochastic_classes=(1,), ndim=3, spacing=SPACING
     ),
+    "growth": SetInfo(
+        "synthetic-growth", 1, 1, ("background", "lesion"), stochastic_classes=(1,), ndim=3, axis0="time"
+    ),
 }
 """Descriptions by name; positional: kind, image channels, graders, fixed classes.
 
@@ -64,7 +69,7 @@ _GRADED: dict[str, Callable[..., tuple[np.ndarray, KnownDistribution]]] = {
     "nodules3d": make_nodules,
 }
 """What makes an image or volume and the distribution of its gradings."""
-_DEFAULT_HEIGHT = {"lesions": 64, "neurites": 128, **dict.fromkeys(SCENES, 128), "nodules3d": 64}
+_DEFAULT_HEIGHT = {"lesions": 64, "neurites": 128, **dict.fromkeys(SCENES, 128), "nodules3d": 64, "growth": 64}
 _DEFAULT_LESIONS = {"lesions": NUM_LESIONS, "nodules3d": NUM_NODULES}
 _MIN_SIDE, _MIN_DEPTH, _MAX_LESIONS = 16, 4, 16
 
@@ -82,7 +87,7 @@ def open_synthetic(
     """One split of a synthetic set: `name` is one of `INFO`.
 
     `size` is (height, width), of volumes (depth, height, width), or the height alone: streets are then twice as wide,
-    the others square, volumes a quarter as deep. Splits, seeds and kinds have different random streams. `num_lesions`
+    the others square, volumes a quarter as deep, series of 6 moments. Splits, seeds and kinds have different random streams. `num_lesions`
     is the least and the most per image of lesions or volume of nodules. With `volumes` false, samples of nodules3d
     are the slices of its `num_images` volumes.
     """
@@ -95,6 +100,8 @@ def open_synthetic(
         raise ConfigError(f"seed must lie in 0...{2**32 - 1}, got {seed}")
     if volumes and INFO[name].ndim == 2:
         raise ConfigError(f"volumes: {name} are images; leave it out, or choose nodules3d")
+    if volumes is False and INFO[name].axis0 == "time":
+        raise ConfigError(f"volumes: {name} are series over time, which are samples as a whole; leave it out")
     full_size = _full_size(name, _DEFAULT_HEIGHT[name] if size is None else size)
     if num_lesions is not None and name not in _GRADED:
         raise ConfigError(f"num_lesions: an option of {' and '.join(_GRADED)} only, not of {name}")
@@ -109,13 +116,16 @@ def _full_size(name: str, size: int | tuple[int, ...]) -> tuple[int, ...]:
     """The checked size of each image or volume."""
     ndim = INFO[name].ndim
     if isinstance(size, int):
-        size = (size // 4, size, size) if ndim == 3 else (size, 2 * size if name in SCENES else size)
+        depth = NUM_MOMENTS if INFO[name].axis0 == "time" else size // 4
+        size = (depth, size, size) if ndim == 3 else (size, 2 * size if name in SCENES else size)
     if len(size) != ndim:
-        wanted = "depth, height and width" if ndim == 3 else "height and width"
+        first = "moments" if INFO[name].axis0 == "time" else "depth"
+        wanted = f"{first}, height and width" if ndim == 3 else "height and width"
         raise ConfigError(f"size: {name} have {wanted}, or the height alone, got {size}")
     least = (_MIN_DEPTH, _MIN_SIDE, _MIN_SIDE)[-ndim:]
     if any(side < its_least for side, its_least in zip(size, least, strict=True)):
-        sides = f"at least {_MIN_SIDE} on each side" + (f", and {_MIN_DEPTH} slices" if ndim == 3 else "")
+        what = "moments" if INFO[name].axis0 == "time" else "slices"
+        sides = f"at least {_MIN_SIDE} on each side" + (f", and {_MIN_DEPTH} {what}" if ndim == 3 else "")
         raise ConfigError(f"size must be {sides}, got {'x'.join(map(str, size))}")
     return size
 
@@ -156,9 +166,12 @@ class SyntheticSource:
         return len(self.identities)
 
     def __getitem__(self, index: int) -> Sample:
-        valid, where = None, self.identities[index].key
+        valid, times, where = None, None, self.identities[index].key
         if self._name in _GRADED:
             image, labels, _ = self._graded(index)
+        elif self._name == "growth":
+            image, masks, times, _ = make_growth(self.rng(index), size=self.size)
+            labels = masks[None]
         elif self._name == "neurites":
             h, w = self.size
             image, cells = make_neurites(self.rng(index), size=(h, w))
@@ -169,7 +182,8 @@ class SyntheticSource:
             labels = cars[None]
         image = image.reshape(self.info.in_channels, *labels.shape[1:])
         identity, info = self.identities[index], self.info
-        return make_sample(image=image, labels=labels, valid=valid, identity=identity, info=info, where=where)
+        planes = {"image": image, "labels": labels, "valid": valid, "times": times}
+        return make_sample(**planes, identity=identity, info=info, where=where)
 
     def files(self, index: int) -> dict[str, Path | bytes]:
         """None: samples are generated."""
@@ -180,6 +194,12 @@ class SyntheticSource:
         if self._name not in _GRADED:
             raise ConfigError(f"{self._name} have no distribution of gradings, only {' and '.join(_GRADED)} do")
         return self._graded(index)[2]
+
+    def future(self, index: int, *, present: int) -> KnownFuture:
+        """The exact distribution of the masks of series `index` after the moment `present`; growth only."""
+        if self._name != "growth":
+            raise ConfigError(f"{self._name} have no future, only growth does")
+        return make_growth(self.rng(index), size=self.size)[3].after(present)
 
     def scene(self, index: int) -> tuple[UInt8[np.ndarray, "3 h w"], Int32[np.ndarray, "h w"]]:
         """The colours of image `index` and its ids, as in Cityscapes' `instanceIds`; streets only."""
