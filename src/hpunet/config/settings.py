@@ -199,12 +199,12 @@ class Settings(_Section):
         if self.model.ndim == 2 and (self.augmentation.tilt or self.augmentation.scale_depth != (1, 1)):
             raise ValueError("augmentation.tilt: it and scale_depth are for volumes, with model.ndim=3")
         if self.data.extrapolate == "future":
-            moved = self.augmentation
+            how = self.augmentation
             if self.model.ndim == 2:
                 raise ValueError('data.extrapolate: "future" is for series over time, with model.ndim=3')
-            if moved.mirror_front_back or moved.tilt or moved.scale_depth != (1, 1) or moved.elastic:
-                words = "mirror_front_back=false, tilt=0, scale_depth=[1,1] and elastic=0, so that time keeps its order"
-                raise ValueError(f'augmentation: data.extrapolate="future" needs {words}')
+            if any((how.mirror_front_back, how.tilt, how.elastic, how.translate, how.scale_depth != (1, 1))):
+                words = "mirror_front_back=false, tilt=0, elastic=0, translate=0 and scale_depth=[1,1]"
+                raise ValueError(f'augmentation: data.extrapolate="future" needs {words}: moments keep their order')
         if len(self.objective.kl_warm_up) > len(self.model.latent_dims):
             raise ValueError("objective.kl_warm_up: has more entries than model.latent_dims")
         if self.objective.kl_warm_up and self.objective.kind == "elbo":

@@ -90,7 +90,7 @@ def hide_future(
     *,
     image: Float[Tensor, "b c d h w"],
     labels: Int[Tensor, "b d h w"],
-    times: Float[Tensor, "b d"] | None,
+    times: Float[Tensor, "b t"] | None,
     num_classes: int,
     uniform: Float[Tensor, "b n"] | None = None,
 ) -> Hidden:
@@ -103,7 +103,7 @@ def hide_future(
     if d < 2:
         raise DataError("image: a series needs at least two moments to hide the future")
     if times is None:
-        times = torch.arange(d, device=image.device).expand(b, -1)
+        times = torch.arange(d, dtype=torch.float32, device=image.device).expand(b, -1)
     if times.shape[1] != d:
         raise DataError(f"times: {times.shape[1]} moments, the images have {d}; crop as many as the series have")
     if uniform is None:

@@ -234,7 +234,9 @@ class Pack:
         if self.times is None:
             return batch
         if len({len(self.times[i]) for i in indices.tolist()}) > 1:
-            raise DataError(f"{self.path}: series of different numbers of images in one batch; make them equally long")
+            raise DataError(
+                f"{self.path}: series of different numbers of images in one batch; make them equally long"
+            )
         return replaced(batch, times=torch.stack([self.times[i] for i in indices.tolist()]).to(self.device))
 
     def _uniform(self, indices: Int[Tensor, " b"], size: tuple[int, ...]) -> Batch:

@@ -234,7 +234,9 @@ def checked_times(times: Any, *, count: int, where: str) -> Float32[np.ndarray, 
     """Years from the first image of a series to each of its `count` images, which must rise."""
     years = np.asarray(times, dtype=np.float32)
     if years.shape != (count,) or not np.isfinite(years).all() or years[0] != 0 or (np.diff(years) <= 0).any():
-        raise DataError(f"{where}: times must be {count} rising numbers, years since the first image, beginning with 0")
+        raise DataError(
+            f"{where}: times must be {count} rising numbers, years since the first image, beginning with 0"
+        )
     return years
 
 
@@ -275,7 +277,12 @@ def refuse_other_data(source: Source, *, info: SetInfo, same_ids: bool = True) -
 
     Without `same_ids` the number of ids may differ: for comparisons of instances as such.
     """
-    names = {"ndim": "axes", "in_channels": "image channels", "num_fixed_classes": "classes"}
+    names = {
+        "ndim": "axes",
+        "axis0": "as first axis",
+        "in_channels": "image channels",
+        "num_fixed_classes": "classes",
+    }
     if same_ids or not (source.info.has_instances and info.has_instances):
         names["num_random_ids"] = "random ids of instances"
     values = {name: (getattr(source.info, field), getattr(info, field)) for field, name in names.items()}

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Float64, Int, Int32, UInt8
 from torch import Tensor, nn
 
-from hpunet.config.settings import MAX_EROSION, MAX_SAMPLES, MAX_SEED, MAX_SEEDS
+from hpunet.config.settings import MAX_EROSION, MAX_SAMPLES, MAX_SEED, MAX_SEEDS, Extrapolate
 from hpunet.data.batch import Batch
 from hpunet.data.fingerprint import Contents
 from hpunet.data.types import Sample, SetInfo, Source, refuse_other_data
@@ -116,7 +116,7 @@ class Scorer:
         """Which metrics apply. Average precision is for instances among other classes (street scenes)."""
         among_others = self.finds_instances and self.info.num_fixed_classes > 1
         few = self.representatives is not None
-        few_seen = (among_others, self.extrapolate, few)
+        few_seen = (among_others, bool(self.extrapolate), few)
         return Scope(self.num_samples, self.info.has_instances, *few_seen, has_volumes=self.info.ndim == 3)
 
     @property

@@ -75,6 +75,8 @@ def build_example_builder(settings: Settings, *, info: SetInfo) -> ExampleBuilde
     """The `ExampleBuilder` of a run."""
     if settings.objective.energy and info.has_instances and settings.data.extrapolate:
         raise ConfigError("objective.energy: with instances not for data.extrapolate, where ids are given")
+    if settings.data.extrapolate == "future" and info.axis0 != "time":
+        raise ConfigError(f'data.extrapolate: "future" is for series over time; {info.kind} data have none')
     return ExampleBuilder(
         info=info,
         crop=settings.data.crop,

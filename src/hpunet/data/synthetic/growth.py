@@ -11,7 +11,7 @@ Intervals are uneven and known. Times are in years.
 from dataclasses import dataclass, replace
 
 import numpy as np
-from jaxtyping import Float32, Float64, Int32, UInt8
+from jaxtyping import Float32, Float64, Int32, Int64, UInt8
 from scipy.special import ndtr
 
 from hpunet.data.synthetic.texture import smooth_noise, to_bytes
@@ -57,7 +57,7 @@ class KnownFuture:
     @property
     def area(self) -> int:
         """Pixels of the mask at present."""
-        return int(self._areas(self.log_areas[self.present]))
+        return int(self.areas(self.log_areas)[self.present])
 
     def walk(self, rng: np.random.Generator, n: int) -> Float64[np.ndarray, "n m"]:
         """Logarithmic areas of `n` independent futures."""
@@ -69,7 +69,7 @@ class KnownFuture:
     def draw(self, rng: np.random.Generator, log_areas: Float64[np.ndarray, "*n"]) -> Int32[np.ndarray, "*n h w"]:
         """Masks of these logarithmic areas."""
         outlines = rng.integers(len(self.ranks), size=log_areas.shape)
-        return (self.ranks[outlines] < self._areas(log_areas)[..., None, None]).astype(np.int32)
+        return (self.ranks[outlines] < self.areas(log_areas)[..., None, None]).astype(np.int32)
 
     def sample(self, rng: np.random.Generator, n: int) -> Int32[np.ndarray, "n m h w"]:
         """`n` independent futures: 1 is lesion."""
@@ -86,7 +86,7 @@ class KnownFuture:
         pixels = int(np.prod(size))
         ends = np.log(np.arange(pixels) + 0.5)  # areas are rounded
         below = ndtr((ends[:, None] - means) / (SPREAD * np.sqrt(years.sum()))) @ p
-        return np.append(below, 1.0)
+        return np.asarray(np.append(below, 1.0))
 
     def p_growth(self, *, beyond: float = 0.25, moment: int = -1) -> float:
         """Probability that the area becomes more than `beyond` larger than at present."""
@@ -104,7 +104,8 @@ class KnownFuture:
         below = self.area_cdf(moment)
         return float((below * (1 - below)).sum())
 
-    def _areas(self, log_areas: np.ndarray) -> np.ndarray:
+    def areas(self, log_areas: Float64[np.ndarray, "*n"]) -> Int64[np.ndarray, "*n"]:
+        """Pixels of masks of these logarithmic areas."""
         return np.minimum(np.rint(np.exp(log_areas)), self.ranks[0].size).astype(np.int64)
 
 
@@ -128,7 +129,7 @@ def make_growth(
     known = replace(known, log_areas=np.concatenate([known.log_areas[:1], known.walk(rng, 1)[0]]))
     outlines = rng.integers(len(known.ranks), size=d)
     radii = np.sqrt((known.ranks[outlines] + 0.5) / np.exp(known.log_areas)[:, None, None])  # 1 on the outline
-    labels = (known.ranks[outlines] < known._areas(known.log_areas)[:, None, None]).astype(np.int32)
+    labels = (known.ranks[outlines] < known.areas(known.log_areas)[:, None, None]).astype(np.int32)
     zones = 2 - (radii > _CENTRE) - (radii > _MIDDLE).astype(np.int64)  # rim, middle, centre
     tissue = _TISSUE + 0.04 * smooth_noise(rng, size=(h, w), scale=max(min(h, w) / 8, 2.0))
     image = np.where(labels == 1, (_DARKEST + _CONTRAST * shown)[zones], tissue).astype(np.float32)

@@ -7,7 +7,7 @@ One kind per data set of the paper (App. C), and a harder one:
 * streets: street scenes with Cityscapes' classes, each car one instance, with ignored pixels and car groups;
 * hard-streets: the same with background that looks like cars, so that only context tells them apart;
 * nodules3d: CT-like volumes, four graders drawn from a known distribution; or the slices of these volumes;
-* growth: series of images of a lesion over time, with the known distribution of the future (`SyntheticSource.future`).
+* growth: series of images of a lesion over time, whose distribution of futures is known (`SyntheticSource.future`).
 
 Image i is a pure function of kind, seed, split, i and size, generated when read.
 """
@@ -87,9 +87,9 @@ def open_synthetic(
     """One split of a synthetic set: `name` is one of `INFO`.
 
     `size` is (height, width), of volumes (depth, height, width), or the height alone: streets are then twice as wide,
-    the others square, volumes a quarter as deep, series of 6 moments. Splits, seeds and kinds have different random streams. `num_lesions`
-    is the least and the most per image of lesions or volume of nodules. With `volumes` false, samples of nodules3d
-    are the slices of its `num_images` volumes.
+    the others square, volumes a quarter as deep, series of 6 moments. Splits, seeds and kinds have different random
+    streams. `num_lesions` is the least and the most per image of lesions or volume of nodules. With `volumes` false,
+    samples of nodules3d are the slices of its `num_images` volumes.
     """
     if name not in INFO:
         raise ConfigError(f"synthetic set {name!r} is unknown, expected one of {', '.join(INFO)}")
@@ -170,7 +170,7 @@ class SyntheticSource:
         if self._name in _GRADED:
             image, labels, _ = self._graded(index)
         elif self._name == "growth":
-            image, masks, times, _ = make_growth(self.rng(index), size=self.size)
+            image, masks, times, _ = self._series(index)
             labels = masks[None]
         elif self._name == "neurites":
             h, w = self.size
@@ -182,7 +182,7 @@ class SyntheticSource:
             labels = cars[None]
         image = image.reshape(self.info.in_channels, *labels.shape[1:])
         identity, info = self.identities[index], self.info
-        planes = {"image": image, "labels": labels, "valid": valid, "times": times}
+        planes: dict[str, Any] = {"image": image, "labels": labels, "valid": valid, "times": times}
         return make_sample(**planes, identity=identity, info=info, where=where)
 
     def files(self, index: int) -> dict[str, Path | bytes]:
@@ -199,7 +199,7 @@ class SyntheticSource:
         """The exact distribution of the masks of series `index` after the moment `present`; growth only."""
         if self._name != "growth":
             raise ConfigError(f"{self._name} have no future, only growth does")
-        return make_growth(self.rng(index), size=self.size)[3].after(present)
+        return self._series(index)[3].after(present)
 
     def scene(self, index: int) -> tuple[UInt8[np.ndarray, "3 h w"], Int32[np.ndarray, "h w"]]:
         """The colours of image `index` and its ids, as in Cityscapes' `instanceIds`; streets only."""
@@ -210,6 +210,10 @@ class SyntheticSource:
     def rng(self, index: int) -> np.random.Generator:
         """The random stream of image or volume `index` at its beginning; of a slice, that of its volume."""
         return np.random.default_rng((*self._stream, range(len(self))[index] // self._num_slices))
+
+    def _series(self, index: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, KnownFuture]:
+        d, h, w = self.size
+        return make_growth(self.rng(index), size=(d, h, w))
 
     def _graded(self, index: int) -> tuple[np.ndarray, np.ndarray, KnownDistribution]:
         """An image or volume, its gradings and their distribution; or those of one slice."""
