@@ -83,7 +83,6 @@ def train(
     """
     device = device or pick_device()
     check_network(settings)
-    settings = _with_options(settings, options_of_model(data, settings.data.options, ndim=settings.model.ndim))
     trained = None if start is None else load_start(start, settings, device=device)
     shown: dict[str, Any] = {"say": say, "watch": watch or (lambda _step, _numbers: None), "progress": progress}
     with shared_lock(run):
@@ -110,6 +109,7 @@ def _train(
     progress: Any,
     loggers: Sequence[Logger],
 ) -> dict[str, float]:
+    settings = _with_options(settings, options_of_model(data, settings.data.options, ndim=settings.model.ndim))
     pack_path = prepare_data(data, options=settings.data.options, run=run, progress=progress, say=say)
     settings = _with_options(settings, options := with_pack_options(data, settings.data.options))
     training = Training(settings, pack_path=pack_path, run=run, device=device)
