@@ -14,6 +14,7 @@ from hpunet.errors import ConfigError
 from hpunet.utils.text import printable
 
 if TYPE_CHECKING:
+    from hpunet.predict.future import Future
     from hpunet.predict.prediction import Prediction
     from hpunet.sampling.hypotheses import Hypothesis
 
@@ -33,6 +34,11 @@ _REPRESENTATIVES = "Also choose so many samples that, with weights, stand best f
 _GUARANTEE = (
     "Also write inner and outer masks and an area interval that hold with this probability (calibrated models)."
 )
+_FUTURES = (
+    "Models of the future: the days to predict, such as 2027-01-01,2027-07-01. Images are then folders of images with "
+    "dates in their names, or files of several images with --dates; --labels is the same of the past's label maps."
+)
+_DATES = "With --futures: when the images of a file were taken, such as 2025-01-01,2025-06-01."
 _CALIBRATION = "Folder that `hpunet calibrate --out` wrote; by default that of the model."
 
 
@@ -59,6 +65,8 @@ def sample_command(
     formats: cli.Formats = None,
     visible: cli.Visible = None,
     labels: cli.Labels = None,
+    futures: Annotated[str | None, typer.Option(help=_FUTURES, metavar="DATES")] = None,
+    dates: Annotated[str | None, typer.Option(help=_DATES, metavar="DATES")] = None,
     state: Annotated[Path | None, typer.Option(help=_STATE)] = None,
     guarantee: Annotated[float | None, typer.Option(help=_GUARANTEE)] = None,
     calibration: Annotated[Path | None, typer.Option(help=_CALIBRATION)] = None,
@@ -71,7 +79,9 @@ def sample_command(
     from hpunet.predict.inputs import check_image_files, name_images, parse_slices, select_slices
 
     chosen_formats = parse_formats(formats)
-    check_image_files(images)
+    days, taken = (None if text is None else text.split(",") for text in (futures, dates))
+    if days is None:
+        check_image_files(images)
     for option, given in (("state", state), ("visible", visible), ("labels", labels)):
         if given is not None and len(images) != 1:
             raise ConfigError(f"--{option}: is of one image, got {len(images)}")
@@ -99,7 +109,7 @@ def sample_command(
         kept.check_model(predictor.trained)
         options, chosen, samples = kept.options, kept.slices, kept.options.num_samples
     predictor.check(options)
-    check_visible(predictor.trained, visible=visible, labels=labels)
+    check_visible(predictor.trained, visible=visible, labels=labels, futures=days)
     if representatives is not None:
         require_classes(predictor.info, what="--representatives")
         if representatives > samples:
@@ -116,7 +126,8 @@ def sample_command(
 
     def sample_one(item: tuple[str, Path], begin: Callable[[int], None], advance: Callable[[int], None]) -> None:
         name, path = item
-        source = predictor.read(path, name=name, options=options, visible=visible, labels=labels)
+        shown: dict[str, Any] = {"visible": visible, "labels": labels, "futures": days, "dates": taken}
+        source = predictor.read(path, name=name, options=options, **shown)
         numbers = select_slices(len(source.images), chosen, where=str(path))
         has_regions = not predictor.info.has_instances
         check_formats(chosen_formats or (), place=source.place, has_regions=has_regions, where=str(path))
@@ -132,7 +143,9 @@ def sample_command(
                 say(*part.notes)
                 if guarantee is not None:
                     tables.append(part.guarantee(guarantee).note)
-                if part.hypotheses:
+                if part.future is not None:
+                    tables.append(_future_table(part.future))
+                elif part.hypotheses:
                     tables.append(_hypotheses_table(part))
                 if representatives is not None:
                     few = part.representatives(representatives)
@@ -158,6 +171,16 @@ def _hypotheses_table(part: "Prediction") -> Table:
 
     table = _table_of(part.hypotheses, title=f"{part.name}: {summarise(part.hypotheses)}")
     table.caption, table.caption_justify = "\n".join(_size_lines(part)), "left"
+    return table
+
+
+def _future_table(future: "Future") -> Table:
+    """What is to be expected, day by day."""
+    title = f"{future.name}: {future.area} pixels on {future.present}"
+    table = Table("day", f"larger by more than {future.more_than:.0%}", "pixels: median", "5 to 95 %", title=title)
+    for each in future.moments:
+        low, middle, high = (f"{each.quantiles[share]:.0f}" for share in (0.05, 0.5, 0.95))
+        table.add_row(str(each.day), f"{each.p_growth:.0%}", middle, f"{low} to {high}")
     return table
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,6 +19,9 @@ from hpunet.data.types import SetInfo
 from hpunet.errors import ConfigError, DataError
 from hpunet.predict.crop import Region, cut
 from hpunet.predict.place import Place
+
+if TYPE_CHECKING:
+    from hpunet.predict.series import Series
 
 ImageLike = str | Path | Sequence[str | Path] | Image.Image | np.ndarray | torch.Tensor
 WARNING = "Warning: "
@@ -36,7 +39,9 @@ class OpenedImage:
     place: Place
     notes: tuple[str, ...] = ()
     cond: Float32[np.ndarray, "z e h w"] | None = None
-    """What the prior of an extrapolating model sees besides (`visible.py`)."""
+    """What the prior of an extrapolating model sees besides (`visible.py`, `series.py`)."""
+    series: "Series | None" = None
+    """Of a series whose future is predicted."""
 
     def volume(
         self, numbers: Sequence[int]

@@ -22,9 +22,11 @@ from hpunet.predict import edit
 from hpunet.predict.contact_sheet import sample_sheet
 from hpunet.predict.crop import Number
 from hpunet.predict.draw import SamplingOptions
+from hpunet.predict.future import Future, future_sheet, summarise_future
 from hpunet.predict.guarantee import Calibrated, Guarantee, Review
 from hpunet.predict.measurements import known_spacing, measure_prediction, require_classes
 from hpunet.predict.place import Place, slice_name
+from hpunet.predict.series import Series
 from hpunet.predict.state import state_of
 from hpunet.predict.volume_sheet import volume_sheet
 from hpunet.sampling.hypotheses import Hypothesis, distinct_hypotheses, representatives
@@ -79,6 +81,8 @@ class Prediction:
     """What the caller of `Predictor.each_slice` gave: edits then need no encoder."""
     cond: Float32[np.ndarray, "e ..."] | None = None
     """Of a model that extrapolates: what is visible, and its labels as one plane per class."""
+    series: Series | None = None
+    """Of a series whose future was predicted: its days."""
     review: Review | None = None
     """How unlike the training images this is (of a stack, the most unusual slice); None if not known."""
     calibrated: Calibrated | None = None
@@ -112,13 +116,24 @@ class Prediction:
         if self.info.has_instances:
             return []
         how: dict[str, Any] = {"num_classes": self.info.num_classes, "classes": self.info.foreground}
-        return distinct_hypotheses(self.samples, **how, same_iou=self.options.same_iou)
+        samples = self.samples
+        if self.series is not None:  # the past is the same in all of them
+            samples = samples.copy()
+            samples[:, : self.series.num_past] = 0
+        return distinct_hypotheses(samples, **how, same_iou=self.options.same_iou)
 
     def representatives(self, num: int) -> list[Hypothesis]:
         """The `num` samples that, with their shares as weights, stand best for all; fewer where fewer differ."""
         require_classes(self.info, what="representatives")
         how: dict[str, Any] = {"num_classes": self.info.num_classes, "classes": self.info.foreground}
         return representatives(self.samples, num=num, **how)
+
+    @cached_property
+    def future(self) -> Future | None:
+        """Of a series: sizes day by day, and the probability of growth beyond 25 %."""
+        if self.series is None:
+            return None
+        return summarise_future(self.samples, series=self.series, info=self.info, name=self.name)
 
     @cached_property
     def measurements(self) -> Measurements:
@@ -286,6 +301,9 @@ class Prediction:
         options, origin = self.options, self.origin
         title = f"{most.name}: {len(most.samples)} samples of {origin.run}, iteration {origin.iteration}"
         title += f", scales {options.scales}, seed {options.seed}"
+        if most.series is not None and most.future is not None:
+            shown: dict[str, Any] = {"image": most.image, "samples": most.samples, "series": most.series}
+            return future_sheet(**shown, future=most.future, title=title, colour=colour)
         maps: dict[str, Any] = {"image": most.image, "labels": most.samples, "mean": most.mean, "std": most.std}
         maps |= {"hypotheses": most.hypotheses, "title": title, "colour": colour}
         if most.axes == "zyx":

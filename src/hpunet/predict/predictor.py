@@ -21,6 +21,7 @@ from hpunet.predict.inputs import select_slices
 from hpunet.predict.open_image import ImageLike, OpenedImage, open_image
 from hpunet.predict.place import slice_name
 from hpunet.predict.prediction import Origin, Prediction, stack_slices
+from hpunet.predict.series import Day, open_series
 from hpunet.predict.state import Given, read_state
 from hpunet.predict.visible import MapLike, check_visible, show_part
 from hpunet.sampling.orientations import Features
@@ -104,6 +105,8 @@ class Predictor:
         same_iou: float | None = None,
         visible: MapLike | None = None,
         labels: MapLike | None = None,
+        futures: Sequence[Day] | None = None,
+        dates: Sequence[Day] | None = None,
     ) -> Prediction:
         """Draw hypotheses of an image or volume; a model of images segments a volume slice by slice.
 
@@ -127,13 +130,18 @@ class Predictor:
                 too many.
             visible: for models trained with `data.extrapolate`: a map of the image's size, 0 where the model is to
                 continue; a path, an array or a Pillow image.
-            labels: the labels of the visible part, in the same form; those of the rest are not used.
+            labels: the labels of the visible part, in the same form; those of the rest are not used. For models of the
+                future, the labels of the series, as a folder or array like it.
+            futures: for models of the future: days such as "2027-01-01" to predict. `image` is then a folder of
+                images with dates in their names, or an array (t, h, w) or file of them with `dates`.
+            dates: when the images of a series were taken, if their names do not say.
         """
         sampling: dict[str, Any] = {"num_samples": num_samples, "seed": seed, "scales": scales, "tile": str(tile)}
         sampling |= {"temperature": temperature, "window": window, "same_iou": same_iou}
         options = SamplingOptions(**sampling, region=Region(at=at, box=box, spacing=spacing))
         self.check(options)
-        source = self.read(image, options=options, visible=visible, labels=labels)
+        shown: dict[str, Any] = {"visible": visible, "labels": labels, "futures": futures, "dates": dates}
+        source = self.read(image, options=options, **shown)
         numbers = select_slices(len(source.images), slices, where=source.name)
         parts = list(self.each_slice(source, options=options, numbers=numbers))
         is_stack = source.place.geometry.axes == "zyx" and self.info.ndim == 2
@@ -174,9 +182,20 @@ class Predictor:
         name: str | None = None,
         visible: MapLike | None = None,
         labels: MapLike | None = None,
+        futures: Sequence[Day] | None = None,
+        dates: Sequence[Day] | None = None,
     ) -> OpenedImage:
         """The image as the model sees it; `name` names the results, the others are as in `__call__`."""
-        check_visible(self.trained, visible=visible, labels=labels)
+        check_visible(self.trained, visible=visible, labels=labels, futures=futures)
+        if futures is not None and labels is not None:
+            if options.region != Region():
+                raise ConfigError(
+                    "futures: of whole images; cut the part out of all images, without at, box or spacing"
+                )
+            known: dict[str, Any] = {"labels": labels, "futures": futures, "dates": dates, "window": options.window}
+            return open_series(image, **known, name=name, info=self.info, crop=self.settings.data.crop)  # type: ignore[arg-type]
+        if dates is not None:
+            raise ConfigError("dates: of a series whose future is predicted; give futures, too")
         how: dict[str, Any] = {"window": options.window, "region": options.region}
         opened = open_image(image, name=name, info=self.info, crop=self.settings.data.crop, **how)
         if visible is None or labels is None:
@@ -253,6 +272,7 @@ class Predictor:
                 place=replace(source.place, offset=(z, top, left)),
                 features=known,
                 cond=cond,
+                series=source.series,
                 review=review,
                 calibrated=self.calibrated if given is None else None,
             )

@@ -11,6 +11,9 @@ sheet.png           all of it on one page
 
 Each slice of a volume has its own folder, `z-012`. Other formats are of the whole: `export/registry.py`.
 
+Of a series whose future was predicted, future.json has sizes day by day and the probability of growth, in place of
+measurements; hypotheses are of the future alone, and the sheet shows four futures beside the past.
+
 A model of volumes samples the volume at once: there is one folder, without PNGs of maps. NIfTI then holds samples,
 mean.nii.gz, std.nii.gz, hypothesis-A.nii.gz and so on, and, with --guarantee, outer.nii.gz and inner.nii.gz.
 """
@@ -27,6 +30,7 @@ from PIL import Image
 
 from hpunet.predict.export.collector import sample_name
 from hpunet.predict.export.results import letters
+from hpunet.predict.future import FILE
 from hpunet.predict.measurements import CSV_FILE, JSON_FILE, measurement_files
 from hpunet.predict.prediction import Prediction
 from hpunet.sampling.hypotheses import Hypothesis, summarise
@@ -67,7 +71,9 @@ def save_record(part: Prediction, folder: Path, *, representatives: int | None =
     grouping = {"same_iou": hypotheses[0].same_iou, "summary": summarise(hypotheses)} if hypotheses else {}
     content = {**about, **grouping, "hypotheses": _listed(hypotheses) or None}
     (folder / "hypotheses.json").write_text(json.dumps(content, indent=1) + "\n")
-    if not part.info.has_instances:
+    if part.future is not None:
+        (folder / FILE).write_text(part.future.content())
+    elif not part.info.has_instances:
         tables = measurement_files(part)
         (folder / CSV_FILE).write_bytes(tables[CSV_FILE])
         (folder / JSON_FILE).write_text(json.dumps(tables[JSON_FILE], indent=1, allow_nan=False) + "\n")

@@ -25,9 +25,19 @@ MapLike = str | Path | Image.Image | np.ndarray | torch.Tensor
 _USUAL = (0.5, 0.75)  # of an image are visible in training
 
 
-def check_visible(trained: TrainedModel, *, visible: MapLike | None, labels: MapLike | None) -> None:
-    """Refuse a visible part for a model that continues none, and such a model without."""
-    if not trained.model.cond_channels:
+def check_visible(
+    trained: TrainedModel, *, visible: MapLike | None, labels: MapLike | None, futures: object = None
+) -> None:
+    """Refuse a visible part (or futures) for a model that continues none, and such a model without."""
+    if trained.settings.data.extrapolate == "future":
+        if labels is None or futures is None or visible is not None:
+            raise ConfigError(
+                f"{trained.name}: predicts the future of a series (data.extrapolate) and needs the days to predict "
+                "and the labels of the past: futures= and labels= (--futures, --labels), without visible"
+            )
+    elif futures is not None:
+        raise ConfigError(f'{trained.name}: was not trained with data.extrapolate="future"; omit futures')
+    elif not trained.model.cond_channels:
         if visible is not None or labels is not None:
             raise ConfigError(f"{trained.name}: was not trained with data.extrapolate; omit visible and labels")
     elif visible is None or labels is None:
