@@ -32,6 +32,7 @@ from hpunet.data.synthetic.growth import KnownFuture
 from hpunet.data.synthetic.source import SyntheticSource, open_synthetic
 from hpunet.metrics import crps
 from hpunet.models.hpunet import HPUNet
+from hpunet.sampling.sample import Samples
 
 BEYOND = 0.25
 _GRID = (16, 8)  # draws of the coarsest latents, and of the others for each of them
@@ -60,23 +61,27 @@ def main() -> None:
     parser.add_argument("--split", default="test")
     parser.add_argument("--picture", type=Path)
     args = parser.parse_args()
-    report(hpunet.load(args.run).model, **{name: value for name, value in vars(args).items() if name != "run"})
+    run = hpunet.load(args.run)
+    options = {name: value for name, value in vars(args).items() if name != "run"}
+    report(run.model, size=run.settings.data.crop, **options)
 
 
-def report(model: Any, *, cases: int, samples: int, split: str, picture: Path | None = None) -> None:
-    """Everything about a model."""
-    source, fitted = (open_synthetic("growth", split=s, num_images=n) for s, n in ((split, cases), ("train", 1000)))
+def report(
+    model: Any, *, size: tuple[int, ...], cases: int, samples: int, split: str, picture: Path | None = None
+) -> None:
+    """Everything about a model of series of this size."""
+    which = ((split, cases), ("train", 1000))
+    source, fitted = (open_synthetic("growth", split=name, num_images=n, size=size) for name, n in which)
     truth, drawn = read_cases(source), []
     for i in _shown(cases, "sampling"):
-        labels = draw_futures(model, source, i, num_samples=samples)
-        drawn.append(labels[:, -1].sum(axis=(1, 2)))
+        labels = draw_futures(model, source, i, num_samples=samples).labels
+        drawn.append(labels[0, :, -1].sum(dim=(1, 2)).cpu().numpy())
     predicted = np.array(drawn)
     perfect = np.array(
         [k.sample(np.random.default_rng((i, 1)), samples)[:, -1].sum(axis=(1, 2)) for i, k in enumerate(truth.known)]
     )
-    print(
-        f"{cases} series of {split}, {samples} samples each\n\n| samples | not rejected | perfect sampler |\n|---|---|---|"
-    )
+    print(f"{cases} series of {split}, {samples} samples each")
+    print("\n| samples | not rejected | perfect sampler |\n|---|---|---|")
     for n in sorted({16, 32, samples}):
         shares = [ks_accepted(areas[:, :n], truth.known).mean() for areas in (predicted, perfect)]
         print(f"| {n} | " + " | ".join(f"{share:.1%}" for share in shares) + " |")
@@ -98,14 +103,14 @@ def read_cases(source: SyntheticSource) -> Cases:
 
 def draw_futures(
     model: HPUNet, source: SyntheticSource, index: int, *, num_samples: int, latents: Any = "sample"
-) -> np.ndarray:
-    """Masks (s, m, h, w) of the hidden moments of a series."""
+) -> Samples:
+    """Samples (1, s, d, h, w) of a series whose future is hidden."""
     series = source[index]
     assert series.times is not None
     image, labels, times = (torch.from_numpy(each)[None] for each in (series.image, series.labels[0], series.times))
     shown = hide_future(image=image, labels=labels, times=times, num_classes=source.info.num_classes)
     device = next(model.parameters()).device
-    drawn = hpunet.sample(
+    return hpunet.sample(
         model,
         image=shown.image.to(device),
         cond=shown.cond.to(device),
@@ -114,7 +119,6 @@ def draw_futures(
         generator=[torch.Generator().manual_seed(index)],
         return_logits=False,
     )
-    return drawn.labels[0, :, -num_future(len(series.times)) :].cpu().numpy()
 
 
 def ks_accepted(areas: np.ndarray, known: Sequence[KnownFuture], *, level: float = 0.05) -> np.ndarray:
@@ -144,7 +148,7 @@ def _print_crps(predicted: np.ndarray, truth: Cases, fitted: Cases) -> None:
 
 
 def linear_crps(truth: Cases, fitted: Cases) -> np.ndarray:
-    """CRPS of a Gaussian around present + a · slope · years + b · years, whose deviation grows with √years and area."""
+    """CRPS of a Gaussian around present + (a · slope + b · area) · years; its deviation grows with √years and area."""
 
     def inputs(cases: Cases) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         n = cases.known[0].present + 1
@@ -168,9 +172,7 @@ def _print_calibration(predicted: np.ndarray, truth: Cases, *, picture: Path | N
     p = (predicted > limit[:, None]).mean(axis=1)
     exact = np.array([each.p_growth(beyond=BEYOND) for each in truth.known])
     came = truth.areas[:, -1] > limit
-    print(
-        f"\nProbability of growth by more than {BEYOND:.0%}: mean difference to the exact one {np.abs(p - exact).mean():.3f}"
-    )
+    print(f"\nP(growth > {BEYOND:.0%}): mean difference to the exact one {np.abs(p - exact).mean():.3f}")
     print("\n| predicted | series | mean predicted | mean exact | came true |\n|---|---|---|---|---|")
     points = []
     for low in np.arange(0, 1, 0.2):
@@ -205,31 +207,17 @@ def _draw(
 def _print_shares(model: HPUNet, source: SyntheticSource, *, count: int) -> None:
     """Shares of variance by an analysis of variance: several draws of finer latents for each of the coarsest."""
     rows, columns = _GRID
-    coarse, *finer = model.latent_shapes(*source.size)
     shares = []
     for i in _shown(count, "variance"):
-        generator = torch.Generator().manual_seed(i)
-        nan = [torch.full((1, 1, *shape), torch.nan) for shape in finer if shape[0]]
-        # The coarsest Gaussian depends on the image alone: draws of it are those of a first pass.
-        first = _coarsest(model, source, i, number=rows)
-        latents: list[Any] = [first.repeat_interleave(columns, dim=1)]
-        latents += [nan.pop(0) if shape[0] else "mean" for shape in finer]
-        del generator
-        masks = draw_futures(model, source, i, num_samples=rows * columns, latents=latents)[:, -1]
-        shares.append([_explained(each, rows, columns) for each in states(masks)])
+        # The coarsest Gaussian depends on the image alone, so its draws serve for any finer ones; NaN: drawn anew.
+        first = draw_futures(model, source, i, num_samples=rows).latents[0]
+        latents: list[Any] = [first.cpu().repeat_interleave(columns, dim=1)]
+        latents += [torch.full((1, 1, *shape), torch.nan) for shape in model.latent_shapes(*source.size)[1:]]
+        drawn = draw_futures(model, source, i, num_samples=rows * columns, latents=latents)
+        shares.append([_explained(each, rows, columns) for each in states(drawn.labels[0, :, -1].cpu().numpy())])
     means = np.nanmean(np.array(shares), axis=0)
     print("\n| explained by the coarsest latents | share of variance |\n|---|---|")
     print(f"| logarithmic area | {means[0]:.0%} |\n| shift of the centre | {means[1]:.0%} |")
-
-
-def _coarsest(model: HPUNet, source: SyntheticSource, index: int, *, number: int) -> torch.Tensor:
-    """Draws (1, number, z, *s_0) of the coarsest latents of a series."""
-    series = source[index]
-    assert series.times is not None
-    image, labels, times = (torch.from_numpy(each)[None] for each in (series.image, series.labels[0], series.times))
-    shown = hide_future(image=image, labels=labels, times=times, num_classes=source.info.num_classes)
-    how: dict[str, Any] = {"image": shown.image, "cond": shown.cond, "num_samples": number, "return_logits": False}
-    return hpunet.sample(model, **how, generator=torch.Generator().manual_seed(index)).latents[0]
 
 
 def states(masks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

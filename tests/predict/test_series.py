@@ -57,7 +57,7 @@ def test_folder_array_and_nifti_give_the_same_futures(tmp_path: Path) -> None:
     flat = np.moveaxis(decode_nifti((tmp_path / "i.nii").read_bytes(), name="i", num_raters=4).slices[0], -1, 0)
     assert np.array_equal(flat, pixels)
     from_nifti = predictor(
-        tmp_path / "i.nii", labels=tmp_path / "l.nii.gz", futures=FUTURES, dates=DAYS, window=(0, 255), num_samples=3
+        tmp_path / "i.nii", labels=tmp_path / "l.nii.gz", futures=FUTURES, dates=DAYS, num_samples=3
     )
     assert from_folder.samples.shape == (3, 7, 16, 16)
     for other in (from_array, from_nifti):

@@ -35,8 +35,8 @@ _GUARANTEE = (
     "Also write inner and outer masks and an area interval that hold with this probability (calibrated models)."
 )
 _FUTURES = (
-    "Models of the future: the days to predict, such as 2027-01-01,2027-07-01. Images are then folders of images with "
-    "dates in their names, or files of several images with --dates; --labels is the same of the past's label maps."
+    "Models of the future: the days to predict, such as 2027-01-01,2027-07-01. IMAGES is then a folder of images "
+    "with dates in their names, or a file of several images with --dates; --labels is the same of label maps."
 )
 _DATES = "With --futures: when the images of a file were taken, such as 2025-01-01,2025-06-01."
 _CALIBRATION = "Folder that `hpunet calibrate --out` wrote; by default that of the model."

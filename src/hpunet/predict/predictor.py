@@ -130,8 +130,8 @@ class Predictor:
                 too many.
             visible: for models trained with `data.extrapolate`: a map of the image's size, 0 where the model is to
                 continue; a path, an array or a Pillow image.
-            labels: the labels of the visible part, in the same form; those of the rest are not used. For models of the
-                future, the labels of the series, as a folder or array like it.
+            labels: the labels of the visible part, in the same form; those of the rest are not used. For models of
+                the future, the labels of the series, as a folder or array like it.
             futures: for models of the future: days such as "2027-01-01" to predict. `image` is then a folder of
                 images with dates in their names, or an array (t, h, w) or file of them with `dates`.
             dates: when the images of a series were taken, if their names do not say.

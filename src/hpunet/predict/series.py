@@ -155,10 +155,11 @@ def _read_folder(folder: Path, *, are_labels: bool) -> tuple[tuple[date, ...], S
             first, its = (f"{'×'.join(map(str, p.values.shape[1:]))} {p.values.dtype}" for p in (parts[0], part))
             raise DataError(f"{files[day]}: {its}, {files[days[0]].name} is {first}; register the images first")
         parts.append(part)
-    notes = dict.fromkeys(note for part in parts for note in part.notes)
-    first = parts[0]
-    whole = Stored(np.concatenate([part.values for part in parts]), Geometry("zyx"), None, tuple(notes))
-    return tuple(days), replace(whole, window=first.window, unit=first.unit)
+    notes = tuple(dict.fromkeys(note for part in parts for note in part.notes))
+    values = np.concatenate([part.values for part in parts])
+    return tuple(days), replace(
+        parts[0], values=values, geometry=Geometry("zyx"), header=None, notes=notes, frames=()
+    )
 
 
 def _read_labels(file: Path) -> Stored:
@@ -172,8 +173,7 @@ def _read_file(path: Path) -> Stored:
     if not path.name.lower().endswith(NIFTI_ENDINGS):
         return read_stored(path, volumes=True)
     content = read_file(path, error=DataError)
-    head = {"packed": len(content), "name": str(path)}
-    moments = nifti_raters(content[:NIFTI_HEAD_BYTES], **head)
+    moments = nifti_raters(content[:NIFTI_HEAD_BYTES], packed=len(content), name=str(path))
     if moments > MAX_MOMENTS:
         raise DataError(f"{path}: {moments} images, at most {MAX_MOMENTS}")
     values = decode_nifti(content, name=str(path), num_raters=moments).slices

@@ -69,7 +69,7 @@ class KnownFuture:
     def draw(self, rng: np.random.Generator, log_areas: Float64[np.ndarray, "*n"]) -> Int32[np.ndarray, "*n h w"]:
         """Masks of these logarithmic areas."""
         outlines = rng.integers(len(self.ranks), size=log_areas.shape)
-        return (self.ranks[outlines] < self.areas(log_areas)[..., None, None]).astype(np.int32)
+        return np.asarray(self.ranks[outlines] < self.areas(log_areas)[..., None, None], dtype=np.int32)
 
     def sample(self, rng: np.random.Generator, n: int) -> Int32[np.ndarray, "n m h w"]:
         """`n` independent futures: 1 is lesion."""
@@ -106,7 +106,7 @@ class KnownFuture:
 
     def areas(self, log_areas: Float64[np.ndarray, "*n"]) -> Int64[np.ndarray, "*n"]:
         """Pixels of masks of these logarithmic areas."""
-        return np.minimum(np.rint(np.exp(log_areas)), self.ranks[0].size).astype(np.int64)
+        return np.asarray(np.minimum(np.rint(np.exp(log_areas)), self.ranks[0].size), dtype=np.int64)
 
 
 def make_growth(
