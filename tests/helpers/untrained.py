@@ -49,7 +49,8 @@ def make_volume_predictor(info: SetInfo = VOLUMES, **changes: Any) -> Predictor:
     network: dict[str, Any] = {"ndim": 3, "strides": ((1, 2, 2), (2, 2, 2)), "latent_dims": (1, 1)} | changes
     strides = str([list(each) for each in network["strides"]])
     settings = tiny_settings(
-        "model.ndim=3", f"model.strides={strides}", "model.channels=[4,6,6]", f"model.latent_dims={list(network['latent_dims'])}",
+        "model.ndim=3", f"model.strides={strides}", "model.channels=[4,6,6]",
+        f"model.latent_dims={list(network['latent_dims'])}",
         "data.crop=[4,16,16]", "data.options={}",
     )  # fmt: skip
     return Predictor(replace(make_trained(info, **network), settings=settings))
