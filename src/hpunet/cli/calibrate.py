@@ -97,7 +97,7 @@ def calibrate_command(
     if statistic is not None:
         files.write_review(folder, statistic, patients=patients, weights=calibration.weights_sha256)
     files.write_calibration(folder, calibration)
-    _print(calibration)
+    _print(calibration, size="area" if info.ndim == 2 else "volume")
     console.print(str(folder / files.CALIBRATION))
     if out is None and trained.folder is not None and folder != trained.folder:
         console.print(
@@ -105,10 +105,10 @@ def calibrate_command(
         )
 
 
-def _print(calibration: "Calibration") -> None:
+def _print(calibration: "Calibration", *, size: str) -> None:
     title = f"{calibration.model}: {calibration.num_images} images of {calibration.num_patients} patients"
     table = Table(title=title, title_justify="left")
-    for column in ("guarantee", "median area", "outer ≤", "inner <", "area ±", "patients", "images"):
+    for column in ("guarantee", f"median {size}", "outer ≤", "inner <", f"{size} ±", "patients", "images"):
         table.add_column(column)
     for level in calibration.levels:
         low, high = level.areas

@@ -12,7 +12,10 @@ from hpunet.errors import ConfigError
 
 _PICK = "Only these samples, counted from 1: 3 or 1,4."
 _REDRAW = "Scales to redraw: auto (those with cells not much larger than the region), full, or numbers such as 2,3."
-_NUDGE = "Move the latent of a scale (0: the coarsest) at a pixel by so many prior σ: 3,64,70,1.5; in volumes 3,64,70,12,1.5."
+_NUDGE = (
+    "Move the latent of a scale (0: the coarsest) at a pixel by so many prior σ: 3,64,70,1.5; at a voxel: "
+    "3,64,70,12,1.5."
+)
 _WITH = "Take the latents under the region from the hypotheses of this state."
 _REGION = (
     "The part of the image to change: a box X0,Y0,X1,Y1 or a pixel X,Y; of the crop if the state is of one. In "

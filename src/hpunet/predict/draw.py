@@ -77,7 +77,8 @@ def sample_image(
 
     Border pixels pad the image to a size that the model can halve. The noise of sample n depends only on the seed and
     the image's size, so slices that are sampled one by one share it. `latents` replace what `options.scales` says;
-    `features`, of `encode_image`, skip the encoder; `cond` goes to it, for models that extrapolate. `name` is for errors.
+    `features`, of `encode_image`, skip the encoder; `cond` goes to it, for models that extrapolate. `name` is for
+    errors.
     """
     model, count = trained.model, options.num_samples
     size = image.shape[1:]

@@ -66,7 +66,7 @@ def redraw(
     if not chosen:
         return _each_part(prediction, lambda part, _: _drawn(part, part.latents, part.orientation_ids))
     numbers = ", ".join(map(str, chosen))
-    where = "" if mask is None else f", under {int(mask.sum()):,} pixels,"
+    where = "" if mask is None else f", under {_counted(mask)},"
     note = f"Scales {numbers}{where} are redrawn with seed {options.seed}; the others are kept."
 
     def change(part: "Prediction", z: int) -> "Prediction":
@@ -101,7 +101,7 @@ def combine(
         raise DataError(f"combine: expected 1 or {count} hypotheses, got {len(other.samples)}; choose with pick")
     mask = _mask(region, prediction)
     chosen = _chosen_scales(prediction, scales, mask)
-    note = f"Under {int(mask.sum()):,} pixels, scales {', '.join(map(str, chosen))} are those of another hypothesis."
+    note = f"Under {_counted(mask)}, scales {', '.join(map(str, chosen))} are those of another hypothesis."
     parts = other.parts
 
     def change(part: "Prediction", z: int) -> "Prediction":
@@ -198,10 +198,14 @@ def _cells(part: "Prediction", mask: Bool[np.ndarray, "*s"]) -> list[Tensor]:
     return cells_under(padded, _ids(part), latents=[scale[0] for scale in part.latents])
 
 
+def _counted(mask: np.ndarray) -> str:
+    return f"{int(mask.sum()):,} {'pixels' if mask.ndim == 2 else 'voxels'}"
+
+
 def _of_part(mask: np.ndarray, part: "Prediction", z: int) -> np.ndarray:
     """The mask of the z-th part: of a slice, or of the volume."""
     if part.axes == "zyx":
-        return np.broadcast_to(mask, part.mean.shape)
+        return np.array(np.broadcast_to(mask, part.mean.shape))
     return mask[z] if mask.ndim == 3 else mask
 
 

@@ -27,6 +27,7 @@ def volume_sheet(
     planes = Planes.through(labels != 0, spacing=spacing)
     z, y, x = planes.centre
     where = f"slice {first_slice + z}, below it row {y}, beside it column {x}"
+    where += "" if mean[planes.part].shape == mean.shape else ", the marked part only"
     return sample_sheet(
         image=planes.of(image, gap=float(image.max())),
         labels=planes.of(labels),

@@ -49,14 +49,14 @@ class Planes:
             part.append(slice(int(start), int(start) + wanted))
         return cls((z, y, x), (part[0], part[1], part[2]), ratio)
 
-    def of(self, volume: Shaped[np.ndarray, "*n d h w"], *, gap: float = 0) -> Shaped[np.ndarray, "*n y x"]:
+    def of(self, volume: Shaped[np.ndarray, "*n d h w"], *, gap: float = 0.0) -> Shaped[np.ndarray, "*n y x"]:
         """The planes of maps side by side; `gap` is the value between them, the lower right corner is the minimum."""
         (z, y, x), (depth, rows, columns) = self.centre, self.part
         chosen = np.minimum(np.arange(0, depth.stop - depth.start, 1 / self.ratio).astype(int), depth.stop - 1)
         chosen = np.minimum(chosen + depth.start, depth.stop - 1)
         flat = volume[..., z, rows, columns]
-        below = volume[..., chosen, y, columns]
-        beside = volume[..., chosen, rows, x].swapaxes(-2, -1)
+        below = volume[..., y, columns].take(chosen, axis=-2)
+        beside = volume[..., rows, x].take(chosen, axis=-2).swapaxes(-2, -1)
         h, w, more = *flat.shape[-2:], len(chosen)
         found = np.full((*volume.shape[:-3], h + _GAP + more, w + _GAP + more), gap, dtype=volume.dtype)
         found[..., :h, :w], found[..., h + _GAP :, :w], found[..., :h, w + _GAP :] = flat, below, beside
