@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _DATA = (
     "Folder, archive, or pack (made by `hpunet data pack`); or synthetic:lesions, synthetic:neurites, "
-    "synthetic:streets, synthetic:hard-streets, synthetic:nodules3d."
+    "synthetic:streets, synthetic:hard-streets, synthetic:nodules3d, synthetic:growth."
 )
 _ORIENTATIONS = (
     "Number of image orientations to sample from: 2 adds the left-right mirror image, 4 also up-down, 8 also 90° "

@@ -81,8 +81,9 @@ def test_open_synthetic_yields_a_source_within_the_contract(kind):
 
 
 def test_open_synthetic_describes_the_classes_of_the_paper():
-    lesions, neurites, streets, hard_streets, nodules = (INFO[kind] for kind in KINDS)
+    lesions, neurites, streets, hard_streets, nodules, growth = (INFO[kind] for kind in KINDS)
     assert (nodules.num_classes, nodules.num_graders, nodules.ndim, nodules.spacing) == (2, 4, 3, (2.0, 0.8, 0.8))
+    assert (growth.num_classes, growth.num_graders, growth.ndim, growth.axis0) == (2, 1, 3, "time")
     assert (hard_streets.kind, hard_streets.fixed_classes) == ("synthetic-hard-streets", streets.fixed_classes)
     assert (lesions.num_classes, lesions.num_graders, lesions.has_instances) == (2, 4, False)
     assert (neurites.num_classes, neurites.stochastic_classes) == (16, tuple(range(1, 16)))
