@@ -148,7 +148,7 @@ def _print_crps(predicted: np.ndarray, truth: Cases, fitted: Cases) -> None:
 
 
 def linear_crps(truth: Cases, fitted: Cases) -> np.ndarray:
-    """CRPS of a Gaussian around present + (a · slope + b · area) · years; the deviation grows with √years and area."""
+    """CRPS of a Gaussian around present + (a · slope + b · area) · years, of deviation c · √years · area."""
 
     def inputs(cases: Cases) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         n = cases.known[0].present + 1

@@ -18,6 +18,7 @@ from hpunet.data.synthetic.source import INFO, open_synthetic
 from hpunet.data.warps import NO_AUGMENTATION
 from hpunet.errors import ConfigError, DataError
 from hpunet.evaluation.images import prior_inputs
+from hpunet.models.build import check_network
 from hpunet.models.hpunet import HPUNet
 from hpunet.training.build import build_example_builder
 from hpunet.training.examples import ExampleBuilder
@@ -126,8 +127,8 @@ def test_settings_refuse_a_future_where_time_has_no_order(tmp_path: Path) -> Non
         build_example_builder(settings, info=INFO["nodules3d"])
     for change in ("augmentation.mirror_front_back=true", "augmentation.elastic=0.1", "augmentation.translate=0.1"):
         with pytest.raises(ConfigError, match="mirror_front_back"):
-            load_settings("growth-demo", [change])
+            check_network(load_settings("growth-demo", [change]))
     with pytest.raises(ConfigError, match="ndim=3"):
-        load_settings("demo", ["data.extrapolate=future"])
+        check_network(load_settings("demo", ["data.extrapolate=future"]))
     with pytest.raises(ConfigError, match="true or false or 'future'"):
         load_settings("demo", ["data.extrapolate=past"])

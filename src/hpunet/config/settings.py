@@ -71,8 +71,7 @@ class DataSettings(_Section):
 
     crop: Annotated[tuple[_Side, ...], _FROM_LIST]  # (depth,) height and width that the network sees
     options: dict[str, Any] = {}  # of the kind of data, as for `hpunet data`
-    extrapolate: Extrapolate = False
-    """Hide a part of every image, or the future of a series; the prior sees the rest and its labels."""
+    extrapolate: Extrapolate = False  # hide a part of every image, or the future; the prior sees the rest, its labels
     evaluate: Literal["whole", "crop"] = "whole"  # what is scored: whole images, or the centre, as large as the crop
     num_workers: Annotated[int, Field(ge=0, le=256)] = (
         0  # processes that read ahead when the data do not fit on the GPU
@@ -198,13 +197,6 @@ class Settings(_Section):
             raise ValueError(f"data.crop: expected {wanted} (got {list(crop)})")
         if self.model.ndim == 2 and (self.augmentation.tilt or self.augmentation.scale_depth != (1, 1)):
             raise ValueError("augmentation.tilt: it and scale_depth are for volumes, with model.ndim=3")
-        if self.data.extrapolate == "future":
-            how = self.augmentation
-            if self.model.ndim == 2:
-                raise ValueError('data.extrapolate: "future" is for series over time, with model.ndim=3')
-            if any((how.mirror_front_back, how.tilt, how.elastic, how.translate, how.scale_depth != (1, 1))):
-                words = "mirror_front_back=false, tilt=0, elastic=0, translate=0 and scale_depth=[1,1]"
-                raise ValueError(f'augmentation: data.extrapolate="future" needs {words}: moments keep their order')
         if len(self.objective.kl_warm_up) > len(self.model.latent_dims):
             raise ValueError("objective.kl_warm_up: has more entries than model.latent_dims")
         if self.objective.kl_warm_up and self.objective.kind == "elbo":

@@ -29,6 +29,7 @@ from torch.nn.functional import pad
 
 from hpunet.data.batch import FIELDS, Batch, Window
 from hpunet.data.fingerprint import FileHashes, fingerprints
+from hpunet.data.packed_bits import cut_bits, unpack_bits
 from hpunet.data.types import (
     Identity,
     NoSuchSplitError,
@@ -248,10 +249,10 @@ class Pack:
         b, r, count = len(indices), self.info.num_graders, prod(size)
         image = self._scaled(self._images.rows(indices)).view(b, -1, *size)
         stored = self._labels.rows(indices).view(b, r, -1)
-        labels = _unpack_bits(stored, count).to(torch.int32) if _as_bits(self.info) else self._numbers(stored)
+        labels = unpack_bits(stored, count).to(torch.int32) if _as_bits(self.info) else self._numbers(stored)
         valid = torch.ones(b, *size, dtype=torch.bool, device=image.device)
         if self._valid is not None:
-            valid = _unpack_bits(self._valid.rows(indices), count).view(b, *size)
+            valid = unpack_bits(self._valid.rows(indices), count).view(b, *size)
         graders = self._graders.rows(indices).bool()
         return Batch(image=image, labels=labels.view(b, r, *size), valid=valid, graders=graders)
 
@@ -261,12 +262,12 @@ class Pack:
         image = self._scaled(self._images.row(index).view(-1, *size)[:, *cut])
         stored = self._labels.row(index).view(r, -1)
         if _as_bits(self.info):
-            labels = _cut_bits(stored, size=size, cut=cut).to(torch.int32)
+            labels = cut_bits(stored, size=size, cut=cut).to(torch.int32)
         else:
             labels = self._numbers(stored.view(r, *size, -1)[:, *cut])
         valid = torch.ones(image.shape[1:], dtype=torch.bool, device=image.device)
         if self._valid is not None:
-            valid = _cut_bits(self._valid.row(index).view(1, -1), size=size, cut=cut)[0]
+            valid = cut_bits(self._valid.row(index).view(1, -1), size=size, cut=cut)[0]
         labels, graders = labels.view(r, *valid.shape), self._graders.row(index).bool()
         return Batch(image=image[None], labels=labels[None], valid=valid[None], graders=graders[None])
 
@@ -313,19 +314,6 @@ def _map_file(path: Path, dtype: np.dtype[Any], lengths: np.ndarray) -> _Rows:
 
 def _as_bits(info: SetInfo) -> bool:
     return info.num_classes == 2 and not info.has_instances
-
-
-def _unpack_bits(packed: Tensor, count: int) -> Tensor:
-    shifts = torch.arange(7, -1, -1, dtype=torch.uint8, device=packed.device)
-    return (packed.unsqueeze(-1) >> shifts).bitwise_and_(1).flatten(-2)[..., :count].bool()
-
-
-def _cut_bits(packed: Tensor, *, size: tuple[int, ...], cut: tuple[slice, ...]) -> Tensor:
-    """A part of each map; reads the part's rows along the first axis."""
-    length = prod(size[1:])
-    first, end = (length * row for row in (cut[0].start, cut[0].stop))
-    bits = _unpack_bits(packed[:, first // 8 : -(-end // 8)], end - first + first % 8)[:, first % 8 :]
-    return bits.view(len(packed), -1, *size[1:])[:, :, *cut[1:]]
 
 
 def _pad(batch: Batch, size: tuple[int, ...], *, centred: bool = True) -> Batch:

@@ -127,8 +127,9 @@ class SetInfo:
         return self.grader_names or tuple(f"grader {i + 1}" for i in range(self.num_graders))
 
     def as_json(self) -> dict[str, Any]:
-        """Plain data for packs and checkpoints."""
-        return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
+        """Plain data for packs and checkpoints; without `axis0` where it is depth, as before there were series."""
+        found = {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
+        return {k: v for k, v in found.items() if (k, v) != ("axis0", "depth")}
 
     @classmethod
     def from_json(cls, stored: Any, *, where: str) -> "SetInfo":

@@ -46,6 +46,13 @@ def build_model(
 
 def check_network(settings: Settings) -> None:
     """Raise a `ConfigError` for settings of an impossible network, before anyone packs data for it."""
+    if settings.data.extrapolate == "future":
+        if settings.model.ndim == 2:
+            raise ConfigError('data.extrapolate: "future" is for series over time, with model.ndim=3')
+        how = settings.augmentation
+        if any((how.mirror_front_back, how.tilt, how.elastic, how.translate, how.scale_depth != (1, 1))):
+            words = "mirror_front_back=false, tilt=0, elastic=0, translate=0 and scale_depth=[1,1]"
+            raise ConfigError(f'augmentation: data.extrapolate="future" needs {words}: moments keep their order')
     with torch.device("meta"):
         model = build_model(settings.model, in_channels=1, num_classes=2, extrapolate=settings.data.extrapolate)
     if (count := sum(p.numel() for p in model.parameters())) > MAX_PARAMETERS:
