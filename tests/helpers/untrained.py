@@ -1,5 +1,6 @@
 """Untrained networks whose samples differ, as `hpunet.load` would give them."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ CELLS = SetInfo(
     num_random_ids=5,
     stochastic_classes=(1, 2, 3, 4, 5),
 )
+VOLUMES = replace(INFO["nodules3d"], image_size=(6, 24, 24))
 
 
 def make_trained(info: SetInfo = INFO["lesions"], **changes: Any) -> TrainedModel:
@@ -40,3 +42,15 @@ def make_predictor(info: SetInfo = INFO["lesions"], **changes: Any) -> Predictor
 def make_instance_predictor() -> Predictor:
     """Its samples of `write_cells` cluster into a few instances."""
     return make_predictor(CELLS, latent_dims=(2, 2))
+
+
+def make_volume_predictor(info: SetInfo = VOLUMES, **changes: Any) -> Predictor:
+    """A model of volumes; sizes must be multiples of (2, 4, 4)."""
+    network: dict[str, Any] = {"ndim": 3, "strides": ((1, 2, 2), (2, 2, 2)), "latent_dims": (1, 1)} | changes
+    strides = str([list(each) for each in network["strides"]])
+    settings = tiny_settings(
+        "model.ndim=3", f"model.strides={strides}", "model.channels=[4,6,6]",
+        f"model.latent_dims={list(network['latent_dims'])}",
+        "data.crop=[4,16,16]", "data.options={}",
+    )  # fmt: skip
+    return Predictor(replace(make_trained(info, **network), settings=settings))

@@ -21,7 +21,10 @@ _OUT = (
 )
 _GUARANTEE = "Probability with which a statement about a new patient holds; may be repeated."
 _MISS_RATE = "Share of a grader's pixels that the outer mask may miss, and of the inner mask that they may not mark."
-_GROUPS = "Calibrate groups of images by themselves: ascending bounds of the samples' median area in pixels, 100,400."
+_GROUPS = (
+    "Calibrate groups of images by themselves: ascending bounds of the samples' median area in pixels (of volumes "
+    "voxels), 100,400."
+)
 
 
 def calibrate_command(
@@ -62,7 +65,8 @@ def calibrate_command(
         raise ConfigError(
             "--split train: guarantees need patients that the model was not trained on; use val or test"
         )
-    chosen = adapt_options(data, kind=info.kind, options=settings.options, changes=parse_assignments(options or []))
+    changes = cli.with_volumes(parse_assignments(options or []), data, info=info)
+    chosen = adapt_options(data, kind=info.kind, options=settings.options, changes=changes)
     source = open_split(data, split=split, options=chosen)
     refuse_other_data(source, info=info)
     folder = out or files.own_folder(trained)
@@ -77,7 +81,7 @@ def calibrate_command(
             begin=lambda total: progress.update(task, total=total, visible=True),
             advance=lambda number: progress.advance(task, number),
         )  # fmt: skip
-    if statistic is None:
+    if statistic is None and info.ndim == 2:
         notes.print(f"{data}: has no split train, so no review statistic is made")
     with progress_bar(hidden=False) as progress:
         task = progress.add_task(f"{split} images", total=len(source))
@@ -93,7 +97,7 @@ def calibrate_command(
     if statistic is not None:
         files.write_review(folder, statistic, patients=patients, weights=calibration.weights_sha256)
     files.write_calibration(folder, calibration)
-    _print(calibration)
+    _print(calibration, size="area" if info.ndim == 2 else "volume")
     console.print(str(folder / files.CALIBRATION))
     if out is None and trained.folder is not None and folder != trained.folder:
         console.print(
@@ -101,10 +105,10 @@ def calibrate_command(
         )
 
 
-def _print(calibration: "Calibration") -> None:
+def _print(calibration: "Calibration", *, size: str) -> None:
     title = f"{calibration.model}: {calibration.num_images} images of {calibration.num_patients} patients"
     table = Table(title=title, title_justify="left")
-    for column in ("guarantee", "median area", "outer ≤", "inner <", "area ±", "patients", "images"):
+    for column in ("guarantee", f"median {size}", "outer ≤", "inner <", f"{size} ±", "patients", "images"):
         table.add_column(column)
     for level in calibration.levels:
         low, high = level.areas

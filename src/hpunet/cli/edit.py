@@ -12,9 +12,15 @@ from hpunet.errors import ConfigError
 
 _PICK = "Only these samples, counted from 1: 3 or 1,4."
 _REDRAW = "Scales to redraw: auto (those with cells not much larger than the region), full, or numbers such as 2,3."
-_NUDGE = "Move the latent of a scale (0: the coarsest) at a pixel by so many prior σ: 3,64,70,1.5."
+_NUDGE = (
+    "Move the latent of a scale (0: the coarsest) at a pixel by so many prior σ: 3,64,70,1.5; at a voxel: "
+    "3,64,70,12,1.5."
+)
 _WITH = "Take the latents under the region from the hypotheses of this state."
-_REGION = "The part of the image to change: a box X0,Y0,X1,Y1 or a pixel X,Y; of the crop if the state is of one."
+_REGION = (
+    "The part of the image to change: a box X0,Y0,X1,Y1 or a pixel X,Y; of the crop if the state is of one. In "
+    "volumes that is all slices; a box X0,Y0,Z0,X1,Y1,Z1 or a voxel X,Y,Z is not."
+)
 
 
 def edit_command(
@@ -24,7 +30,7 @@ def edit_command(
     out: Annotated[Path, typer.Option(help="Output folder.")],
     pick: Annotated[str | None, typer.Option(help=_PICK)] = None,
     redraw: Annotated[str | None, typer.Option(help=_REDRAW, metavar="SCALES")] = None,
-    nudge: Annotated[str | None, typer.Option(help=_NUDGE, metavar="SCALE,X,Y,BY")] = None,
+    nudge: Annotated[str | None, typer.Option(help=_NUDGE, metavar="SCALE,X,Y,[Z,]BY")] = None,
     other: Annotated[Path | None, typer.Option("--with", help=_WITH, metavar="STATE")] = None,
     region: Annotated[str | None, typer.Option(help=_REGION, metavar="BOX|PIXEL")] = None,
     seed: Annotated[int | None, typer.Option(help="Of new noise; by default the next one.", min=0)] = None,
@@ -46,7 +52,9 @@ def edit_command(
 
     chosen = parse_formats(formats)
     picked = None if pick is None else [round(each) - 1 for each in cli.parse_numbers("pick", pick, example="1,4")]
-    moved = None if nudge is None else cli.parse_numbers("nudge", nudge, example="3,64,70,1.5", count=4)
+    moved = None if nudge is None else cli.parse_numbers("nudge", nudge, example="3,64,70,1.5")
+    if moved is not None and len(moved) not in (4, 5):
+        raise ConfigError(f"--nudge: expected SCALE,X,Y,BY, of a volume SCALE,X,Y,Z,BY, got {nudge!r}")
     where = None if region is None else cli.parse_numbers("region", region, example="30,40,60,70")
     with loading(quiet=quiet):
         from hpunet.predict.export.writer import export
@@ -61,7 +69,8 @@ def edit_command(
                 predictor.replay(image, other, visible=visible, labels=labels), region=where, scales=None
             )
         if moved is not None:
-            found = found.nudge(scale=round(moved[0]), at=moved[1:3], by=moved[3])
+            scale, x, y, *z, by = moved
+            found = found.nudge(scale=round(scale), at=(x, y), by=by, slice=round(z[0]) if z else 0)
         if redraw is not None:
             scales = None if redraw == "auto" else redraw
             found = found.redraw(scales=scales, region=where, seed=seed, temperature=temperature)

@@ -57,6 +57,7 @@ def instances_command(
         raise ConfigError("instances: expected either images or --data")
     check_image_files(images, data_option=True)
     with loading(quiet=quiet):
+        from hpunet.data.io.geometry import Geometry
         from hpunet.evaluation.images import as_batch, true_instances
         from hpunet.evaluation.scores import default_num_samples
         from hpunet.predict.draw import SamplingOptions
@@ -89,7 +90,7 @@ def instances_command(
         source = predictor.read(path, name=name, options=sampling)
         numbers = select_slices(len(source.images), chosen, where=str(path))
         check_formats(chosen_formats or (), place=source.place, has_regions=True, where=str(path))
-        begin(len(numbers) * sampling.num_samples)
+        begin((len(numbers) if predictor.info.ndim == 2 else 1) * sampling.num_samples)
         found = save_instances(predicted(source, numbers, advance), out / name, **settings)
         for where, instances in found.items():
             if not quiet:
@@ -106,10 +107,13 @@ def instances_command(
     def segment_and_score(index: int, begin: Callable[[int], None], advance: Callable[[int], None]) -> None:
         sample = source[index]
         begin(sampling.num_samples)
-        image = OpenedImage(sample.identity.key, sample.image[None], Place((1, *sample.valid.shape)))
+        images = sample.image[None] if predictor.info.ndim == 2 else sample.image.swapaxes(0, 1)
+        geometry = Geometry(spacing=source.info.spacing, axes="zyx" if predictor.info.ndim == 3 else "yx")
+        depth, _, h, w = images.shape
+        image = OpenedImage(sample.identity.key, images, Place((depth, h, w), geometry=geometry))
         (truth,) = true_instances(as_batch(sample), source.info)
         target = below(out, image.name)
-        found = save_instances(predicted(image, [0], advance), target, truth=truth, **settings)
+        found = save_instances(predicted(image, range(depth), advance), target, truth=truth, **settings)
         errors[image.name] = rand_error_of(found[image.name], truth=truth, valid=sample.valid)
         if not quiet:
             error = errors[image.name]
@@ -147,7 +151,7 @@ def _open(where: str, *, split: str, options: list[str], predictor: "Predictor")
     from hpunet.data.options import to_toml
     from hpunet.data.types import refuse_other_data
 
-    changes = parse_assignments(options)
+    changes = cli.with_volumes(parse_assignments(options), where, info=predictor.info)
     chosen = adapt_options(where, kind=predictor.info.kind, options=predictor.settings.data.options, changes=changes)
     source = open_split(where, split=split, options=chosen)
     refuse_other_data(source, info=predictor.info, same_ids=False)

@@ -12,8 +12,10 @@ from hpunet.utils.text import printable
 _BEFORE = "Folder of one image's (or slice's) results of `hpunet sample`, or its measurements.json."
 _AFTER = "The same of a later image of the patient: probabilities of growth, from all pairs of samples."
 _MORE = "Growth by more than this share of the earlier size."
-_LARGER = "Show the probability of a larger --quantity: NUMBER in mm², mm or pixels, as the table says."
-_QUANTITY = "Of --larger-than: area, longest_diameter, perpendicular_diameter or num_parts."
+_LARGER = "Show the probability of a larger --quantity: NUMBER in mm², ml, mm or pixels, as the table says."
+_QUANTITY = (
+    "Of --larger-than: area (the default; of volumes volume), longest_diameter, perpendicular_diameter or num_parts."
+)
 
 
 def measure_command(
@@ -21,7 +23,7 @@ def measure_command(
     after: Annotated[Path | None, typer.Argument(help=_AFTER)] = None,
     more_than: Annotated[float, typer.Option(help=_MORE, min=-1, max=1e6)] = 0.25,
     larger_than: Annotated[float | None, typer.Option(help=_LARGER, metavar="NUMBER")] = None,
-    quantity: Annotated[str, typer.Option(help=_QUANTITY)] = "area",
+    quantity: Annotated[str | None, typer.Option(help=_QUANTITY)] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the table to this file.")] = None,
 ) -> None:
     """Show sizes over all samples: median and 5 to 95 %, and the probability of growth between two images."""
@@ -33,13 +35,14 @@ def measure_command(
     for name, sizes in found[0].classes.items():
         if larger_than is not None:
             found[0].of(quantity, class_name=name)  # its error names the quantities
+        chosen = quantity or next(iter(sizes))
         for what in sizes:
             both = [each.of(what, class_name=name) for each in found]
             row: dict[str, Any] = {"class": name, "quantity": what, "unit": both[0].unit}
             for when, each in zip(("before", "after"), both, strict=False):
                 low, high = each.interval()
                 row[when] = {"median": each.median, "low": low, "high": high}
-                if larger_than is not None and what == quantity:
+                if larger_than is not None and what == chosen:
                     row[when]["larger_than"] = each.larger_than(larger_than)
             if len(both) > 1:
                 row["growth"] = both[0].growth(both[1], more_than=more_than)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from math import isfinite
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand
@@ -12,6 +12,9 @@ from hpunet.config.settings import MAX_EROSION, MAX_SAMPLES, MAX_SEED, parse_ass
 from hpunet.data.io import windows
 from hpunet.errors import ConfigError
 from hpunet.utils.files import real_path
+
+if TYPE_CHECKING:
+    from hpunet.data.types import SetInfo
 
 _DATA = (
     "Folder, archive, or pack (made by `hpunet data pack`); or synthetic:lesions, synthetic:neurites, "
@@ -70,7 +73,9 @@ Data = Annotated[str, typer.Option(help=_DATA)]
 DataArgument = Annotated[str, typer.Argument(help=_DATA)]
 Images = Annotated[
     list[Path],
-    typer.Argument(help="Images: PNG, JPEG, TIFF, GIF, .npy, DICOM, or NIfTI volumes; a folder is a DICOM series."),
+    typer.Argument(
+        help="Images: PNG, JPEG, TIFF, GIF, .npy, DICOM, or volumes: NIfTI, a folder of a DICOM series; also stacks."
+    ),
 ]
 Out = Annotated[Path, typer.Option(help="Output folder; each image gets a subfolder with its name.")]
 NewFolder = Annotated[Path, typer.Argument(help="Output folder; must not exist yet.")]
@@ -88,7 +93,10 @@ DataOptions = Annotated[
     typer.Option("--set", help="Data option, such as size=128; by default as in training."),
 ]
 Tile = Annotated[
-    str, typer.Option(help="auto, whole, or the tile side in pixels. Changes the memory needed, not the result.")
+    str,
+    typer.Option(
+        help="auto, whole, or the tile side in pixels or voxels. Changes the memory needed, not the result."
+    ),
 ]
 Window = Annotated[Any, _window]  # a `windows.Window` or None, which typer cannot spell
 Slices = Annotated[str | None, typer.Option(help="Slices of volumes to use, FIRST:END; END is excluded.")]
@@ -162,6 +170,13 @@ def data_options(
     """The data options of a command line."""
     chosen = parse_assignments(assignments or [])
     return chosen | as_data_options(graders=graders, patient=patient)
+
+
+def with_volumes(changes: dict[str, Any], where: str, *, info: "SetInfo") -> dict[str, Any]:
+    """Data options with volumes=true if a model of volumes, trained on `info`, needs it of the data at `where`."""
+    from hpunet.data.open import known_options
+
+    return {"volumes": True, **changes} if info.ndim == 3 and "volumes" in known_options(where) else changes
 
 
 def as_data_options(*, graders: Sequence[str] | None, patient: str | None) -> dict[str, Any]:

@@ -26,7 +26,7 @@ _COLOUR = (
 )
 _AT = "A point in the object, column and row from 0: the crop around it that the model was trained on is cut out."
 _BOX = "A box around the object, instead of a point."
-_SPACING = "Distance of pixels in mm to resample to; by default stored pixels are used."
+_SPACING = "Distance of an image's pixels in mm to resample to; by default stored pixels are used."
 _STATE = "Redraw the samples of this state.json (one image); sampling options come from the file."
 _SAME_IOU = "Samples with at least this IoU are the same hypothesis; default: 0.5, or less where groups are too many."
 _REPRESENTATIVES = "Also choose so many samples that, with weights, stand best for all: representatives.json."
@@ -120,7 +120,7 @@ def sample_command(
         numbers = select_slices(len(source.images), chosen, where=str(path))
         has_regions = not predictor.info.has_instances
         check_formats(chosen_formats or (), place=source.place, has_regions=has_regions, where=str(path))
-        begin(len(numbers) * samples)
+        begin((len(numbers) if predictor.info.ndim == 2 else 1) * samples)
         tables: list[Table | str] = []
         given = None if kept is None else kept.given(numbers)
 
@@ -163,10 +163,11 @@ def _hypotheses_table(part: "Prediction") -> Table:
 
 def _size_lines(part: "Prediction") -> Iterator[str]:
     for name, sizes in part.measurements.classes.items():
-        if not sizes["area"].values.any():
+        size = next(iter(sizes))  # area or volume
+        if not sizes[size].values.any():
             continue
         words = []
-        for quantity in ("area", "longest_diameter"):
+        for quantity in (size, "longest_diameter"):
             found, (low, high) = sizes[quantity], sizes[quantity].interval()
             words.append(f"{quantity.replace('_', ' ')} {found.median:.4g} {found.unit} ({low:.4g} to {high:.4g})")
         yield printable(f"{name}: median and 5 to 95 % of samples: {', '.join(words)}")

@@ -11,7 +11,7 @@ from hpunet.utils.pictures import spread
 
 _NUM_MEASURED = {2: 50, 3: 10}  # images, volumes
 _SIMILAR_SIZE = 1.5  # as a factor
-_SIMILAR_SPACING = 1.25
+_SIMILAR_SPACING = {2: 1.25, 3: 1.5}  # images, volumes
 _LEAST_OVERLAP = 0.5  # of the range of values that training images span
 
 
@@ -68,8 +68,10 @@ def differences(
             found.append(f"Scaled values go from {its}, in training at least from {usual}; try the window auto.")
     if info.spacing is not None and spacing is not None:
         pairs = list(zip(spacing[-info.ndim :], info.spacing, strict=True))
-        if any(not 1 / _SIMILAR_SPACING < own / usual < _SIMILAR_SPACING for own, usual in pairs):
+        most = _SIMILAR_SPACING[info.ndim]
+        if any(not 1 / most < own / usual < most for own, usual in pairs):
             its, usual = ("×".join(f"{each:.3g}" for each in numbers) for numbers in zip(*pairs, strict=True))
             dots = dots.capitalize()
-            found.append(f"{dots} are {its} mm apart, in training {usual} mm; spacing resamples the {kind}.")
+            what = "resample the volume" if info.ndim == 3 else "spacing resamples the image"
+            found.append(f"{dots} are {its} mm apart, in training {usual} mm; {what}.")
     return found

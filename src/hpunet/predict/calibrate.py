@@ -17,7 +17,7 @@ from hpunet.data.alterations import KINDS, altered
 from hpunet.data.fingerprint import FileHashes, read_contents
 from hpunet.data.open import open_data
 from hpunet.data.packs import is_pack, open_pack
-from hpunet.data.types import Identity, NoSuchSplitError, Source
+from hpunet.data.types import Identity, NoSuchSplitError, SetInfo, Source
 from hpunet.errors import ConfigError, DataError
 from hpunet.evaluation.images import as_batch, centre_crop
 from hpunet.evaluation.scorer import image_seed
@@ -26,13 +26,12 @@ from hpunet.metrics.conformal import (
     area_range,
     area_score,
     inner_score,
-    mask_order,
     nested_weights,
     outer_score,
     patient_quantile,
 )
 from hpunet.predict.draw import SamplingOptions, sample_image
-from hpunet.predict.guarantee import median_area
+from hpunet.predict.guarantee import median_area, order_of
 from hpunet.sampling.review import ReviewStatistic, fit_review, pooled_features
 from hpunet.weights.calibration import (
     REVIEW,
@@ -69,11 +68,11 @@ class Scores:
     """Scores of the range of areas of each guarantee."""
 
     def add(
-        self, samples: Bool[np.ndarray, "s h w"], mean: np.ndarray, *, gradings: Sequence[np.ndarray],
-        patient: str, image: int, levels: Sequence[float], miss_rate: float,
+        self, samples: Bool[np.ndarray, " n *s"], mean: np.ndarray, *, gradings: Sequence[np.ndarray],
+        patient: str, image: int, levels: Sequence[float], miss_rate: float, info: SetInfo,
     ) -> None:  # fmt: skip
-        """Add the gradings of an image."""
-        order = mask_order(samples, mean=mean)
+        """Add the gradings of an image or volume; `info` is that of the model."""
+        order = order_of(samples, mean=mean, info=info)
         found = {level: area_range(samples, level=level) for level in levels}
         median = median_area(samples)
         for marked in gradings:
@@ -139,7 +138,7 @@ def collect_scores(
         gradings = np.isin(batch.labels[0].numpy()[batch.graders[0].numpy()], info.foreground)
         scores.add(
             np.isin(drawn.labels, info.foreground), drawn.mean, gradings=list(gradings), patient=identity.patient,
-            image=index, levels=levels, miss_rate=miss_rate,
+            image=index, levels=levels, miss_rate=miss_rate, info=info,
         )  # fmt: skip
         if statistic is not None:
             reviews[index] = float(statistic.score(_features(trained, [image]))[0])
@@ -193,8 +192,8 @@ def review_statistic(
     """The review statistic and hashes of the patients of training, none if they are not known.
 
     The model's own is used if it has one; else it is made of the run's training images, or of those of `data` opened
-    with `options`; without any, there is none. Raises a `DataError` if patients of `source` are among those of
-    training. `begin` is called with the number of training images before they are read.
+    with `options`; without any, and for volumes, there is none. Raises a `DataError` if patients of `source` are
+    among those of training. `begin` is called with the number of training images before they are read.
     """
     own = weights_sum(trained)
     for found in find_files(trained, file=REVIEW):
@@ -211,6 +210,8 @@ def review_statistic(
             return None, torch.empty(0, dtype=torch.int64)
     hashes = hash_patients((each.patient for each in training.identities), weights=own)
     refuse_training_patients(source, hashes=hashes, weights=own)
+    if trained.info.ndim == 3:  # what the statistic compares with, altered images, there is no volume of
+        return None, hashes if is_known else hashes[:0]
     begin(min(len(training), MAX_TRAINING_IMAGES))
     statistic = make_statistic(trained, training, crop=crop, seed=seed, advance=advance)
     return statistic, hashes if is_known else hashes[:0]
@@ -313,6 +314,8 @@ def make_calibration(
     for level in (each for each in found if each.num_patients < patients_needed(each.guarantee)):
         few = f"{level.num_patients} of at least {patients_needed(level.guarantee)} patients"
         notes.append(f"Guarantee {level.guarantee:g}: {few}; the outer mask is the whole image, the inner one empty.")
+    if trained.info.ndim == 3:
+        notes.append("No review flag: there is none for volumes yet; look at images before using their samples.")
     if reviews is not None and threshold is None:
         notes.append(f"No review flag: it needs at least {patients_needed(1 - FALSE_ALARMS)} patients.")
     return Calibration(

@@ -1,7 +1,8 @@
-"""Sample one image of any size: padding, tiles, and the mean and spread of the samples."""
+"""Sample one image or volume of any size: padding, tiles, and the mean and spread of the samples."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from hpunet.models.base import SegmentationModel, compute_type
 from hpunet.predict.crop import Region
 from hpunet.sampling.orientations import Features, encode_orientations
 from hpunet.sampling.sample import LatentSource, stream
-from hpunet.sampling.tiling import Padding, choose_sampler
+from hpunet.sampling.tiling import DEFAULT_TILE, Padding, choose_sampler
 from hpunet.weights.load import TrainedModel
 
 MAX_SAMPLED_PIXELS = 2**33
@@ -43,14 +44,14 @@ class SamplingOptions:
 
 @dataclass(frozen=True)
 class ImageSamples:
-    """Samples of one image; mean and standard deviation of the summed probability of its stochastic classes.
+    """Samples of an image or volume; mean and standard deviation of the summed probability of its stochastic classes.
 
     `latents` and `orientation_ids` are those of `sampling.sample.Samples`, on the CPU.
     """
 
-    labels: Integer[np.ndarray, "s h w"]
-    mean: Float32[np.ndarray, "h w"]
-    std: Float32[np.ndarray, "h w"]
+    labels: Integer[np.ndarray, " n *s"]
+    mean: Float32[np.ndarray, "*s"]
+    std: Float32[np.ndarray, "*s"]
     latents: list[Tensor]
     orientation_ids: Tensor | None
 
@@ -63,34 +64,36 @@ class ImageSamples:
 def sample_image(
     trained: TrainedModel,
     *,
-    image: Float32[np.ndarray, "c h w"],
+    image: Float32[np.ndarray, " c *s"],
     options: SamplingOptions,
     name: str = "image",
     latents: Sequence[LatentSource] | None = None,
     orientation_ids: Tensor | None = None,
     features: Features | None = None,
-    cond: Float32[np.ndarray, "e h w"] | None = None,
+    cond: Float32[np.ndarray, " e *s"] | None = None,
     advance: Callable[[int], None] = lambda _: None,
 ) -> ImageSamples:
-    """Sample an image of any size; `advance` is called with the number of new samples.
+    """Sample an image or volume of any size; `advance` is called with the number of new samples.
 
     Border pixels pad the image to a size that the model can halve. The noise of sample n depends only on the seed and
-    the image's size, so the slices of a volume share it. `latents` replace what `options.scales` says; `features`, of
-    `encode_image`, skip the encoder; `cond` goes to it, for models that extrapolate. `name` is for errors.
+    the image's size, so slices that are sampled one by one share it. `latents` replace what `options.scales` says;
+    `features`, of `encode_image`, skip the encoder; `cond` goes to it, for models that extrapolate. `name` is for
+    errors.
     """
     model, count = trained.model, options.num_samples
-    h, w = image.shape[1:]
-    if (num_pixels := count * h * w) > MAX_SAMPLED_PIXELS:
-        words = f"{name}: {count} samples of {h}x{w} pixels are {num_pixels:,} pixels"
+    size = image.shape[1:]
+    its = "x".join(map(str, size))
+    if (num_pixels := count * prod(size)) > MAX_SAMPLED_PIXELS:
+        words = f"{name}: {count} samples of {its} pixels are {num_pixels:,} pixels"
         raise ConfigError(f"{words}, at most {MAX_SAMPLED_PIXELS:,} are kept; draw fewer samples")
     sampler, padded, padding = _prepared(trained, image, tile=options.tile)
     if features is None and trained.model.cond_channels:
         features = encode_image(trained, image=image, cond=cond, tile=options.tile, name=name)
-    labels = np.empty((count, h, w), dtype=np.min_scalar_type(model.num_classes - 1))
+    labels = np.empty((count, *size), dtype=np.min_scalar_type(model.num_classes - 1))
     order: list[int] = []
     drawn: list[list[Tensor]] = []
     ids: list[Tensor] = []
-    mean = torch.zeros(h, w, device=trained.device)
+    mean = torch.zeros(size, device=trained.device)
     squares = torch.zeros_like(mean)  # of distances from the running mean (Welford)
     sources = latents or parse_scales(options.scales, latent_dims=model.latent_dims)
     how: dict[str, Any] = {
@@ -115,7 +118,9 @@ def sample_image(
                 advance(1)
             del part, each, probs, chosen, marked, before  # before the next ones are computed
     except torch.OutOfMemoryError:
-        raise DataError(f"{h}x{w} pixels do not fit the device's memory; choose smaller tiles, --tile 256") from None
+        smaller = DEFAULT_TILE[len(size)] // 2
+        words = f"{its} pixels do not fit the device's memory; choose smaller tiles, --tile {smaller}"
+        raise DataError(words) from None
     by_number = torch.tensor(order).argsort()
     return ImageSamples(
         labels,
@@ -129,8 +134,8 @@ def sample_image(
 def encode_image(
     trained: TrainedModel,
     *,
-    image: Float32[np.ndarray, "c h w"],
-    cond: Float32[np.ndarray, "e h w"] | None = None,
+    image: Float32[np.ndarray, " c *s"],
+    cond: Float32[np.ndarray, " e *s"] | None = None,
     tile: str = "auto",
     name: str = "image",
 ) -> Features:
@@ -145,12 +150,12 @@ def encode_image(
 
 
 def _prepared(
-    trained: TrainedModel, image: Float32[np.ndarray, "c h w"], *, tile: str
-) -> tuple[SegmentationModel, Float[Tensor, "1 c h2 w2"], Padding]:
+    trained: TrainedModel, image: Float32[np.ndarray, " c *s"], *, tile: str
+) -> tuple[SegmentationModel, Float[Tensor, "1 c *p"], Padding]:
     """What draws the samples, and the padded image on its device."""
     padding = Padding.of(*image.shape[1:], multiples=trained.model.size_multiples)
     padded = padding.add(torch.from_numpy(image)[None]).to(trained.device, compute_type(trained.model))
-    return sampler_for(trained, (padded.shape[2], padded.shape[3]), tile=tile), padded, padding
+    return sampler_for(trained, padding.size, tile=tile), padded, padding
 
 
 def sampler_for(trained: TrainedModel, size: tuple[int, ...], *, tile: str) -> SegmentationModel:

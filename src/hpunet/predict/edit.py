@@ -27,7 +27,10 @@ if TYPE_CHECKING:
     from hpunet.predict.prediction import Prediction
 
 Where = np.ndarray | Sequence[Number]
-"""A part of an image: a map of what is in it, a point (x, y), or a box (x0, y0, x1, y1) without its last pixels."""
+"""A part of an image: a map of what is in it, a point (x, y), or a box (x0, y0, x1, y1) without its last pixels.
+
+In volumes these are of all slices; a point (x, y, z) and a box (x0, y0, z0, x1, y1, z1) are not.
+"""
 
 MAX_NUDGE = 100.0
 """In prior σ; 1 to 3 are useful."""
@@ -41,7 +44,7 @@ def pick(prediction: "Prediction", samples: Sequence[int]) -> "Prediction":
     latents = [scale[:, list(samples)] for scale in prediction.latents]
     ids = prediction.orientation_ids
     options = replace(prediction.options, num_samples=len(samples))
-    return _each_slice(
+    return _each_part(
         replace(prediction, options=options),
         lambda part, z: _drawn(
             part, [s[z : z + 1] for s in latents], None if ids is None else ids[z : z + 1, samples]
@@ -61,14 +64,14 @@ def redraw(
     mask = None if region is None else _mask(region, prediction)
     chosen = _chosen_scales(prediction, scales, mask)
     if not chosen:
-        return _each_slice(prediction, lambda part, _: _drawn(part, part.latents, part.orientation_ids))
+        return _each_part(prediction, lambda part, _: _drawn(part, part.latents, part.orientation_ids))
     numbers = ", ".join(map(str, chosen))
-    where = "" if mask is None else f", under {int(mask.sum()):,} pixels,"
+    where = "" if mask is None else f", under {_counted(mask)},"
     note = f"Scales {numbers}{where} are redrawn with seed {options.seed}; the others are kept."
 
     def change(part: "Prediction", z: int) -> "Prediction":
         latents: list[LatentSource] = list(part.latents)
-        cells = None if mask is None else _cells(part, _plane(mask, z))
+        cells = None if mask is None else _cells(part, _of_part(mask, part, z))
         for i in chosen:
             if cells is None:
                 latents[i] = "sample"
@@ -78,7 +81,7 @@ def redraw(
             _drawn(replace(part, options=options), latents, part.orientation_ids), notes=(*part.notes, note)
         )
 
-    return _each_slice(prediction, change)
+    return _each_part(prediction, change)
 
 
 def combine(
@@ -98,17 +101,17 @@ def combine(
         raise DataError(f"combine: expected 1 or {count} hypotheses, got {len(other.samples)}; choose with pick")
     mask = _mask(region, prediction)
     chosen = _chosen_scales(prediction, scales, mask)
-    note = f"Under {int(mask.sum()):,} pixels, scales {', '.join(map(str, chosen))} are those of another hypothesis."
-    parts = other.slices
+    note = f"Under {_counted(mask)}, scales {', '.join(map(str, chosen))} are those of another hypothesis."
+    parts = other.parts
 
     def change(part: "Prediction", z: int) -> "Prediction":
-        cells, latents = _cells(part, _plane(mask, z)), list(part.latents)
+        cells, latents = _cells(part, _of_part(mask, part, z)), list(part.latents)
         theirs = turned([scale[0] for scale in parts[z].latents], _ids(parts[z]), _ids(part))
         for i in chosen:
             latents[i] = torch.where(cells[i], theirs[i], latents[i])
         return replace(_drawn(part, latents, part.orientation_ids), notes=(*part.notes, note))
 
-    return _each_slice(prediction, change)
+    return _each_part(prediction, change)
 
 
 def nudge(
@@ -123,23 +126,25 @@ def nudge(
         raise ConfigError(f"by: expected -{MAX_NUDGE:g} to {MAX_NUDGE:g} prior σ, got {by}")
     if len(at) != 2:
         raise ConfigError(f"at: expected a point (x, y), got {at!r}")
-    mask = _mask(at, prediction)
-    if not 0 <= slice < len(prediction.slices):
-        raise ConfigError(f"slice: expected 0 to {len(prediction.slices) - 1}, got {slice}")
-    note = f"Scale {scale}, channel {channel} at {at[0]:g}, {at[1]:g} is moved by {by:g} σ."
+    depth = len(prediction.mean) if prediction.axes == "zyx" else 1
+    if not 0 <= slice < depth:
+        raise ConfigError(f"slice: expected 0 to {depth - 1}, got {slice}")
+    place = (*at, slice) if prediction.info.ndim == 3 else tuple(at)
+    mask = _mask(place, prediction)
+    note = f"Scale {scale}, channel {channel} at {', '.join(f'{each:g}' for each in place)} is moved by {by:g} σ."
 
     def change(part: "Prediction", z: int) -> "Prediction":
-        if z != slice:
+        if part.axes == "yx" and z != slice:
             return part
         part = with_features(part)
         sigma = part.prior[scale].sigma
-        latents, cell = list(part.latents), _cells(part, _plane(mask, z))[scale]
+        latents, cell = list(part.latents), _cells(part, _of_part(mask, part, z))[scale]
         moved = latents[scale].clone()
         moved[0, :, channel] += (by * sigma * cell)[:, channel]
         latents[scale] = moved
         return replace(_drawn(part, latents, part.orientation_ids), notes=(*part.notes, note))
 
-    return _each_slice(prediction, change)
+    return _each_part(prediction, change)
 
 
 def with_features(part: "Prediction") -> "Prediction":
@@ -167,11 +172,11 @@ def prior_maps(part: "Prediction") -> list[np.ndarray]:
     return found
 
 
-def _each_slice(prediction: "Prediction", change: Callable[["Prediction", int], "Prediction"]) -> "Prediction":
+def _each_part(prediction: "Prediction", change: Callable[["Prediction", int], "Prediction"]) -> "Prediction":
     from hpunet.predict.prediction import stack_slices
 
-    parts = [change(part, z) for z, part in enumerate(prediction.slices)]
-    return parts[0] if prediction.axes == "yx" else stack_slices(parts, name=prediction.name)
+    parts = [change(part, z) for z, part in enumerate(prediction.parts)]
+    return stack_slices(parts, name=prediction.name) if prediction.is_stack else parts[0]
 
 
 def _drawn(part: "Prediction", latents: Sequence[LatentSource], orientation_ids: Tensor | None) -> "Prediction":
@@ -186,38 +191,54 @@ def _ids(part: "Prediction") -> Tensor:
     return torch.zeros(len(part.samples), dtype=torch.long) if ids is None else ids[0]
 
 
-def _cells(part: "Prediction", mask: Bool[np.ndarray, "h w"]) -> list[Tensor]:
+def _cells(part: "Prediction", mask: Bool[np.ndarray, "*s"]) -> list[Tensor]:
     padding = Padding.of(*mask.shape, multiples=part.trained.model.size_multiples)
     padded = torch.zeros(padding.size, dtype=torch.bool)
     padded[padding.inside] = torch.from_numpy(mask)
     return cells_under(padded, _ids(part), latents=[scale[0] for scale in part.latents])
 
 
-def _plane(mask: np.ndarray, z: int) -> np.ndarray:
+def _counted(mask: np.ndarray) -> str:
+    return f"{int(mask.sum()):,} {'pixels' if mask.ndim == 2 else 'voxels'}"
+
+
+def _of_part(mask: np.ndarray, part: "Prediction", z: int) -> np.ndarray:
+    """The mask of the z-th part: of a slice, or of the volume."""
+    if part.axes == "zyx":
+        return np.array(np.broadcast_to(mask, part.mean.shape))
     return mask[z] if mask.ndim == 3 else mask
 
 
 def _mask(region: Where, prediction: "Prediction") -> Bool[np.ndarray, "*z h w"]:
     """The region as a map of the slices, or as one map for all of them."""
     shape = prediction.mean.shape
-    h, w = shape[-2:]
     if isinstance(region, np.ndarray) and region.ndim > 1:
-        if region.shape not in (shape, (h, w)):
+        if region.shape not in (shape, shape[-2:]):
             raise DataError(f"region: expected a map of {'×'.join(map(str, shape))}, got shape {region.shape}")
         mask = region.astype(bool)
     else:
-        numbers = [float(each) for each in region]
-        if len(numbers) not in (2, 4):
-            raise ConfigError(f"region: expected a map, a point (x, y) or a box (x0, y0, x1, y1), got {region!r}")
-        x0, y0, x1, y1 = numbers if len(numbers) == 4 else (*map(np.floor, numbers), *(np.floor(numbers) + 1))
-        if not (0 <= x0 < x1 <= w and 0 <= y0 < y1 <= h):
-            raise DataError(
-                f"region: expected pixels of the {w}×{h} image, got {', '.join(f'{n:g}' for n in numbers)}"
-            )
-        mask = np.zeros((h, w), dtype=bool)
-        mask[int(y0) : int(np.ceil(y1)), int(x0) : int(np.ceil(x1))] = True
+        mask = _box(region, shape=shape)
     if not mask.any():
         raise DataError("region: is empty; mark at least one pixel")
+    return mask
+
+
+def _box(region: Where, *, shape: tuple[int, ...]) -> Bool[np.ndarray, "*z h w"]:
+    """The map of a point or box."""
+    numbers = [float(each) for each in region]
+    num_axes = {2: 2, 4: 2, 3: 3, 6: 3}.get(len(numbers), 0)
+    if not 2 <= num_axes <= len(shape):
+        more = ", a point (x, y, z) or a box (x0, y0, z0, x1, y1, z1)" if len(shape) == 3 else ""
+        words = f"expected a map, a point (x, y) or a box (x0, y0, x1, y1){more}"
+        raise ConfigError(f"region: {words}, got {region!r}")
+    low = numbers[:num_axes] if len(numbers) > num_axes else [float(np.floor(each)) for each in numbers]
+    high = numbers[num_axes:] or [each + 1 for each in low]
+    size = shape[-num_axes:]
+    if not all(0 <= start < end <= side for start, end, side in zip(low, high, size[::-1], strict=True)):
+        its = "×".join(map(str, size[::-1]))
+        raise DataError(f"region: expected pixels of the {its} image, got {', '.join(f'{n:g}' for n in numbers)}")
+    mask = np.zeros(size, dtype=bool)
+    mask[tuple(slice(int(a), int(np.ceil(b))) for a, b in zip(low[::-1], high[::-1], strict=True))] = True
     return mask
 
 

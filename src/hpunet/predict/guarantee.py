@@ -8,11 +8,12 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float32, Integer
+from jaxtyping import Bool, Float32, Float64, Integer
 
 from hpunet.data.types import SetInfo
 from hpunet.errors import CheckpointError, ConfigError
 from hpunet.metrics.conformal import Interval, area_interval, area_range, mask_order
+from hpunet.metrics.shapes import voxel_size
 from hpunet.predict.draw import SamplingOptions, sampler_for
 from hpunet.sampling.review import MAX_PIXELS, ReviewStatistic, pooled_features
 from hpunet.sampling.tiling import Tiled
@@ -56,23 +57,32 @@ class Guarantee:
     level: float
     """The probability with which each of the three statements holds."""
     miss_rate: float
-    outer: Bool[np.ndarray, "h w"]
+    outer: Bool[np.ndarray, "*s"]
     """The grader marks at most a share `miss_rate` of their pixels outside of this mask."""
-    inner: Bool[np.ndarray, "h w"]
+    inner: Bool[np.ndarray, "*s"]
     """The grader marks all of these pixels, but for at most a share `miss_rate` of them."""
     area: Interval
-    """The number of pixels that the grader marks."""
+    """The number of pixels or voxels that the grader marks."""
     calibration: Calibration
+    voxel_ml: float | None = None
+    """Of a volume whose spacing is known: the size of a voxel."""
     is_unusual: bool = False
     """Whether the review flag is raised: then nothing is guaranteed."""
 
     @property
+    def volume(self) -> Interval | None:
+        """The ml that the grader marks; None for images, and without a spacing."""
+        return None if self.voxel_ml is None else Interval(*(end * self.voxel_ml for end in self.area))
+
+    @property
     def note(self) -> str:
         """The statements in one line."""
-        outer, inner = (int(each.sum()) for each in (self.outer, self.inner))
+        dots = "pixels" if self.outer.ndim == 2 else "voxels"
+        outer, inner = (f"{int(each.sum())} {dots}" for each in (self.outer, self.inner))
         least = f"at least {1 - self.miss_rate:.0%}"
-        words = f"{least} of what they mark lies in the outer mask ({outer} pixels); they mark {least} of the inner "
-        words += f"mask ({inner} pixels), and {self.area.low:.0f} to {self.area.high:.0f} pixels in all"
+        words = f"{least} of what they mark lies in the outer mask ({outer}); they mark {least} of the inner "
+        words += f"mask ({inner}), and {self.area.low:.0f} to {self.area.high:.0f} {dots} in all"
+        words += "" if self.volume is None else f" ({self.volume.low:.3g} to {self.volume.high:.3g} ml)"
         doubt = "Does not hold here, since the image is unlike those of training. " if self.is_unusual else ""
         return f"{doubt}For a grader who marks something, each with {self.level:.0%} probability: {words}."
 
@@ -126,7 +136,7 @@ class Calibrated:
                     return statistic, calibration
         return None
 
-    def review(self, image: Float32[np.ndarray, "c h w"]) -> Review | None:
+    def review(self, image: Float32[np.ndarray, " c *s"]) -> Review | None:
         """The review score of an image in [0, 1]; None without a statistic, or if the image is very large."""
         found = self._statistic
         if found is None or image[0].size > MAX_PIXELS:
@@ -138,7 +148,7 @@ class Calibrated:
 
     def check(self, options: SamplingOptions, *, level: float) -> Calibration:
         """Refuse a guarantee that is not calibrated, or samples drawn otherwise, before any work."""
-        is_tiled = isinstance(sampler_for(self.trained, (1, 1), tile=options.tile), Tiled)
+        is_tiled = isinstance(sampler_for(self.trained, (1,) * self.trained.info.ndim, tile=options.tile), Tiled)
         calibration = self.calibration("torch" if is_tiled or self.trained.sampler is None else "fused")
         check_sampling(options, calibration)
         level_for(calibration, level=level, area=0.0)
@@ -146,20 +156,21 @@ class Calibrated:
 
     def guarantee(
         self,
-        samples: Integer[np.ndarray, "s h w"],
+        samples: Integer[np.ndarray, " n *s"],
         *,
-        mean: Float32[np.ndarray, "h w"],
+        mean: Float32[np.ndarray, "*s"],
         info: SetInfo,
         options: SamplingOptions,
         kernels: str,
         level: float,
+        spacing: tuple[float, ...] | None = None,
     ) -> Guarantee:
-        """What `Prediction.guarantee` gives."""
+        """What `Prediction.guarantee` gives; of a volume, `spacing` gives its size in ml."""
         calibration = self.calibration(kernels)
         check_sampling(options, calibration)
         marked = np.isin(samples, info.foreground)
         found = level_for(calibration, level=level, area=median_area(marked))
-        order = mask_order(marked, mean=mean)
+        order = order_of(marked, mean=mean, info=info)
         widened = np.inf if found.area is None else found.area
         largest = float(order.size)
         return Guarantee(
@@ -169,12 +180,20 @@ class Calibrated:
             inner=np.zeros_like(marked[0]) if found.inner is None else order < found.inner,
             area=area_interval(area_range(marked, level=level), threshold=widened, largest=largest),
             calibration=calibration,
+            voxel_ml=voxel_size(spacing) if spacing is not None and mean.ndim == 3 else None,
         )
 
 
-def median_area(marked: Bool[np.ndarray, "s h w"]) -> float:
+def order_of(
+    marked: Bool[np.ndarray, " n *s"], *, mean: Float32[np.ndarray, "*s"], info: SetInfo
+) -> Float64[np.ndarray, "*s"]:
+    """The nested masks of samples, by the spacing of the training data in volumes, the same for all of them."""
+    return mask_order(marked, mean=mean, spacing=info.spacing if mean.ndim == 3 else None)
+
+
+def median_area(marked: Bool[np.ndarray, " n *s"]) -> float:
     """Median area of the samples that mark something, in pixels, by which images are grouped; 0 if none does."""
-    areas = marked.sum(axis=(1, 2))
+    areas = marked.reshape(len(marked), -1).sum(axis=1)
     return float(np.median(areas[areas > 0])) if areas.any() else 0.0
 
 

@@ -4,6 +4,8 @@
 <out>/<name>/overlay.png        the image with coloured instances, next to the true ones if they are known
 <out>/<name>/instances.json     how they were found
 <out>/<name>/instances.nii.gz   if the input is a volume; its slices are clustered one by one
+
+A model of volumes clusters the volume at once: then there is no instances.png, and overlay.png shows three planes.
 """
 
 import json
@@ -27,6 +29,7 @@ from hpunet.predict.prediction import Prediction
 from hpunet.predict.predictor import Predictor
 from hpunet.utils.label_painter import colour_instances, overlay
 from hpunet.utils.pictures import save_picture, sheet
+from hpunet.utils.planes import Planes
 
 MAX_INSTANCES = 2**16 - 1
 _LONGER_SIDE = 512  # minimum for pictures, in pixels
@@ -49,12 +52,12 @@ def save_instances(
     connected: bool = False,
     erosion: int | None = None,
     formats: Sequence[str] | None = None,
-    truth: Int32[np.ndarray, "h w"] | None = None,
+    truth: Int32[np.ndarray, "*s"] | None = None,
     replace: bool = False,
-) -> dict[str, Int32[np.ndarray, "h w"]]:
+) -> dict[str, Int32[np.ndarray, "*s"]]:
     """Write the instances of one image's slices into the folder `target`; returns them by the name of the slice.
 
-    `truth` holds the true instances of a single image, for the picture; `formats` are as for `export`.
+    `truth` holds the true instances of a single image or volume, for the picture; `formats` are as for `export`.
     """
     found: dict[str, np.ndarray] = {}
     with result_folder(target, replace=replace) as folder:
@@ -67,9 +70,13 @@ def save_instances(
                 raise DataError(f"{instances.max()} instances, a map holds {MAX_INSTANCES}; choose a larger --alpha")
             small = instances.astype(np.uint16)
             if PNG in writer.formats:
-                save_picture(Image.fromarray(small), place / "instances.png")
-                picture = instances_picture(image=part.image, instances=instances, truth=truth)
-                save_picture(picture, place / "overlay.png")
+                maps: dict[str, Any] = {"image": part.image, "instances": instances, "truth": truth}
+                if part.axes == "zyx":
+                    planes = Planes.through(instances[None] > 0, spacing=part.spacing)
+                    maps = {name: None if each is None else planes.of(each) for name, each in maps.items()}
+                else:
+                    save_picture(Image.fromarray(small), place / "instances.png")
+                save_picture(instances_picture(**maps), place / "overlay.png")
             about = {"image": part.name, **asdict(part.origin), **asdict(part.options), "notes": part.notes}
             about |= {"alpha": alpha, "connected": connected, "num_instances": len(np.unique(small[small > 0]))}
             (place / "instances.json").write_text(json.dumps(about, indent=1) + "\n")
@@ -102,7 +109,7 @@ def instances_picture(
 
 
 def rand_error_of(
-    instances: Int32[np.ndarray, "h w"], *, truth: Int32[np.ndarray, "h w"], valid: Bool[np.ndarray, "h w"]
+    instances: Int32[np.ndarray, "*s"], *, truth: Int32[np.ndarray, "*s"], valid: Bool[np.ndarray, "*s"]
 ) -> float:
-    """The Rand error of one image; NaN without true instances."""
+    """The Rand error of one image or volume; NaN without true instances."""
     return float(rand_error(prediction=instances[None], truth=truth[None], valid=valid[None])[0])

@@ -31,13 +31,18 @@ _NO_VOLUME = "not measured: slices are sampled one by one, so samples of neighbo
 
 def measure_prediction(part: "Prediction") -> Measurements:
     """See `Prediction.measurements`."""
-    if part.axes != "yx":
+    if part.is_stack:
         raise ConfigError(f"{part.name}: volume {_NO_VOLUME}; measure one of its slices, .slices[z].measurements")
     require_classes(part.info, what="measurements")
+    return measure(part.samples, classes=_named_classes(part.info), spacing=known_spacing(part))
+
+
+def known_spacing(part: "Prediction") -> tuple[float, ...] | None:
+    """Distance of neighbouring pixels in mm; None if its file does not say, or its header is damaged."""
     spacing = part.spacing
-    if spacing is not None and not all(1 / _LARGEST_MM < side < _LARGEST_MM for side in spacing):
-        spacing = None
-    return measure(part.samples, classes=_named_classes(part.info), spacing=spacing)
+    if spacing is None or not all(1 / _LARGEST_MM < side < _LARGEST_MM for side in spacing):
+        return None
+    return spacing
 
 
 def require_classes(info: SetInfo, *, what: str) -> None:
@@ -59,7 +64,7 @@ def measurement_files(part: "Prediction") -> dict[str, Any]:
     writer = csv.writer(text, lineterminator="\n")
     quantities = list(next(iter(found.classes.values())))
     writer.writerow(["image", "sample", "hypothesis", "class", *quantities, "unit"])
-    unit = "pixel" if found.spacing is None else "mm"
+    unit = ("pixel" if part.axes == "yx" else "voxel") if found.spacing is None else "mm"
     for sample in range(len(part.samples)):
         for name, sizes in found.classes.items():
             numbers = [f"{sizes[quantity].values[sample]:.10g}" for quantity in quantities]
@@ -69,7 +74,7 @@ def measurement_files(part: "Prediction") -> dict[str, Any]:
         "version": 1,
         "image": part.name,
         "spacing_mm": None if found.spacing is None else list(found.spacing),
-        "volume": _NO_VOLUME if part.place.shape[0] > 1 else None,
+        "volume": _NO_VOLUME if part.place.shape[0] > 1 and part.axes == "yx" else None,
         "classes": {name: {q: _record(each) for q, each in sizes.items()} for name, sizes in found.classes.items()},
         "hypotheses": [
             {

@@ -23,9 +23,10 @@ from hpunet.predict.contact_sheet import sample_sheet
 from hpunet.predict.crop import Number
 from hpunet.predict.draw import SamplingOptions
 from hpunet.predict.guarantee import Calibrated, Guarantee, Review
-from hpunet.predict.measurements import measure_prediction, require_classes
+from hpunet.predict.measurements import known_spacing, measure_prediction, require_classes
 from hpunet.predict.place import Place, slice_name
 from hpunet.predict.state import state_of
+from hpunet.predict.volume_sheet import volume_sheet
 from hpunet.sampling.hypotheses import Hypothesis, distinct_hypotheses, representatives
 from hpunet.sampling.orientations import Features
 from hpunet.weights.load import TrainedModel
@@ -61,7 +62,10 @@ class Prediction:
     axes: str
     """The axes of maps: "yx", or "zyx" for volumes."""
     latents: tuple[Tensor, ...]
-    """For each scale, coarsest first, (z, s, channels, h_i, w_i); of the padded image. z is 1 for an image."""
+    """For each scale, coarsest first, (z, s, channels, h_i, w_i) of the padded slices; z is 1 for an image.
+
+    Of a model of volumes (1, s, channels, d_i, h_i, w_i).
+    """
     orientation_ids: Integer[Tensor, "z s"] | None
     notes: tuple[str, ...]
     """What was done to the image, and how it differs from those of training, in plain sentences."""
@@ -76,7 +80,7 @@ class Prediction:
     cond: Float32[np.ndarray, "e ..."] | None = None
     """Of a model that extrapolates: what is visible, and its labels as one plane per class."""
     review: Review | None = None
-    """How unlike the training images this is (of a volume, the most unusual slice); None if not known."""
+    """How unlike the training images this is (of a stack, the most unusual slice); None if not known."""
     calibrated: Calibrated | None = None
     """For guarantees; None if samples were edited."""
 
@@ -118,42 +122,51 @@ class Prediction:
 
     @cached_property
     def measurements(self) -> Measurements:
-        """Sizes in every sample, by class; in mm if the file says the spacing. Of an image or a slice, no stack."""
+        """Sizes in every sample, by class; in mm and ml if the file says the spacing.
+
+        Of an image, a slice, or a volume by a model of volumes; no stack of slices that were sampled one by one.
+        """
         return measure_prediction(self)
 
     def growth(
-        self, after: "Prediction", *, more_than: float = 0.25, quantity: str = "area", class_name: str | None = None
+        self,
+        after: "Prediction",
+        *,
+        more_than: float = 0.25,
+        quantity: str | None = None,
+        class_name: str | None = None,
     ) -> float:
         """The probability that what a later image of the patient shows is larger by more than this share.
 
-        `quantity` is "area", "longest_diameter", "perpendicular_diameter" or "num_parts", compared in all pairs of
-        samples. `class_name` is optional if there is only one class.
+        `quantity` is "area" ("volume" of volumes; the default), "longest_diameter", "perpendicular_diameter" or
+        "num_parts", compared in all pairs of samples. `class_name` is optional if there is only one class.
         """
         how: dict[str, Any] = {"more_than": more_than, "quantity": quantity, "class_name": class_name}
         return self.measurements.growth(after.measurements, **how)
 
     @cached_property
     def prior(self) -> list[Gaussian]:
-        """Of a slice: the prior of its samples at each scale, given their coarser latents, as the samples lie."""
+        """Of what was sampled at once: the prior at each scale, given the coarser latents, as the samples lie."""
         return edit.prior(self)
 
     def guarantee(self, level: float = 0.9) -> Guarantee:
-        """Inner and outer mask and an interval of areas that hold with this probability (`hpunet calibrate`).
+        """Inner and outer mask and an interval of sizes that hold with this probability (`hpunet calibrate`).
 
-        Of an image or a slice; samples must have been drawn as in the calibration, and not edited.
+        Of what was sampled at once; samples must have been drawn as in the calibration, and not edited.
         """
         if self.calibrated is None:
             raise ConfigError(f"{self.name}: samples were edited; guarantees are for samples as they are drawn")
-        if self.axes != "yx":
-            raise ConfigError(f"{self.name}: is a volume; guarantees are for images, such as its `slices`")
+        if self.is_stack:
+            raise ConfigError(f"{self.name}: was sampled slice by slice; guarantees are for its `slices`")
         how: dict[str, Any] = {"mean": self.mean, "info": self.info, "options": self.options}
-        found = self.calibrated.guarantee(self.samples, **how, kernels=self.origin.kernels, level=level)
+        how |= {"kernels": self.origin.kernels, "spacing": known_spacing(self)}
+        found = self.calibrated.guarantee(self.samples, **how, level=level)
         return replace(found, is_unusual=self.review is not None and self.review.is_unusual)
 
     @property
     def statements(self) -> list[str]:
         """What is guaranteed with 90 %, or why nothing is; nothing without a calibration, or if edited."""
-        if self.calibrated is None or self.axes != "yx" or not self.calibrated.exists:
+        if self.calibrated is None or self.is_stack or not self.calibrated.exists:
             return []
         try:
             return [self.guarantee().note]
@@ -161,9 +174,22 @@ class Prediction:
             return [f"No guarantees: {error}"]
 
     @property
+    def is_stack(self) -> bool:
+        """Whether this is a volume whose slices were sampled one by one, so that they do not belong together."""
+        return self.axes == "zyx" and self.info.ndim == 2
+
+    @property
     def slices(self) -> list["Prediction"]:
         """The slices of a volume, each as a prediction of its own; an image is its only slice."""
-        return [self] if self.axes == "yx" else [self._slice(z) for z in range(len(self.mean))]
+        if self.info.ndim == 3:
+            words = f"{self.name}: was sampled as a volume, whose slices are no predictions"
+            raise ConfigError(f"{words}; .samples[:, z] and .mean[z] are those of slice z")
+        return self.parts
+
+    @property
+    def parts(self) -> list["Prediction"]:
+        """What was sampled at once: the slices of a stack, otherwise the image or volume."""
+        return [self._slice(z) for z in range(len(self.mean))] if self.is_stack else [self]
 
     def _slice(self, z: int) -> "Prediction":
         first, y, x = self.place.offset
@@ -200,7 +226,8 @@ class Prediction:
 
         Args:
             scales: as for drawing; by default all, or, with a region, those whose cells are not much larger than it.
-            region: a map of the image's size, a point (x, y), or a box (x0, y0, x1, y1).
+            region: a map of the image's size, a point (x, y), or a box (x0, y0, x1, y1), of all slices; of a volume
+                also a point (x, y, z) or a box (x0, y0, z0, x1, y1, z1).
             seed: of the new noise; by default the next one.
             temperature: factor on the prior's σ; 0 sets the scales to their mean. By default as before.
         """
@@ -218,7 +245,7 @@ class Prediction:
     def nudge(
         self, *, scale: int, at: Sequence[Number], by: Number, channel: int = 0, slice: int = 0
     ) -> "Prediction":
-        """Move the latent of a scale at a point (x, y) by so many prior σ, in all samples."""
+        """Move the latent of a scale at a point (x, y) of a slice by so many prior σ, in all samples."""
         return edit.nudge(self, scale=scale, at=at, by=by, channel=channel, slice=slice)
 
     def state(self, *samples: int) -> dict[str, Any]:
@@ -250,16 +277,20 @@ class Prediction:
         export(self, Path(folder), **how, replace=replace)
 
     def sheet(self, *, colour: str | None = None) -> Image.Image:
-        """Image, mean, spread, distinct hypotheses and samples on one page; of a volume, where they differ most.
+        """Image, mean, spread, distinct hypotheses and samples on one page.
 
-        `colour` is that of outlines, a CSS name or #rrggbb; by default the one that differs most from the image.
+        Of a stack, the slice in which samples differ most; of a volume, three planes through what is marked. `colour`
+        is that of outlines, a CSS name or #rrggbb; by default the one that differs most from the image.
         """
-        most = max(self.slices, key=lambda part: float(part.std.sum()))
+        most = max(self.parts, key=lambda part: float(part.std.sum()))
         options, origin = self.options, self.origin
         title = f"{most.name}: {len(most.samples)} samples of {origin.run}, iteration {origin.iteration}"
         title += f", scales {options.scales}, seed {options.seed}"
         maps: dict[str, Any] = {"image": most.image, "labels": most.samples, "mean": most.mean, "std": most.std}
-        return sample_sheet(**maps, hypotheses=most.hypotheses, title=title, colour=colour)
+        maps |= {"hypotheses": most.hypotheses, "title": title, "colour": colour}
+        if most.axes == "zyx":
+            return volume_sheet(**maps, spacing=most.spacing, first_slice=most.place.offset[0])
+        return sample_sheet(**maps)
 
     def show(self) -> None:
         """Open the sheet in a picture viewer."""

@@ -105,20 +105,22 @@ class Predictor:
         visible: MapLike | None = None,
         labels: MapLike | None = None,
     ) -> Prediction:
-        """Draw hypotheses of an image or volume.
+        """Draw hypotheses of an image or volume; a model of images segments a volume slice by slice.
 
         Args:
             image: a path, the paths of a DICOM series, a Pillow image, an array or tensor (h, w), (h, w, c),
-                (c, h, w) or (1, c, h, w), in stored values: 0 to 255 for 8 bits.
+                (c, h, w) or (1, c, h, w), in stored values: 0 to 255 for 8 bits. For a model of volumes, arrays have
+                the depth before h, (d, h, w).
             num_samples: number of samples, up to 1024. The n-th sample is the same for any number.
             seed: of the noise.
             scales: "full", "global" (the coarsest), "local" (the finest), or numbers; the others use their mean.
             temperature: factor on the prior's σ, or one per scale, coarsest first.
             window: stored values that map to 0 and 1, or a word such as "auto" or "ct-lung" (`data/io/windows.py`);
                 by default as in training.
-            at: a point (x, y) in the object. The crop around it that the model was trained on is cut out.
+            at: a point (x, y) in the object. The crop around it that the model was trained on is cut out, with all
+                slices.
             box: a box (x0, y0, x1, y1) around the object, instead of a point.
-            spacing: distance of pixels in mm to resample to; by default stored pixels are used.
+            spacing: distance of pixels of an image in mm to resample to; by default stored pixels are used.
             slices: first and end of the slices of a volume; by default all.
             tile: "auto", "whole", or the tile side in pixels. Changes the memory needed, not the result.
             same_iou: samples with at least this IoU are the same hypothesis; by default 0.5, or less where groups are
@@ -134,7 +136,8 @@ class Predictor:
         source = self.read(image, options=options, visible=visible, labels=labels)
         numbers = select_slices(len(source.images), slices, where=source.name)
         parts = list(self.each_slice(source, options=options, numbers=numbers))
-        return stack_slices(parts, name=source.name) if source.place.geometry.axes == "zyx" else parts[0]
+        is_stack = source.place.geometry.axes == "zyx" and self.info.ndim == 2
+        return stack_slices(parts, name=source.name) if is_stack else parts[0]
 
     def map(self, images: Iterable[ImageLike], **how: Any) -> Iterator[Prediction]:
         """Predictions of many images, one at a time in memory; options as for a single one."""
@@ -160,7 +163,8 @@ class Predictor:
         parts = list(self.each_slice(source, options=kept.options, numbers=numbers, given=kept.given(numbers)))
         for part in parts:
             kept.check_image(part)
-        return parts[0] if kept.axes == "yx" else stack_slices(parts, name=source.name)
+        is_stack = kept.axes == "zyx" and self.info.ndim == 2
+        return stack_slices(parts, name=source.name) if is_stack else parts[0]
 
     def read(
         self,
@@ -180,9 +184,12 @@ class Predictor:
         return show_part(opened, visible=visible, labels=labels, info=self.info)
 
     def encode(self, source: OpenedImage, *, number: int = 0, tile: str = "auto") -> Features:
-        """What all samples of a slice share, for `each_slice`."""
-        cond = None if source.cond is None else source.cond[number]
-        return encode_image(self.trained, image=source.images[number], cond=cond, tile=tile, name=source.name)
+        """What all samples of a slice share, for `each_slice`; for a model of volumes, of the volume."""
+        if self.info.ndim == 3:
+            image, cond = source.volume(range(len(source.images)))
+        else:
+            image, cond = source.images[number], None if source.cond is None else source.cond[number]
+        return encode_image(self.trained, image=image, cond=cond, tile=tile, name=source.name)
 
     def check(self, options: SamplingOptions) -> None:
         """Refuse impossible options before any work."""
@@ -192,7 +199,7 @@ class Predictor:
         parse_scales(options.scales, latent_dims=self.model.latent_dims)
         temperature_per_scale(options.temperature, num_scales=len(self.model.latent_dims))
         check_region(options.region)
-        sampler_for(self.trained, (1, 1), tile=options.tile)
+        sampler_for(self.trained, (1,) * self.info.ndim, tile=options.tile)
 
     def each_slice(
         self,
@@ -206,40 +213,45 @@ class Predictor:
     ) -> Iterator[Prediction]:
         """The slices of a volume (or these `numbers`), one at a time in memory; an image is its only slice.
 
+        A model of volumes gives a single prediction, of all these slices together, under the number of the first.
         `features` of some slices, from `encode`, save the encoder; `given` are the latents of all of them, instead of
         new ones; `advance` is called with the number of new samples.
         """
-        depth, _, h, w = source.images.shape
+        depth = len(source.images)
+        chosen = range(depth) if numbers is None else numbers
+        if self.info.ndim == 3:
+            image, cond = source.volume(chosen)
+            parts = iter([(chosen[0], source.name, image, cond)])
+        else:
+            conds = source.cond
+            parts = (
+                (z, slice_name(source.name, z=z, depth=depth), source.images[z], None if conds is None else conds[z])
+                for z in chosen
+            )
         _, top, left = source.place.offset
         trained = self.trained
-        kernels, size_notes = self._how_computed((h, w), tile=options.tile)
-        origin = Origin(trained.name, trained.step, kernels, trained.model.orientations)
-        notes = (*source.notes, *size_notes)
-        for z in range(depth) if numbers is None else numbers:
-            name = slice_name(source.name, z=z, depth=depth)
-            cond = None if source.cond is None else source.cond[z]
-            how: dict[str, Any] = {
-                "name": name,
-                "features": (features or {}).get(z),
-                "advance": advance,
-                "cond": cond,
-            }
+        for z, name, image, cond in parts:
+            kernels, size_notes = self._how_computed(image.shape[1:], tile=options.tile)
+            origin = Origin(trained.name, trained.step, kernels, trained.model.orientations)
+            notes = (*source.notes, *size_notes)
+            known = (features or {}).get(z)
+            how: dict[str, Any] = {"name": name, "features": known, "advance": advance, "cond": cond}
             if given is not None:
                 how |= {"latents": given[z].latents, "orientation_ids": given[z].orientation_ids}
-            drawn = sample_image(trained, image=source.images[z], options=options, **how)
-            review = self.calibrated.review(source.images[z])
+            drawn = sample_image(trained, image=image, options=options, **how)
+            review = self.calibrated.review(image)
             yield Prediction(
                 name=name,
-                image=source.images[z],
+                image=image,
                 **drawn.maps(),
-                axes="yx",
+                axes="yx" if self.info.ndim == 2 else "zyx",
                 notes=(*notes, review.note) if review is not None and review.is_unusual else notes,
                 options=options,
                 trained=trained,
                 info=trained.info,
                 origin=origin,
                 place=replace(source.place, offset=(z, top, left)),
-                features=(features or {}).get(z),
+                features=known,
                 cond=cond,
                 review=review,
                 calibrated=self.calibrated if given is None else None,
@@ -248,11 +260,12 @@ class Predictor:
     def _how_computed(self, size: tuple[int, ...], *, tile: str) -> tuple[str, list[str]]:
         """The kernels for images of this size, and notes on padding and tiles."""
         notes: list[str] = []
-        sides = [n + -n % multiple for n, multiple in zip(size, self.model.size_multiples, strict=True)]
-        before, after = (f"{h}×{w}" for h, w in (size, sides))
-        if before != after:
-            notes.append(f"Padded from {before} to {after} pixels with border pixels; results are cut back.")
-        sampler = sampler_for(self.trained, (sides[0], sides[1]), tile=tile)
+        sides = tuple(n + -n % multiple for n, multiple in zip(size, self.model.size_multiples, strict=True))
+        dots = "pixels" if len(size) == 2 else "voxels"
+        if sides != size:
+            before, after = ("×".join(map(str, each)) for each in (size, sides))
+            notes.append(f"Padded from {before} to {after} {dots} with border {dots}; results are cut back.")
+        sampler = sampler_for(self.trained, sides, tile=tile)
         if isinstance(sampler, Tiled):
-            notes.append(f"Computed in tiles of {sampler.tile} pixels, which does not change the result.")
+            notes.append(f"Computed in tiles of {sampler.tile} {dots}, which does not change the result.")
         return "torch" if sampler is self.model or isinstance(sampler, Tiled) else "fused", notes

@@ -10,6 +10,9 @@ state.json          what makes the samples again from image and model, also edit
 sheet.png           all of it on one page
 
 Each slice of a volume has its own folder, `z-012`. Other formats are of the whole: `export/registry.py`.
+
+A model of volumes samples the volume at once: there is one folder, without PNGs of maps. NIfTI then holds samples,
+mean.nii.gz, std.nii.gz, hypothesis-A.nii.gz and so on, and, with --guarantee, outer.nii.gz and inner.nii.gz.
 """
 
 import json
@@ -19,9 +22,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import UInt8
 from PIL import Image
 
 from hpunet.predict.export.collector import sample_name
+from hpunet.predict.export.results import letters
 from hpunet.predict.measurements import CSV_FILE, JSON_FILE, measurement_files
 from hpunet.predict.prediction import Prediction
 from hpunet.sampling.hypotheses import Hypothesis, summarise
@@ -29,13 +34,22 @@ from hpunet.utils.pictures import save_picture
 
 
 def save_pictures(part: Prediction, folder: Path, *, colour: str | None) -> None:
-    """Write the maps and the sheet of a slice."""
+    """Write the maps and the sheet of a slice; of a volume the sheet."""
+    save_picture(part.sheet(colour=colour), folder / "sheet.png")
+    if part.axes == "zyx":
+        return
     for number, labels in enumerate(part.samples):
         save_picture(Image.fromarray(labels), folder / f"{sample_name(number)}.png")
     for name in ("mean", "std"):
         values = np.rint(getattr(part, name) * 65535).astype(np.uint16)
         save_picture(Image.fromarray(values), folder / f"{name}.png")
-    save_picture(part.sheet(colour=colour), folder / "sheet.png")
+
+
+def volume_maps(part: Prediction) -> dict[str, np.ndarray]:
+    """The map of each hypothesis of a volume, by its name; of slices there are none, since each has its own."""
+    if part.axes == "yx":
+        return {}
+    return {f"hypothesis-{letters(number)}": found.labels for number, found in enumerate(part.hypotheses)}
 
 
 def save_record(part: Prediction, folder: Path, *, representatives: int | None = None) -> None:
@@ -66,7 +80,7 @@ def _listed(hypotheses: Sequence[Hypothesis]) -> list[dict[str, Any]]:
             "share": hypothesis.share,
             "count": len(hypothesis.members),
             "description": hypothesis.description,
-            "area_pixels": hypothesis.area,
+            ("area_pixels" if hypothesis.labels.ndim == 2 else "volume_voxels"): hypothesis.area,
             "num_parts": hypothesis.num_parts,
             "representative": sample_name(hypothesis.representative),
             "members": [sample_name(member) for member in hypothesis.members],
@@ -75,20 +89,26 @@ def _listed(hypotheses: Sequence[Hypothesis]) -> list[dict[str, Any]]:
     ]
 
 
-def save_guarantee(part: Prediction, folder: Path, *, level: float) -> None:
-    """Write what holds for the slice with this probability."""
+def save_guarantee(part: Prediction, folder: Path, *, level: float) -> dict[str, UInt8[np.ndarray, "*s"]]:
+    """Write what holds for a slice or volume with this probability; returns the masks of a volume, by name."""
     found = part.guarantee(level)
-    for name in ("outer", "inner"):
-        save_picture(Image.fromarray(getattr(found, name).astype(np.uint8)), folder / f"{name}.png")
+    masks = {name: getattr(found, name).astype(np.uint8) for name in ("outer", "inner")}
     calibration = found.calibration
+    size: dict[str, Any] = {"area_pixels": list(found.area)}
+    if part.axes == "zyx":
+        size = {"volume_voxels": list(found.area), "volume_ml": list(found.volume) if found.volume else None}
+    else:
+        for name, mask in masks.items():
+            save_picture(Image.fromarray(mask), folder / f"{name}.png")
     about = {
         "image": part.name,
         "guarantee": level,
         "miss_rate": found.miss_rate,
-        "area_pixels": list(found.area),
+        **size,
         "statement": found.note,
         "calibrated_on": {"data": calibration.data, "split": calibration.split, "patients": calibration.num_patients},
         "image_is_unusual": found.is_unusual,
         "notes": calibration.notes,
     }
     (folder / "guarantee.json").write_text(json.dumps(about, indent=1) + "\n")
+    return masks if part.axes == "zyx" else {}

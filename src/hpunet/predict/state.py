@@ -43,7 +43,7 @@ class ModelRecord(_Strict):
 
 
 class ImageRecord(_Strict):
-    """A slice as the model saw it; no name, which may be a patient's."""
+    """A slice or volume as the model saw it; no name, which may be a patient's."""
 
     shape: list[_Count]
     sha256: str
@@ -51,9 +51,12 @@ class ImageRecord(_Strict):
 
 
 class LatentRecord(_Strict):
-    """The latents of a scale: the bytes of (z, s, channels, h_i, w_i) float32, little-endian."""
+    """The latents of a scale: the bytes of (z, s, channels, h_i, w_i) float32, little-endian.
 
-    shape: Annotated[list[_Count], Field(min_length=5, max_length=5)]
+    Of a model of volumes (1, s, channels, d_i, h_i, w_i).
+    """
+
+    shape: Annotated[list[_Count], Field(min_length=5, max_length=6)]
     base64: str
 
     def tensor(self, *, name: str) -> Tensor:
@@ -77,12 +80,12 @@ class State(_Strict):
     version: Literal[1] = 1
     model: ModelRecord
     images: list[ImageRecord]
-    """Of each slice."""
+    """Of each slice, or of the volume."""
     axes: Literal["yx", "zyx"]
     slices: tuple[_Count, _Count] | None
     options: SamplingOptions
     orientation_ids: list[list[int]] | None
-    """Of every slice and hypothesis."""
+    """Of every slice (or the volume) and hypothesis."""
     latents: list[LatentRecord]
 
     def check_model(self, trained: TrainedModel) -> None:
@@ -92,8 +95,10 @@ class State(_Strict):
             raise DataError(f"state: was drawn by {drawn}, not by {trained.name} at iteration {trained.step}")
 
     def given(self, numbers: Sequence[int]) -> dict[int, Given]:
-        """The latents of each of these slices."""
+        """The latents of each of these slices; those of a volume under the number of its first slice."""
         latents = [each.tensor(name=f"state: latents[{i}]") for i, each in enumerate(self.latents)]
+        if any(each.ndim == 6 for each in latents):
+            numbers = numbers[:1]
         expected = len(numbers), self.options.num_samples
         ids = self.orientation_ids
         if (
@@ -108,8 +113,8 @@ class State(_Strict):
         }
 
     def check_image(self, part: "Prediction") -> None:
-        """Refuse a slice of another image."""
-        first = self.slices[0] if self.slices else 0
+        """Refuse a slice of another image, or another volume."""
+        first = self.slices[0] if self.slices and len(self.images) > 1 else part.place.offset[0]
         if _record(part) != self.images[part.place.offset[0] - first]:
             raise DataError(
                 "state: was drawn from another image or visible part, or read with another window or spacing"
@@ -118,18 +123,22 @@ class State(_Strict):
 
 def state_of(prediction: "Prediction", samples: Sequence[int] = ()) -> dict[str, Any]:
     """See `Prediction.state`."""
-    parts, place, ids = prediction.slices, prediction.place, prediction.orientation_ids
+    parts, place, ids = prediction.parts, prediction.place, prediction.orientation_ids
     chosen, first = list(samples or range(len(prediction.samples))), place.offset[0]
     options = asdict(prediction.options) | {"num_samples": len(chosen)}
     return State(
         model=ModelRecord(name=prediction.origin.run, iteration=prediction.origin.iteration),
         images=[_record(part) for part in parts],
         axes="yx" if prediction.axes == "yx" else "zyx",
-        slices=(first, first + len(parts)) if place.geometry.axes == "zyx" else None,
+        slices=(first, first + _depth(prediction)) if place.geometry.axes == "zyx" else None,
         options=SamplingOptions(**options | {"region": prediction.options.region}),
         orientation_ids=None if ids is None else ids[:, chosen].tolist(),
         latents=[_latents(scale[:, chosen]) for scale in prediction.latents],
     ).model_dump(mode="json")
+
+
+def _depth(prediction: "Prediction") -> int:
+    return len(prediction.mean) if prediction.axes == "zyx" else 1
 
 
 def read_state(given: str | Path | Mapping[str, Any]) -> State:

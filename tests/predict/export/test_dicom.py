@@ -14,7 +14,7 @@ from dicom_series import IDENTITY, KINDS, NAME, ROOT, SPACING, write_series
 from exported import inside, levels, stored_slices, thresholded
 from lidc_study import Series
 from skimage.draw import polygon2mask
-from untrained import make_instance_predictor, make_predictor
+from untrained import VOLUMES, make_instance_predictor, make_predictor, make_volume_predictor
 
 from hpunet.errors import DataError
 from hpunet.predict.export.registry import check_formats, fitting_formats
@@ -24,13 +24,19 @@ from hpunet.predict.place import Place
 PLACE = {"at": (8, 15), "slices": (1, 3)}
 
 
-@pytest.fixture(scope="module", params=[*((kind, False) for kind in KINDS), ("tilted", True), ("one-file", True)])
+LESIONS = replace(VOLUMES, fixed_classes=("background", "lesion"))
+SOURCES = [*((kind, False, False) for kind in KINDS), ("tilted", True, False), ("one-file", True, False)]
+SOURCES += [("tilted", True, True), ("one-file", False, True)]  # by a model of volumes
+
+
+@pytest.fixture(scope="module", params=SOURCES)
 def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The folder of a series, that of results, and the part of a slice that was sampled."""
-    kind, is_crop = request.param
+    kind, is_crop, is_volume = request.param
     folder = tmp_path_factory.mktemp(kind)
     source = write_series(folder, kind)
-    prediction = thresholded(make_predictor(), source, **PLACE if is_crop else {})
+    predictor = make_volume_predictor(LESIONS) if is_volume else make_predictor()
+    prediction = thresholded(predictor, source, **PLACE if is_crop else {})
     prediction.save(folder / "out", formats="dicom-seg,rtstruct")
     (_, y, x), (h, w) = prediction.place.offset, prediction.mean.shape[-2:]
     return source, folder / "out", np.s_[y : y + h, x : x + w], len(prediction.mean)

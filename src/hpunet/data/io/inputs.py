@@ -1,6 +1,7 @@
 """Images to segment, without labels: an image or the slices of a volume, scaled like the training images."""
 
 import hashlib
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,14 +15,23 @@ from hpunet.data.io.dicom import HOUNSFIELD, Frame, is_dicom
 from hpunet.data.io.geometry import Geometry
 from hpunet.data.io.images import read_image
 from hpunet.data.io.intensity import loses_negatives, range_of, to_planes, unit_floats
-from hpunet.data.io.limits import named_errors
+from hpunet.data.io.limits import check_unpacked, named_errors
 from hpunet.data.io.series import dicom_files, read_scan
-from hpunet.data.io.volumes import NIFTI_ENDINGS, NIFTI_HEAD_BYTES, decode_nifti, nifti_header
+from hpunet.data.io.volumes import (
+    HDF5_ENDINGS,
+    NIFTI_ENDINGS,
+    NIFTI_HEAD_BYTES,
+    STACK_ENDINGS,
+    decode_nifti,
+    nifti_header,
+    read_stack,
+    stack_header,
+)
 from hpunet.data.io.windows import CHOICES, NAMED, UNIT_WINDOW, Window, in_numbers
 from hpunet.data.types import SetInfo
 from hpunet.errors import DataError
 from hpunet.utils.files import check_file, read_file
-from hpunet.utils.limits import MAX_PIXELS
+from hpunet.utils.limits import MAX_PIXELS, MAX_VOLUME_BYTES
 from hpunet.utils.text import as_utf8
 
 _UID = re.compile(r"\d+(\.\d+){4}")
@@ -64,7 +74,7 @@ def input_name(path: Path) -> str:
 
     A DICOM UID, which leads to a patient, becomes "image-" and a hash of it.
     """
-    return plain_name(path.name, endings=() if path.is_dir() else ENDINGS)
+    return plain_name(path.name, endings=() if path.is_dir() else (*ENDINGS, *HDF5_ENDINGS))
 
 
 def plain_name(name: str, *, endings: Sequence[str] = ENDINGS) -> str:
@@ -79,15 +89,18 @@ def without_uids(name: str) -> str:
     return _WHOLE_UID.sub(lambda found: f"image-{hashlib.sha256(as_utf8(found[0])).hexdigest()[:12]}", name)
 
 
-def read_stored(path: Path | Sequence[Path]) -> Stored:
+def read_stored(path: Path | Sequence[Path], *, volumes: bool = False) -> Stored:
     """A PNG, JPEG, TIFF, GIF, .npy array (h, w) or (h, w, c), NIfTI volume, or DICOM file.
 
-    A DICOM series is a folder, or a sequence of its files.
+    A DICOM series is a folder, or a sequence of its files. With `volumes`, as models of volumes need them, a TIFF
+    and an HDF5 file are stacks of slices, and an array is (d, h, w) or (d, h, w, c).
     """
     if not isinstance(path, Path):
         return _read_dicom(path, name=str(path[0].parent) if path else "image")
     if path.is_dir():
         return _read_dicom(dicom_files(path), name=str(path))
+    if volumes and path.name.lower().endswith(STACK_ENDINGS):
+        return _read_stack(path)
     if not path.name.lower().endswith(ENDINGS) or path.suffix.lower() == ".dcm":
         if path.suffix.lower() != ".dcm" and not is_dicom(path):
             endings = ", ".join(ENDINGS)
@@ -98,7 +111,7 @@ def read_stored(path: Path | Sequence[Path]) -> Stored:
         header = nifti_header(content[:NIFTI_HEAD_BYTES], packed=len(content), name=str(path))
         return Stored(decode_nifti(content, name=str(path)).slices, Geometry.from_nifti(header), header)
     if path.suffix.lower() == ".npy":
-        return Stored(_read_npy(path)[None])
+        return Stored(_read_npy(path, num_axes=3), Geometry("zyx")) if volumes else Stored(_read_npy(path)[None])
     notes: list[str] = []
     return Stored(read_image(path, notes=notes)[None], notes=tuple(notes))
 
@@ -116,6 +129,8 @@ def to_input(stored: Stored, *, name: str, where: str, info: SetInfo, window: Wi
     if chosen is None and not (info.intensity_window == UNIT_WINDOW and values.dtype.kind in "iu"):
         chosen = info.intensity_window
     by_range = stored.header is not None and info.image_bits == 32
+    if chosen == "auto" and info.ndim == 3:  # not of each slice
+        chosen = range_of(values)
     planes = to_planes(values, by_range=by_range, window=chosen, name=where)
     if chosen is None and 8 * planes.itemsize != info.image_bits:
         low, high = range_of(values)
@@ -166,16 +181,30 @@ def _read_dicom(paths: Sequence[Path], *, name: str) -> Stored:
     return Stored(scan.values, scan.geometry, header, scan.notes, scan.window, scan.unit, scan.frames)
 
 
-def _read_npy(path: Path) -> np.ndarray:
+def _read_stack(path: Path) -> Stored:
+    """A stack of slices; a single one is an image."""
+    header, packed = stack_header(path), check_file(path, error=DataError)
+    num_bytes = math.prod(header.shape) * header.dtype.itemsize
+    check_unpacked(num_bytes, packed=packed, name=str(path))
+    stack = read_stack(path)
+    return Stored(
+        stack.astype(stack.dtype.newbyteorder("="), copy=False), Geometry("zyx" if len(stack) > 1 else "yx")
+    )
+
+
+def _read_npy(path: Path, *, num_axes: int = 2) -> np.ndarray:
     """An array, never a pickle; mapped first, so that no header can claim more than the file holds."""
+    what, dims = ("a volume", "d, h, w") if num_axes == 3 else ("an image", "h, w")
     check_file(path, error=DataError)
     with named_errors("array", name=str(path)):
         mapped = np.load(path, mmap_mode="r", allow_pickle=False)
         shape: tuple[int, ...] = getattr(mapped, "shape", ())  # an .npz archive has none
-        if len(shape) not in (2, 3) or 0 in shape:
-            raise DataError(f"{path}: expected an image (h, w) or (h, w, c), got shape {shape}")
+        if len(shape) not in (num_axes, num_axes + 1) or 0 in shape:
+            raise DataError(f"{path}: expected {what} ({dims}) or ({dims}, c), got shape {shape}")
         if path.stat().st_size != mapped.offset + mapped.nbytes:
             raise DataError(f"{path}: holds more than its one array of shape {shape}; save that alone")
-        if shape[0] * shape[1] > MAX_PIXELS:
+        if num_axes == 2 and shape[0] * shape[1] > MAX_PIXELS:
             raise DataError(f"{path}: shape {shape} is more than {MAX_PIXELS} pixels")
+        if num_axes == 3 and mapped.nbytes > MAX_VOLUME_BYTES:
+            raise DataError(f"{path}: shape {shape} is more than {MAX_VOLUME_BYTES} bytes")
         return np.array(mapped, dtype=mapped.dtype.newbyteorder("="))

@@ -21,6 +21,8 @@ from hpunet.utils.limits import MAX_SLICES, MAX_VOLUME_BYTES
 
 NIFTI_HEAD_BYTES = 4096  # of a file, gzipped or not, hold its header
 NIFTI_ENDINGS = (".nii", ".nii.gz")
+HDF5_ENDINGS = (".h5", ".hdf5")
+STACK_ENDINGS = (".tif", ".tiff", *HDF5_ENDINGS)
 _GZIP_MAGIC = b"\x1f\x8b"
 _PIECE = 2**22  # bytes of voxels that are unpacked at once
 _COPIES = 4 + 8 + 4  # bytes per voxel beside the stored ones: in [0, 1], label as stored and as int32
@@ -45,9 +47,6 @@ def _checked(shape: tuple[int, ...], dtype: np.dtype[Any], *, name: str) -> Stac
     return StackHeader((shape[0], shape[1], shape[2]), dtype)
 
 
-_HDF5_ENDINGS = (".h5", ".hdf5")
-
-
 @contextmanager
 def _open_tiff_stack(path: Path) -> Iterator[tuple[StackHeader, Any]]:
     """The header, and the TIFF series that holds the voxels."""
@@ -63,7 +62,7 @@ def _open_tiff_stack(path: Path) -> Iterator[tuple[StackHeader, Any]]:
 
 def stack_header(path: Path) -> StackHeader:
     """Shape and type of a TIFF or HDF5 stack, without reading its voxels."""
-    if path.suffix.lower() in _HDF5_ENDINGS:
+    if path.suffix.lower() in HDF5_ENDINGS:
         return _checked(*hdf5_header(path), name=str(path))
     with _open_tiff_stack(path) as (header, _):
         return header
@@ -71,7 +70,7 @@ def stack_header(path: Path) -> StackHeader:
 
 def read_stack(path: Path) -> Shaped[np.ndarray, "z h w"]:
     """A TIFF or HDF5 stack as stored; an uncompressed TIFF is mapped from disk."""
-    if path.suffix.lower() in _HDF5_ENDINGS:
+    if path.suffix.lower() in HDF5_ENDINGS:
         header = stack_header(path)
         return read_hdf5(path, shape=header.shape, dtype=header.dtype)
     with _open_tiff_stack(path) as (header, series):

@@ -1,4 +1,4 @@
-"""Maps of slices, collected on disk while a volume is sampled."""
+"""Maps of slices or of a volume, collected on disk while it is sampled."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -25,21 +25,23 @@ class Collector:
     def __init__(self, folder: Path, first: Prediction) -> None:
         self.folder, self.place = folder, first.place
         self._info, self._origin, self._options = first.info, first.origin, first.options
-        self._size = first.mean.shape
+        self._size = first.mean.shape[-2:]
         self._maps: dict[str, np.ndarray] = {}
         self._slices: list[int] = []
 
-    def add(self, part: Prediction, maps: Mapping[str, Shaped[np.ndarray, "h w"]]) -> None:
-        """Store the maps of one slice by name."""
+    def add(self, part: Prediction, maps: Mapping[str, Shaped[np.ndarray, "*s"]]) -> None:
+        """Store the maps of a slice, or of a volume, by name."""
         z, y, x = part.place.offset
-        self._slices.append(z)
+        depth = len(part.mean) if part.axes == "zyx" else 1
+        self._slices += range(z, z + depth)
         for name, values in maps.items():
             if name not in self._maps:
                 how: dict[str, Any] = {"dtype": values.dtype, "mode": "w+", "shape": self.place.shape}
                 self._maps[name] = np.memmap(self.folder / f".{name}.voxels", **how)
                 if values.dtype.kind == "f":
                     self._maps[name][:] = np.nan
-            self._maps[name][z, y : y + values.shape[0], x : x + values.shape[1]] = values
+            h, w = values.shape[-2:]
+            self._maps[name][z : z + depth, y : y + h, x : x + w] = values
 
     def whole(self) -> Iterator[tuple[str, np.ndarray]]:
         """All maps by name, of the size of the whole."""

@@ -49,7 +49,7 @@ def parse_formats(text: str | Sequence[str] | None) -> tuple[str, ...] | None:
 
 def usual_formats(place: Place) -> tuple[str, ...]:
     """PNG; of volumes NIfTI, too."""
-    return (PNG,) if place.header is None else (PNG, NIFTI)
+    return (PNG, NIFTI) if place.header is not None or place.geometry.axes == "zyx" else (PNG,)
 
 
 def check_formats(formats: Sequence[str], *, place: Place, has_regions: bool, where: str) -> None:

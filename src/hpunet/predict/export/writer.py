@@ -11,7 +11,7 @@ from hpunet.predict.export.collector import Collector, sample_name
 from hpunet.predict.export.registry import FORMATS, NIFTI, PNG, check_formats, usual_formats
 from hpunet.predict.output_folder import result_folder, slice_folder
 from hpunet.predict.prediction import Prediction
-from hpunet.predict.samples import save_guarantee, save_pictures, save_record
+from hpunet.predict.samples import save_guarantee, save_pictures, save_record, volume_maps
 from hpunet.utils.files import write_synced
 
 
@@ -30,7 +30,7 @@ def export(
     `formats` are names of `registry.FORMATS`; by default PNG, and NIfTI of volumes. With a number of
     `representatives`, also so many samples that stand for all; with `guarantee`, what holds with this probability.
     """
-    parts = results.slices if isinstance(results, Prediction) else results
+    parts = results.parts if isinstance(results, Prediction) else results
     with result_folder(target, replace=replace) as folder:
         writer = Writer(folder, formats)
         for part in parts:
@@ -38,10 +38,9 @@ def export(
             if PNG in writer.formats:
                 save_pictures(part, place, colour=colour)
             save_record(part, place, representatives=representatives)
-            if guarantee is not None:
-                save_guarantee(part, place, level=guarantee)
+            masks = {} if guarantee is None else save_guarantee(part, place, level=guarantee)
             samples = {sample_name(number): labels for number, labels in enumerate(part.samples)}
-            writer.add(part, {**samples, "mean": part.mean, "std": part.std})
+            writer.add(part, {**samples, **volume_maps(part), **masks, "mean": part.mean, "std": part.std})
         writer.finish()
 
 
@@ -55,15 +54,15 @@ class Writer:
         self._collector: Collector | None = None
 
     def begin(self, part: Prediction, *, has_regions: bool) -> Path:
-        """The folder of a slice; checks the formats."""
+        """The folder of a slice, or of a volume that was sampled at once; checks the formats."""
         self.formats = self.formats if self._is_given else usual_formats(part.place)
         check_formats(self.formats, place=part.place, has_regions=has_regions, where=part.name or "image")
-        place = slice_folder(self.folder, part.place)
+        place = slice_folder(self.folder, part.place) if part.axes == "yx" else self.folder
         place.mkdir(exist_ok=True)
         return place
 
-    def add(self, part: Prediction, maps: Mapping[str, Shaped[np.ndarray, "h w"]]) -> None:
-        """Keep the maps of a slice, if a format needs them."""
+    def add(self, part: Prediction, maps: Mapping[str, Shaped[np.ndarray, "*s"]]) -> None:
+        """Keep the maps of a slice or volume, if a format needs them."""
         if set(self.formats) - {PNG}:
             self._collector = self._collector or Collector(self.folder, part)
             self._collector.add(part, maps)
