@@ -122,7 +122,10 @@ def evaluation_sections(evaluation: SavedEvaluation, *, of: str, folder: str, se
     if evaluation.examples is None:
         return []
     named: dict[str, Any] = {"of": of, "settings": settings, "name": f"{of}-{folder}"}
-    named |= {"where": f"{_images(evaluation.examples)} of evaluation {folder}", "num_evaluated": evaluation.num_images}
+    named |= {
+        "where": f"{_images(evaluation.examples)} of evaluation {folder}",
+        "num_evaluated": evaluation.num_images,
+    }
     return [Section(f"Evaluation {folder} of {of}", example_drawings(evaluation.examples, **named))]
 
 

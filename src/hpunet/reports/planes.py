@@ -1,4 +1,4 @@
-"""Examples of volumes as pictures: the three saved planes of every map side by side, so that all figures show them."""
+"""Examples of volumes as pictures: the three saved planes of every map in one picture, for all figures."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -13,10 +13,9 @@ from hpunet.reports.examples import Examples, read_examples
 from hpunet.training.loggers import LOG_FILE, read_log
 from hpunet.utils.files import entries, parse_json, read_file, read_live, real_path
 
-
 VOLUME_NOTE = (
-    "Metrics slice_… are means over the slices of the same samples, as if each slice were an image; the others compare "
-    "whole volumes. Samples that flicker from slice to slice can be right in every slice and wrong as volumes"
+    "Metrics slice_… are means over the slices of the same samples, as if each slice were an image; the others "
+    "compare whole volumes. Samples that flicker from slice to slice can be right in every slice and wrong as volumes"
 )
 """What the two kinds of metrics of volumes mean."""
 

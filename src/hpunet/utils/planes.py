@@ -101,5 +101,8 @@ class Layout(NamedTuple):
 
     def cuts(self, position: Sequence[int]) -> tuple[tuple[int, int], tuple[int, int]]:
         """Rows and columns of the picture where the three planes cut each other: y and z, then x and z."""
-        z, y, x = (int(np.searchsorted(p, at) + np.searchsorted(p, at, "right")) // 2 for p, at in zip(self.places, position, strict=True))
+        z, y, x = (
+            int(np.searchsorted(p, at) + np.searchsorted(p, at, "right")) // 2
+            for p, at in zip(self.places, position, strict=True)
+        )
         return (y, len(self.places[1]) + self.gap + z), (x, len(self.places[2]) + self.gap + z)
