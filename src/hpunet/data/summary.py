@@ -174,4 +174,4 @@ def _reduced(sample: Sample, *, side: int) -> Sample:
 
 
 def _step(sample: Sample, *, side: int) -> int:
-    return max(1, min(sample.valid.shape) // side)
+    return max(1, int(min(sample.valid.shape)) // side)

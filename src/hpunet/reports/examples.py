@@ -169,7 +169,7 @@ def _read_arrays(path: Path) -> dict[str, np.ndarray]:
 
 def _check(arrays: Mapping[str, np.ndarray], path: Path) -> None:
     """Refuse arrays that are missing, have the wrong kind, or do not fit each other."""
-    groups = [group for group in _GROUPS if any(name in arrays for name in group)]
+    groups: list[tuple[str, ...]] = [group for group in _GROUPS if any(name in arrays for name in group)]
     if {"position", "spacing"} & arrays.keys() or any(plane_of(name) == CORONAL for name in arrays):
         maps = [name for name in _MAPS if name in arrays]
         groups.append(("position", "spacing", *(plane_array(p, m) for p in (CORONAL, SAGITTAL) for m in maps)))

@@ -49,8 +49,8 @@ def _marked_boxes(found: Sequence[Mapping[str, np.ndarray]]) -> Integer[np.ndarr
     wanted[1:] = wanted[1:].max()
     if wanted[1] > min(sides[1:]) / 2:
         return None
-    centres = extents.sum(axis=2) // 2
-    windows = [[window(at, side, n) for at, side, n in zip(c, sides, wanted, strict=True)] for c in centres.tolist()]
+    centres, most = (extents.sum(axis=2) // 2).tolist(), wanted.tolist()
+    windows = [[window(at, side, n) for at, side, n in zip(c, sides, most, strict=True)] for c in centres]
     return np.array([[(part.start, part.stop) for part in parts] for parts in windows])
 
 
