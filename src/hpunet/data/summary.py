@@ -13,7 +13,7 @@ from hpunet.data.types import Sample, Source
 from hpunet.metrics.overlap import dice_from_counts, iou_from_counts
 from hpunet.utils.label_painter import contrast_palette, cover_hidden, overlay
 from hpunet.utils.pictures import grey_or_colour, sheet, spread, stretched
-from hpunet.utils.planes import AXIAL, Layout, plane_indices, shown_box, shown_position
+from hpunet.utils.plane_layout import AXIAL, Layout, plane_indices, shown_box, shown_position
 
 MAX_COMPARED = 200  # images per split on which graders are compared
 TILE = 160  # pixels along a side of an image on the contact sheet

@@ -15,7 +15,7 @@ from hpunet.evaluation.scores import instances_of
 from hpunet.metrics import rand_error
 from hpunet.sampling.orientations import encode_orientations
 from hpunet.sampling.sample import reconstruct, sample
-from hpunet.utils.planes import AXIAL, PLANES, plane_array, plane_indices, plane_of, shown_box, shown_position
+from hpunet.utils.plane_layout import AXIAL, PLANES, plane_array, plane_indices, plane_of, shown_box, shown_position
 
 NUM_SHOWN_SAMPLES = 8
 MAX_SIDE = 512  # of whole images in figures, in pixels

@@ -40,7 +40,7 @@ from hpunet.reports.planes import as_pictures
 from hpunet.utils.files import read_file
 from hpunet.utils.label_painter import PALETTE, contrast_palette
 from hpunet.utils.limits import allowed
-from hpunet.utils.planes import CORONAL, SAGITTAL, Layout, plane_array, plane_of
+from hpunet.utils.plane_layout import CORONAL, SAGITTAL, Layout, plane_array, plane_of
 
 MAX_UNPACKED_BYTES = 2**31
 WAYS = ("full", "global", "local")

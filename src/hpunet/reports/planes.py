@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Integer, Shaped
 
-from hpunet.utils.planes import AXIAL, CORONAL, PLANES, SAGITTAL, Layout, plane_array, window
+from hpunet.utils.plane_layout import AXIAL, CORONAL, PLANES, SAGITTAL, Layout, plane_array, window
 
 _LEAST_SHOWN = (8, 24, 24)  # slices, rows and columns of an enlarged part: less would not show where it lies
 _AXES = {AXIAL: (1, 2), CORONAL: (0, 2), SAGITTAL: (0, 1)}

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hpunet.utils.planes import (
+from hpunet.utils.plane_layout import (
     AXIAL,
     CORONAL,
     MAX_SHOWN,
