@@ -19,9 +19,10 @@ _RUN_SETTINGS = ("crop", "extrapolate", "ndim", "spacing")
 """Options of an evaluation, and settings of its run and data, that must be equal."""
 _NUM_KEYS_SHOWN = 3
 _VOLUMES_ADVICE = (
-    "volumes are compared with volumes. To score a model of images on volumes, sample them slice by slice (hpunet "
-    "sample RUN VOLUMES --format nifti) and score the files (hpunet score SAMPLES --data DIR --set volumes=true). Of "
-    "an evaluation of slices only the means of ged2, hm_iou and iou_rec have a counterpart, slice_ged2 and so on"
+    "volumes are compared with volumes. To score a model of images on volumes, sample them slice by slice and score "
+    "the files: hpunet sample RUN VOLUMES --out DIR; hpunet score --samples DIR --labels DATA --set volumes=true "
+    "--pattern '{name}/sample-{number}.nii.gz'. Of an evaluation of slices only the means of ged2, hm_iou, iou_rec "
+    "have a counterpart: slice_ged2, slice_hm_iou and slice_iou_rec"
 )
 _Rows = Sequence[Sequence[Row]]  # of one model: the rows of each run, for the same images
 _CSV_VALUES = ("num_images", "mean", "std", "patient_std")
