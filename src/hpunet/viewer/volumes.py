@@ -15,6 +15,7 @@ from hpunet.viewer.instances import count_instances, instances_in
 
 if TYPE_CHECKING:  # torch is imported by the model's thread
     from hpunet.predict.draw import SamplingOptions
+    from hpunet.predict.guarantee import Review
     from hpunet.predict.open_image import OpenedImage
     from hpunet.predict.prediction import Prediction
     from hpunet.predict.predictor import Predictor
@@ -69,7 +70,7 @@ class DrawnVolume:
         """Maps on a plane of the whole volume, zero outside of the part that was sampled."""
         axis = PLANES.index(plane)
         if index >= self.shape[axis]:
-            raise DataError(f"index: there are {self.shape[axis]}")
+            raise DataError(f"slice: there are {self.shape[axis]}")
         maps = self._maps(kind, axis, index - self.offset[axis])
         a, b = (side for i, side in enumerate(self.shape) if i != axis)
         top, left = (first for i, first in enumerate(self.offset) if i != axis)
@@ -139,18 +140,23 @@ def draw_volume(
         raise DataError(f"num_samples: expected {rest}")
     samples = np.zeros((wish.num_samples, depth, h, w), dtype=np.uint8)
     mean, std = (np.zeros((depth, h, w), dtype=np.uint8) for _ in range(2))
-    notes: list[str] = []
+    notes: dict[str, None] = {}
+    reviews: list[Review] = []
     z, grid = 0, {}
     for part in predictor.each_slice(source, options=options, advance=advance):
         many = len(part.mean) if part.axes == "zyx" else 1
         samples[:, z : z + many] = part.samples.reshape(-1, many, h, w)
         for kept, found in ((mean, part.mean), (std, 2 * part.std)):
             kept[z : z + many] = np.rint(255 * np.clip(found, 0, 1)).reshape(many, h, w)
-        notes += [note for note in part.notes if note not in notes]
+        review = part.review
+        notes |= dict.fromkeys(note for note in part.notes if review is None or note != review.note)
+        if review is not None and review.is_unusual:
+            reviews.append(review)
         z += many
         grid = latent_grid(part) if part.axes == "yx" else {}
         advance(0)
-    answer = _answer(samples, part, wish) | {"notes": notes} | grid
+    unusual = [max(reviews, key=lambda review: review.score).note] if reviews else []  # of the most unusual slice
+    answer = _answer(samples, part, wish) | {"notes": [*notes, *unusual]} | grid
     instances = instances_in(samples, info=info, seed=wish.seed)
     answer["num_instances"] = None if instances is None else count_instances(instances)
     answer["prediction"], answer["seconds"] = name, round(time.perf_counter() - start, 3)
