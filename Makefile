@@ -14,7 +14,7 @@ help:
 	@echo "make test-gpu run the tests that need a CUDA GPU"
 	@echo "make fuzz    every file reader on 3,150 damaged files and all bombs (make test runs a tenth of them);"
 	@echo "             SEEDS=1-20 CASES=50000 for other ones"
-	@echo "make lint    ruff and mypy; the viewer's page: TypeScript, eslint, and whether its build is new"
+	@echo "make lint    ruff, mypy and bandit; the viewer's page: TypeScript, eslint, and whether its build is new"
 	@echo "make docs    build the documentation into site/"
 	@echo "make bench   the benchmarks that run on this machine"
 	@echo "make chaos   kill training runs and workers 65 times, two writers at once, reads of a live run; compare their ends"
@@ -80,10 +80,11 @@ fuzz: .venv/.dev
 	@$(BIN)/python tests/fuzz/harness.py $(if $(SEEDS),--seeds $(SEEDS)) $(if $(CASES),--cases $(CASES))
 
 lint: .venv/.dev $(WEB)
-	@echo "hpunet: ruff (style, imports, bugs), then mypy --strict on src/"
+	@echo "hpunet: ruff (style, imports, bugs), then mypy --strict and bandit (security) on src/"
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@$(BIN)/bandit --quiet --configfile pyproject.toml --recursive src
 	$(call in_web,lint)
 
 docs: .venv/.dev
