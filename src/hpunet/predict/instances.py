@@ -70,7 +70,8 @@ def save_instances(
                 save_picture(Image.fromarray(small), place / "instances.png")
                 picture = instances_picture(image=part.image, instances=instances, truth=truth)
                 save_picture(picture, place / "overlay.png")
-            about = {"image": part.name, **asdict(part.origin), **asdict(part.options), "notes": part.notes}
+            about = {"format": "hpunet-instances", "version": 1, "image": part.name}
+            about |= {**asdict(part.origin), **asdict(part.options), "notes": part.notes}
             about |= {"alpha": alpha, "connected": connected, "num_instances": len(np.unique(small[small > 0]))}
             (place / "instances.json").write_text(json.dumps(about, indent=1) + "\n")
             writer.add(part, {INSTANCES: small})

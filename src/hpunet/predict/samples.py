@@ -42,9 +42,16 @@ def save_record(part: Prediction, folder: Path, *, representatives: int | None =
     """Write hypotheses, measurements and state of a slice, which are there in every format."""
     hypotheses = part.hypotheses
     if representatives is not None:
-        few = {"image": part.name, "representatives": _listed(part.representatives(representatives))}
+        few = {
+            "format": "hpunet-representatives",
+            "version": 1,
+            "image": part.name,
+            "representatives": _listed(part.representatives(representatives)),
+        }
         (folder / "representatives.json").write_text(json.dumps(few, indent=1) + "\n")
     about = {
+        "format": "hpunet-hypotheses",
+        "version": 1,
         "image": part.name,
         **asdict(part.origin),
         **asdict(part.options),
@@ -82,6 +89,8 @@ def save_guarantee(part: Prediction, folder: Path, *, level: float) -> None:
         save_picture(Image.fromarray(getattr(found, name).astype(np.uint8)), folder / f"{name}.png")
     calibration = found.calibration
     about = {
+        "format": "hpunet-guarantee",
+        "version": 1,
         "image": part.name,
         "guarantee": level,
         "miss_rate": found.miss_rate,
