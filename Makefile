@@ -125,6 +125,13 @@ sbom: .venv/.tools
 	@.venv/tools/bin/pip-licenses --python $(BIN)/python --format markdown --with-urls --output-file dist/licences.md
 	@echo "hpunet: dist/hpunet.cdx.json and dist/licences.md: what .venv holds, $(EXTRAS) and what tests need"
 
+dist: .venv/.base
+	@$(BIN)/python tests/helpers/dist.py
+
+# ONLY="none view" tries those environments alone.
+dist-check: dist
+	@$(BIN)/python tests/helpers/dist_check.py $(ONLY)
+
 docs: .venv/.dev
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "hpunet: site/index.html"

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-CODE = '''
+CODE = """
 import fcntl, os, socket, struct, sys, threading, time, urllib.request
 
 LOCAL = (None, "", "127.0.0.1", "localhost", b"localhost")
@@ -48,13 +48,15 @@ threading.Thread(target=visit).start()
 from hpunet.cli.main import main
 sys.argv = ["hpunet", "view", "--no-browser", "--port", str(port), "--token", "t" * 20, "--worklist", "list"]
 main()
-'''
+"""
 
 
 def run(folder: Path, what: str) -> subprocess.CompletedProcess[str]:
     """In a network namespace of its own where the system allows that; else Python's own calls are watched."""
     alone = ["unshare", "--map-root-user", "--net"]
-    allowed = shutil.which("unshare") and subprocess.run([*alone, "true"], check=False, capture_output=True).returncode == 0
+    allowed = (
+        shutil.which("unshare") and subprocess.run([*alone, "true"], check=False, capture_output=True).returncode == 0
+    )
     command = [*(alone if allowed else []), sys.executable, "-c", CODE, "alone" if allowed else "watched", what]
     environment = {**os.environ, "HPUNET_HOME": str(folder / "home")}
     return subprocess.run(
