@@ -107,7 +107,7 @@ lint: .venv/.dev $(WEB)
 
 # After a change of pyproject.toml or constraints.txt, before anything is installed by them. The hashes are those of the index.
 LOCK := uv pip compile pyproject.toml --universal --python-version 3.11.5 --constraint constraints.txt --upgrade \
-	--generate-hashes --no-annotate --no-header --quiet --group torch-needs $(foreach extra,$(subst $(comma), ,$(EXTRAS)),--extra $(extra))
+	--generate-hashes --no-annotate --no-header --quiet --no-emit-package torch --no-emit-package triton --group torch-needs $(foreach extra,$(subst $(comma), ,$(EXTRAS)),--extra $(extra))
 lock:
 	@$(PYTHON) -m venv .venv/lock
 	@.venv/lock/bin/python -m pip install --quiet --disable-pip-version-check "pip>=25.1"

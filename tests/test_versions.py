@@ -1,4 +1,4 @@
-"""What version 1 wrote can be read: `golden/v1` has a tiny file of each kind (`helpers/golden_v1.py`) and never changes."""
+"""What version 1 wrote can be read: `golden/v1` holds a tiny file of each kind (`helpers/golden_v1.py`)."""
 
 import json
 import shutil
