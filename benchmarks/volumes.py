@@ -3,8 +3,8 @@
     python benchmarks/volumes.py [--images 100] [--split test] [--samples 16] [--device cuda]
         [--hpu-3d RUN …] [--hpu-2d RUN …] [--punet-3d RUN …]
 
-RUNs are run folders, of one seed each. Models of images are trained on the slices of the same volumes (`--set
-data.options.volumes=false`) and sampled in two ways: new noise for each slice, or the same noise for all slices of a
+RUNs are run folders, of one seed each, of volumes of one size. Models of images are trained on the slices of the same
+volumes (preset `nodules3d-demo-2d`) and sampled in two ways: new noise for each slice, or the same noise for all slices of a
 volume. Beside them a perfect sampler, which draws from the truth, and one that is perfect in each slice but draws
 slices independently; below the table their expected scores, which are exact.
 
@@ -48,18 +48,28 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=16)
     parser.add_argument("--device", help="by default a GPU if there is one")
     args = parser.parse_args()
-    how: dict[str, Any] = {"split": args.split, "num_images": args.images}
+    how: dict[str, Any] = {"split": args.split, "num_images": args.images, "size": _size_of(args)}
     volumes, slices = (open_synthetic("nodules3d", **how, volumes=whole) for whole in (True, False))
     rows = {
         name: np.array([[volume_scores(draw(i), volumes, i) for i in _shown(len(volumes), name)] for draw in draws])
         for name, draws in _methods(args, volumes, slices)
     }
-    print(f"{args.images} volumes of {args.split}, {args.samples} samples each\n")
+    size = "×".join(map(str, volumes.size))
+    print(f"{args.images} volumes of {size} of {args.split}, {args.samples} samples each\n")
     _print_table(rows)
     first, *others = rows
     print(f"\nDifference to {first}, of the same volumes\n")
     _print_table({name: (rows[name].mean(axis=0) - rows[first].mean(axis=0))[None] for name in others})
     _print_expected(volumes, num_samples=args.samples)
+
+
+def _size_of(args: argparse.Namespace) -> tuple[int, ...] | None:
+    """That of the volumes of all runs, or of none the usual one."""
+    runs = [hpunet.load(run, device="cpu") for run in (*args.hpu_3d, *args.hpu_2d, *args.punet_3d)]
+    sizes = {tuple(size) if (size := run.settings.data.options.get("size")) else None for run in runs} or {None}
+    if len(sizes) > 1:
+        raise SystemExit(f"the runs are of volumes of several sizes: {sizes}")
+    return sizes.pop()
 
 
 def _methods(

@@ -34,6 +34,8 @@ PAPER: dict[str, dict[str, Any]] = {
 """κ, β, share of pixels, latents where they are not 1 on each of four scales, trainable parameters (those of local,
 global and extrapolate are counted, not published)."""
 OURS = ("lidc-hpu-plus", "snemi3d-hpu-plus", "cityscapes-hpu-plus", "cityscapes-hpu-hard", "lidc-no-topk-bound")
+VOLUMES = ("lidc3d-hpu", "lidc3d-punet", "fibsem3d-hpu")
+DEMO = ("demo", "demo-punet", "nodules3d-demo", "nodules3d-demo-2d")
 SCHEDULES: dict[str, dict[str, Any]] = {
     "lidc": {"iterations": 240_000, "batch_size": 32, "crop": (128, 128), "num_rates": 4},
     "snemi3d": {"iterations": 450_000, "batch_size": 24, "crop": (256, 256), "num_rates": 5},
@@ -47,7 +49,7 @@ def kind_of(preset: str) -> str:
 
 
 def test_presets_are_those_of_the_paper_the_better_recipes_and_the_demonstration() -> None:
-    assert set(preset_names()) == {*PAPER, *OURS, "demo", "demo-punet"}
+    assert set(preset_names()) == {*PAPER, *OURS, *VOLUMES, *DEMO}
 
 
 def test_preset_with_the_better_recipe_trains_the_papers_network() -> None:
@@ -84,7 +86,7 @@ def test_preset_that_binds_differs_from_the_papers_in_kappa_alone() -> None:
 
 @pytest.mark.parametrize("preset", preset_names())
 def test_preset_for_instances_keeps_the_best_reconstruction(preset: str) -> None:
-    has_instances = kind_of(preset) in ("snemi3d", "cityscapes")
+    has_instances = kind_of(preset) in ("snemi3d", "cityscapes", "fibsem3d")
     assert load_settings(preset).logging.best == ("iou_rec" if has_instances else "ged2")
 
 
@@ -115,8 +117,8 @@ def test_preset_has_the_papers_learning_rates(preset: str, rates: dict[int, floa
 @pytest.mark.parametrize("preset", preset_names())
 def test_preset_builds_for_its_data_and_divides_its_crop(preset: str) -> None:
     settings = load_settings(preset)
-    infos = {"lidc": LIDC, "demo": LIDC, "snemi3d": SYNTHETIC["neurites"], "cityscapes": SYNTHETIC["streets"]}
-    info = infos[kind_of(preset)]
+    infos = {"snemi3d": SYNTHETIC["neurites"], "fibsem3d": SYNTHETIC["neurites"], "cityscapes": SYNTHETIC["streets"]}
+    info = infos.get(kind_of(preset), LIDC)
     with torch.device("meta"):
         how = {"in_channels": info.in_channels, "num_classes": info.num_classes}
         model = build_model(settings.model, **how, extrapolate=settings.data.extrapolate)
@@ -132,7 +134,7 @@ def test_preset_opens_with_its_command_cost_and_number(preset: str) -> None:
     text = (ROOT / "src/hpunet/config/presets" / f"{preset}.toml").read_text()
     header = text.split("\n\n")[0]
     assert all(line.startswith("#") for line in header.splitlines())
-    command = "hpunet demo" if preset.startswith("demo") else f"hpunet train {preset} --data "
+    command = "hpunet demo" if preset in ("demo", "demo-punet") else f"hpunet train {preset} --data "
     assert f"#   {command}" in header
     assert "# Cost: " in header
     if preset in PAPER:
@@ -147,12 +149,15 @@ def data_of_each_kind(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pat
     write_lidc_crops(folder / "lidc", num_patients=1, size=40)
     write_snemi3d_stack(folder / "snemi3d", depth=5, size=64)
     write_cityscapes_scenes(folder / "cityscapes", num_images=2, size=(32, 64))
-    return {kind: folder / kind for kind in SCHEDULES}
+    return {kind: folder / kind.replace("fibsem", "snemi").replace("lidc3d", "lidc") for kind in SHRUNK}
 
 
+FIVE_SCALES = ("model.channels=[4,4,4,4,4]", "model.strides=[[1,2,2],[2,2,2],[2,2,2],[1,2,2]]")
 SHRUNK: dict[str, list[str]] = {
     "lidc": ["data.crop=[32,32]"],
     "snemi3d": ["data.crop=[32,32]", "data.options.patch=32"],
+    "lidc3d": ["data.crop=[4,32,32]", *FIVE_SCALES],
+    "fibsem3d": ["data.crop=[8,32,32]", *FIVE_SCALES, "data.options.slices={ train = [0, 4], val = [4, 5] }"],
     "cityscapes": [
         *("data.crop=[32,64]", "data.options.size=[32,64]", "data.num_workers=1"),
         *("optimiser.accumulation_steps=2", "model.blocks_per_scale=1"),
@@ -165,10 +170,10 @@ TINY = [
 ]
 
 
-@pytest.mark.parametrize("preset", [*PAPER, *OURS])
+@pytest.mark.parametrize("preset", [*PAPER, *OURS, *VOLUMES])
 def test_preset_trains_on_data_of_its_kind(preset: str, data_of_each_kind: dict[str, Path], tmp_path: Path) -> None:
     channels = [f"model.channels={[4] * (3 if preset.endswith('punet') else 6)}"]
-    settings = load_settings(preset, [*TINY, *SHRUNK[kind_of(preset)], *channels])
+    settings = load_settings(preset, [*TINY, *channels, *SHRUNK[kind_of(preset)]])
     data = str(data_of_each_kind[kind_of(preset)])
     final = train(settings, data=data, run=tmp_path, device=torch.device("cpu"), say=lambda _message: None)
     assert all(math.isfinite(value) for value in final.values())
@@ -181,7 +186,7 @@ def test_preset_trains_on_data_of_its_kind(preset: str, data_of_each_kind: dict[
 
 @pytest.mark.parametrize("preset", preset_names())
 def test_presets_score_whole_images_but_for_the_papers_centre_of_lidc(preset: str) -> None:
-    assert load_settings(preset).data.evaluate == ("crop" if preset.startswith("lidc") else "whole")
+    assert load_settings(preset).data.evaluate == ("crop" if preset.startswith("lidc-") else "whole")
 
 
 def test_demo_preset_trains_on_what_it_demonstrates(tmp_path: Path) -> None:

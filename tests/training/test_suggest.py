@@ -21,10 +21,10 @@ from hpunet.data.types import SetInfo
 from hpunet.errors import ConfigError, DataError
 from hpunet.models.build import build_model
 from hpunet.training.loop import train
+from hpunet.training.patches import choose_crop
 from hpunet.training.suggest import (
     DatasetProfile,
     Setting,
-    choose_crop,
     choose_kappa,
     profile_dataset,
     settings_text,

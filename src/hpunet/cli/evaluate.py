@@ -150,7 +150,7 @@ def _evaluate_run(
     require_posterior(trained, where=run)
     set_temperature(trained, temperature)
     model, info, settings = trained.model, trained.info, trained.settings.data
-    options = adapt_options(data, kind=info.kind, options=settings.options, changes=changes)
+    options = adapt_options(data, kind=info.kind, options=settings.options, changes=changes, ndim=info.ndim)
     source = open_split(data, split=split, options=options)
     sampler = fast_sampler(model, kernels=kernels, device=device)
     samples = samples or default_num_samples(info, clustered=not settings.extrapolate)

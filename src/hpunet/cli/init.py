@@ -15,6 +15,7 @@ from hpunet.utils.text import as_utf8
 _MODEL = "hpu: the paper's model; punet: the Probabilistic U-Net."
 _CROP = "Maximum side of the crop; by default the largest that fits, up to 512×1024 (128×128 with --small)."
 _SMALL = "A small network, small crops and short training, to try on a CPU."
+_VOLUMES = "Train on whole volumes, not on their slices; as --set volumes=true."
 
 
 def init_command(
@@ -26,6 +27,7 @@ def init_command(
     options: Annotated[list[str] | None, typer.Option("--set", help="Data option: size=128.")] = None,
     crop: Annotated[int | None, typer.Option(help=_CROP, min=8)] = None,
     small: Annotated[bool, typer.Option("--small", help=_SMALL)] = False,
+    volumes: Annotated[bool, typer.Option("--volumes", help=_VOLUMES)] = False,
     replace: Annotated[bool, typer.Option("--replace", help="Replace an existing file.")] = False,
 ) -> None:
     """Inspect data and write matching settings for `hpunet train`, with a comment that explains each."""
@@ -35,9 +37,12 @@ def init_command(
     if out.exists() and not replace:
         raise ConfigError(f"{out}: exists already; choose another --out, or replace it with --replace")
     chosen = data_options(options, graders=graders, patient=patient)
+    from hpunet.data.open import options_of_model
     from hpunet.training.suggest import profile_dataset, settings_text, suggest
     from hpunet.utils.files import atomic_write
 
+    if volumes:
+        chosen = options_of_model(data, chosen, ndim=3)
     look = profile_dataset(data, options=chosen, progress=tracked)
     print_warning(look.patient_warning)
     sections = suggest(look, model=model, options=chosen, crop=crop, small=small)
@@ -47,6 +52,6 @@ def init_command(
     except UnicodeDecodeError:
         raise ConfigError(f"{out}: settings are UTF-8, these data options are not; rename the files") from None
     atomic_write(out, content)
-    images = f"{look.num_train:,} training and {look.num_val:,} validation images"
+    images = f"{look.num_train:,} training and {look.num_val:,} validation {look.samples}"
     console.print(f"Wrote {out} for {images}. Read it, then train:")
     console.print(f"hpunet train {out} --data {data} --out runs/{out.stem}")

@@ -15,7 +15,7 @@ from hpunet.data.folder.source import open_folder
 from hpunet.data.lidc.crops import open_lidc_crops
 from hpunet.data.lidc.pickled import is_pickle, open_lidc_pickle
 from hpunet.data.options import describe_option, set_arguments, to_toml
-from hpunet.data.packs import is_pack, open_pack, pack_origin, write_pack
+from hpunet.data.packs import is_pack, open_pack, pack_ndim, pack_origin, write_pack
 from hpunet.data.snemi3d import open_snemi3d
 from hpunet.data.synthetic.source import INFO as SYNTHETIC
 from hpunet.data.synthetic.source import open_synthetic
@@ -134,14 +134,24 @@ def known_options(where: str) -> dict[str, Any]:
 
 
 def adapt_options(
-    where: str, *, kind: str, options: Mapping[str, Any], changes: Mapping[str, Any] | None = None
+    where: str,
+    *,
+    kind: str,
+    options: Mapping[str, Any],
+    changes: Mapping[str, Any] | None = None,
+    ndim: int | None = None,
 ) -> dict[str, Any]:
     """The `options` of a trained model that apply to the data at `where`, updated by `changes`.
 
     A pack of the same `kind` must have been made with these options: with another split, training images would be
-    scored.
+    scored. With the model's `ndim`, whole volumes or their slices are chosen by it.
     """
-    changes, known = changes or {}, known_options(where)
+    found = _adapted(where, kind=kind, options=options, changes=changes or {})
+    return found if ndim is None else options_of_model(where, found, ndim=ndim)
+
+
+def _adapted(where: str, *, kind: str, options: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    known = known_options(where)
     chosen = {name: value for name, value in options.items() if name in known and name not in changes}
     packed_kind, made_with = _origin(where)
     if detect_kind(where) == "pack" and pack_origin(Path(where))[0] != kind:
@@ -150,6 +160,31 @@ def adapt_options(
         usual = {name: value for name, value in _defaults(packed_kind).items() if name not in changes}
         _check_same_as_packed(where, {**usual, **_as_arguments(chosen)}, by_run=True)
     return {**chosen, **changes}
+
+
+def options_of_model(where: str, options: Mapping[str, Any], *, ndim: int) -> dict[str, Any]:
+    """`options` with `volumes` as a model of this `ndim` needs it; refuses data that cannot be read so.
+
+    It is left out where the data are read so without it.
+    """
+    kind, wanted = detect_kind(where), ndim == 3
+    if kind == "pack":
+        usual = pack_ndim(Path(where)) == 3
+    else:
+        named = SYNTHETIC.get(where.removeprefix(SYNTHETIC_PREFIX)) if kind == "synthetic" else None
+        usual = named is not None and named.ndim == 3
+    has_both = usual if kind == "synthetic" else kind != "pack" and "volumes" in _options(kind)
+    asked = options.get("volumes") if has_both else None
+    found = usual if asked is None else bool(asked)
+    if found == wanted:
+        return dict(options)
+    if has_both and asked is None:
+        return {**options, "volumes": wanted}
+    words = {True: "volumes", False: "images"}
+    raise ConfigError(
+        f"model.ndim: {ndim}, the model computes {words[wanted]}, but {where} is read as {words[found]}; "
+        + (f"set volumes={to_toml(wanted)}" if has_both else f"choose other data, or a preset for {words[found]}")
+    )
 
 
 def with_pack_options(where: str, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -120,6 +120,11 @@ def pack_origin(path: Path) -> tuple[str, dict[str, Any] | None]:
     return str(SetInfo.from_json(manifest["info"], where=str(path)).kind), options
 
 
+def pack_ndim(path: Path) -> int:
+    """2 for a pack of images, 3 for one of volumes."""
+    return SetInfo.from_json(_read_manifest(path)["info"], where=str(path)).ndim
+
+
 def pack_made_of(path: Path) -> dict[str, str]:
     """The fingerprints of the data that were packed, by split."""
     return dict(_read_manifest(path)["made_of"])

@@ -21,7 +21,13 @@ from torch import Tensor
 from hpunet.config.settings import Settings
 from hpunet.data.fingerprint import FILES_FILE, FileHashes, changed_files
 from hpunet.data.folder.patients import patient_warning
-from hpunet.data.open import check_data_options, data_fingerprints, pack_data, with_pack_options
+from hpunet.data.open import (
+    check_data_options,
+    data_fingerprints,
+    options_of_model,
+    pack_data,
+    with_pack_options,
+)
 from hpunet.data.packs import is_pack, open_pack, pack_made_of
 from hpunet.errors import CheckpointError, ConfigError, DataError
 from hpunet.models.build import check_network
@@ -85,6 +91,11 @@ def train(
         return _train(settings, data, run, resume=resume, trained=trained, device=device, loggers=loggers, **shown)
 
 
+def _with_options(settings: Settings, options: dict[str, Any]) -> Settings:
+    """The same with other options of the data."""
+    return settings.model_copy(update={"data": settings.data.model_copy(update={"options": options})})
+
+
 def _train(
     settings: Settings,
     data: str,
@@ -98,9 +109,9 @@ def _train(
     progress: Any,
     loggers: Sequence[Logger],
 ) -> dict[str, float]:
+    settings = _with_options(settings, options_of_model(data, settings.data.options, ndim=settings.model.ndim))
     pack_path = prepare_data(data, options=settings.data.options, run=run, progress=progress, say=say)
-    options = with_pack_options(data, settings.data.options)
-    settings = settings.model_copy(update={"data": settings.data.model_copy(update={"options": options})})
+    settings = _with_options(settings, options := with_pack_options(data, settings.data.options))
     training = Training(settings, pack_path=pack_path, run=run, device=device)
     restored = resume and restore(training, say)
     if resume and not restored:
@@ -119,7 +130,7 @@ def _train(
     if training.step >= settings.optimiser.iterations:
         say(f"{run}: all {settings.optimiser.iterations} iterations are done")
     if device.type == "cuda" and settings.optimiser.cuda_graph and not training.can_be_captured():
-        say("optimiser.cuda_graph: not used; it needs images of one size that fit the GPU's memory")
+        say("optimiser.cuda_graph: not used; it needs images (or volumes) of one size that fit the GPU's memory")
     held_out = open_pack(pack_path, split="val")
     if words := patient_warning([training.pack, held_out], options=options):
         say(f"warning: {words}")

@@ -52,7 +52,7 @@ class TrainingStep:
         draw: Draw | None = None,
     ) -> None:
         self.model, self.loss, self.optimiser, self.example_builder = model, loss, optimiser, example_builder
-        self.network, self.draw = network or model, draw
+        self.network, self.draw = model if network is None else network, draw  # compiled ones have no truth value
         self.num_pieces, self.autocast = num_pieces, autocast
         self.grad_clip, self.ema_decay = grad_clip, ema_decay
         self.parameters = [p for group in optimiser.param_groups for p in group["params"]]

@@ -59,15 +59,16 @@ class Validation:
         count = wanted
         if crop is None:
             # Whole images may be many times as large as the crop: as many pixels as without them.
-            share = settings.data.crop[0] * settings.data.crop[1] / np.mean([h * w for h, w in pack.sizes])
+            share = math.prod(settings.data.crop) / np.mean([math.prod(size) for size in pack.sizes])
             affordable = int(settings.logging.validate_images * share)
             count = min(wanted, max(MIN_IMAGES, affordable))
             self.num_shown = max(1, min(NUM_SHOWN, int(NUM_SHOWN * share)))
             if count < wanted:
-                height, width = settings.data.crop
+                images, pixels = ("volumes", "voxels") if pack.info.ndim == 3 else ("images", "pixels")
+                size = "×".join(map(str, settings.data.crop))
                 self.note = (
-                    f"validation scores {count} whole images instead of {wanted}: as many pixels as in "
-                    f"{settings.logging.validate_images} crops of {height}×{width}, but at least {MIN_IMAGES} images"
+                    f"validation scores {count} whole {images} instead of {wanted}: as many {pixels} as in "
+                    f"{settings.logging.validate_images} crops of {size}, but at least {MIN_IMAGES} {images}"
                 )
         self.indices = np.linspace(0, len(pack) - 1, count).round().astype(int).tolist()
         self.scorer = Scorer(
@@ -163,6 +164,8 @@ class Validation:
 
 
 def _samples_sheet(arrays: Mapping[str, np.ndarray], *, title: str) -> Any:
+    if arrays["image"].ndim == 5:
+        arrays = _one_slice_each(arrays)
     images = arrays["image"]
     if "visible" in arrays:
         images = np.where(arrays["visible"][:, None], images, 0)
@@ -177,6 +180,16 @@ def _samples_sheet(arrays: Mapping[str, np.ndarray], *, title: str) -> Any:
         rows.append([grey_or_colour(stretched(image)), *overlays])
     columns = ["image", *(f"{name} {i + 1}" for name, maps in groups.items() for i in range(maps.shape[1]))]
     return sheet(rows, columns=columns, title=title, tile=tile)
+
+
+def _one_slice_each(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Of each volume the slice in which graders mark most, or the middle one, of images and maps (n, *, d, h, w)."""
+    marked = (arrays["labels"] > 0).sum(axis=(1, 3, 4))
+    marked[:, marked.shape[1] // 2] += 1
+    names = {"image", "labels", "reconstructions", "samples_full", "visible"} & arrays.keys()
+    at = list(enumerate(marked.argmax(axis=1)))
+    chosen = {name: np.stack([arrays[name][i, ..., z, :, :] for i, z in at]) for name in names}
+    return {**arrays, **chosen}
 
 
 @torch.no_grad()

@@ -192,7 +192,9 @@ def refuse_images(tree: FileTree, items: Sequence[Item]) -> None:
     for item in items:
         if not item.series and ending(item.image).lower() not in known:
             wanted = "NIfTI, a stack as TIFF or HDF5, or a folder of DICOM files"
-            raise DataError(f"{tree.where(item.image)}: expected a volume ({wanted}) for volumes=true")
+            raise DataError(
+                f"{tree.where(item.image)}: expected a volume ({wanted}) for volumes=true, as for model.ndim=3"
+            )
 
 
 def _paths(tree: FileTree, item: Item) -> list[Path]:
