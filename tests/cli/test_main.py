@@ -1,9 +1,12 @@
+import platform
 import shlex
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from hpunet import __version__
 from hpunet.cli.data import make
@@ -17,7 +20,10 @@ def hpunet(*args: str, cwd: Path | None = None) -> subprocess.CompletedProcess[s
 
 
 def test_version_and_help() -> None:
-    assert hpunet("--version").stdout.strip() == __version__
+    ours, others = hpunet("--version").stdout.splitlines()
+    assert ours.startswith(f"hpunet {__version__} (commit ")
+    for word in (platform.python_version(), torch.__version__, np.__version__):
+        assert word in others
     assert "demo" in hpunet("--help").stdout
 
 

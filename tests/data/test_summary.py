@@ -39,7 +39,9 @@ def test_summary_counts_an_instance_through_all_slices_once() -> None:
     assert found.instances_per_image == (pytest.approx(np.mean(counts)), max(counts))
 
 
-def test_contact_sheet_shows_the_slice_of_a_volume_that_graders_marked_most(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_contact_sheet_shows_the_slice_of_a_volume_marked_most_and_planes_across_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     source = random_source(num_classes=2, sizes=[(5, 8, 6)] * 2, graders=2)
     empty = [replace(sample, labels=np.zeros_like(sample.labels)) for sample in source.samples]
     empty[0].labels[1, 3, 2:4, 2:4] = 1
@@ -48,6 +50,12 @@ def test_contact_sheet_shows_the_slice_of_a_volume_that_graders_marked_most(monk
     monkeypatch.setattr(
         "hpunet.data.summary.stretched", lambda image: shown.append(image) or pictures.stretched(image)
     )
-    contact_sheet(ListSource(empty, info=source.info))
-    np.testing.assert_array_equal(shown[0], empty[0].image[:, 3])
-    np.testing.assert_array_equal(shown[1], empty[1].image[:, 2])  # nothing marked: the middle
+    sheet = np.asarray(contact_sheet(ListSource(empty, info=replace(source.info, spacing=(2.5, 1.0, 1.0)))))
+    assert (sheet[-12:-8, -12:-8] == 255).all()  # nothing beside the planes
+    # The slice, below it the row and beside it the column with most marks; slices are 2.5 times as thick as pixels.
+    first, d, h, w = empty[0].image, 12, 8, 6
+    np.testing.assert_array_equal(shown[0][:, :h, :w], first[:, 3])
+    places = np.arange(d) * 2 // 5
+    np.testing.assert_array_equal(shown[0][:, -d:, :w], first[:, places, 2])
+    np.testing.assert_array_equal(shown[0][:, :h, -d:], first[:, places][..., 2].swapaxes(1, 2))
+    np.testing.assert_array_equal(shown[1][:, :h, :w], empty[1].image[:, 2])  # nothing marked: the middle

@@ -18,7 +18,7 @@ from hpunet.evaluation import summary as evaluation_summary
 from hpunet.evaluation.compare import compare, read_evaluated
 from hpunet.evaluation.counts import count_maps, of_volumes, subset_b_from_counts, volume_scores_from_counts
 from hpunet.evaluation.drawn import Drawn, Maps
-from hpunet.evaluation.examples import _padded
+from hpunet.evaluation.examples import _padded, example_arrays
 from hpunet.evaluation.images import Item, as_batch, centre_crop, drawn_together, fast_batch_size, true_instances
 from hpunet.evaluation.rows import Row, RowStore, columns_of, read_rows
 from hpunet.evaluation.sample_files import SampleFiles, write_samples
@@ -27,6 +27,8 @@ from hpunet.evaluation.scorer import Scorer
 from hpunet.evaluation.scores import image_scores, marginal_scores, metric_arguments, slice_scores
 from hpunet.evaluation.summary import counts, metric_note, scored_part, sizes_scored, summarise
 from hpunet.metrics import area_crps, subset_b
+from hpunet.sampling.sample import sample
+from hpunet.sampling.tiling import Padding
 
 SIZES = ((4, 6, 7), (3, 8, 5), (4, 6, 7))
 SPACING = (2.5, 0.8, 0.8)
@@ -200,6 +202,35 @@ def test_what_was_scored_is_said_of_volumes() -> None:
     assert "voxels around smaller ones" in sizes_scored({(4, 6, 7)}, crop=(5, 6, 7))
 
 
+def test_examples_hold_planes_of_what_a_model_of_volumes_draws() -> None:
+    source = Volumes(info_of())
+    model = untrained_model(info_of(), ndim=3)
+    scorer = Scorer(model=model, info=source.info, crop=None, num_samples=3)
+    found = example_arrays(scorer, source, [1, 0])  # of two sizes
+    assert found["image"].shape == (2, 1, 8, 7)
+    assert found["coronal_samples_full"].shape == (2, 3, 4, 7)
+    assert found["sagittal_std"].shape == (2, 3, 4, 8)
+    assert found["spacing"].tolist() == list(SPACING)
+    z, y, x = found["position"][1]
+    sample_, key = source[0], source.identities[0].key
+    assert sample_.labels[:, z, y, x].any()
+    (generator,) = scorer.generators([key], seed=0)
+    image = Padding.of(*SIZES[0], multiples=model.size_multiples)
+    drawn = sample(model, image=image.add(torch.from_numpy(sample_.image)[None]), num_samples=3, generator=generator)
+    labels, probs = (each[image.inside][0].numpy() for each in (drawn.labels, drawn.probs))
+    d, h, w = SIZES[0]
+    shown = (found[name][1] for name in ("samples_full", "coronal_samples_full", "sagittal_samples_full"))
+    for maps, expected in zip(shown, (labels[:, z], labels[:, :, y], labels[..., x]), strict=True):
+        tall, wide = expected.shape[1:]
+        assert (maps[:, :tall, :wide] == expected).all()
+        assert not maps[:, tall:].any()
+    expected = probs[:, :, :, y].std(axis=0).max(axis=0)
+    assert expected.max() > 0.01
+    np.testing.assert_allclose(found["coronal_std"][1, 0, :d, :w], expected, atol=1e-6)
+    assert (found["sagittal_labels"][1, :, :d, :h] == sample_.labels[..., x]).all()
+    assert not found["valid"][1, h:].any()
+
+
 # Rows
 
 
@@ -351,8 +382,10 @@ def test_volumes_are_not_compared_with_slices(tmp_path: Path) -> None:
         (tmp_path / name / "summary.json").write_text('{"limit": null}')
         folders[name] = [read_evaluated(tmp_path / name, split="val", num_samples=6, name=name)]
     for other in ("slices", "others"):
-        with pytest.raises(ConfigError, match="volumes are compared with volumes"):
+        with pytest.raises(ConfigError, match="volumes are compared with volumes") as caught:
             compare({"volumes": folders["volumes"], other: folders[other]})
+        assert ("hpunet score" in str(caught.value)) is (other == "slices")  # how slices become volumes
     found = compare({"volumes": folders["volumes"], "again": folders["volumes"]})
     assert "slice_ged2" in found
+    assert (found["ndim"], found["spacing"]) == (3, [1.0, 1.0, 1.0])
     assert "area_crps" not in found

@@ -31,7 +31,7 @@ WITHOUT_GECO = ("objective.kind=elbo", "objective.top_k=all")
 PUNET = ("model.kind=punet", "model.latent_dims=[2]", *WITHOUT_GECO)
 
 
-def untrained_model(info: SetInfo, *, extrapolate: bool = False) -> HPUNet:
+def untrained_model(info: SetInfo, *, extrapolate: bool = False, ndim: int = 2) -> HPUNet:
     torch.manual_seed(1)
     model = HPUNet(
         in_channels=info.in_channels,
@@ -40,6 +40,7 @@ def untrained_model(info: SetInfo, *, extrapolate: bool = False) -> HPUNet:
         latent_dims=(1, 1),
         blocks_per_scale=1,
         cond_channels=1 + info.num_classes if extrapolate else 0,
+        ndim=ndim,
     )
     with torch.no_grad():  # untrained, most classes would never show
         for parameter in model.parameters():

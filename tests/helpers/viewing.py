@@ -14,8 +14,12 @@ from typing import Any
 import numpy as np
 import uvicorn
 from PIL import Image
-from untrained import make_predictor
+from untrained import make_predictor, make_trained
 
+from hpunet.data.io.geometry import Geometry
+from hpunet.data.io.volumes import encode_nifti
+from hpunet.predict.prediction import stack_slices
+from hpunet.predict.predictor import Predictor
 from hpunet.viewer.cases import find_cases
 from hpunet.viewer.drawing import Drawing
 from hpunet.viewer.server import create_app
@@ -23,6 +27,7 @@ from hpunet.viewer.state import Viewer
 from hpunet.viewer.worklist import open_work_list
 
 TOKEN, HOST = "a-token-for-tests", "127.0.0.1"
+_AFFINE = [[0, -0.8, 0, 0], [-0.5, 0, 0, 0], [0, 0, 2.5, 0], [0, 0, 0, 1]]  # of (row, column, slice)
 SOURCE = {"hypothesis": 0, "share": 0.5, "seed": 0, "num_samples": 16, "at": None, "state": None, "num_edits": 0}
 
 
@@ -143,3 +148,25 @@ def open_client(folder: Path, paths: Sequence[Path], **how: Any) -> Iterator[tup
         client = Client(port)
         yield client, viewer
         client.close()
+
+
+def write_volume(path: Path, *, shape: tuple[int, int, int] = (6, 16, 24)) -> Path:
+    """Noise (d, h, w) as NIfTI: voxels of 2.5 × 0.5 × 0.8 mm, higher slices higher in the patient."""
+    values = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    header = Geometry.from_affine(np.array(_AFFINE), axes="zyx").nifti_header(shape)
+    path.write_bytes(encode_nifti(values, header=header))
+    return path
+
+
+class VolumePredictor(Predictor):
+    """Gives volumes, as a 3D model does: all slices in one prediction."""
+
+    def __init__(self) -> None:
+        super().__init__(make_trained())
+        self.model.ndim = 3
+
+    def each_slice(self, source: Any, **how: Any) -> Iterator[Any]:
+        self.model.ndim = 2
+        parts = list(super().each_slice(source, **how))
+        self.model.ndim = 3
+        yield stack_slices(parts, name=source.name)

@@ -11,7 +11,7 @@ from viewing import Client, open_client, write_images
 
 from hpunet.predict.prediction import Prediction
 from hpunet.sampling.orientations import undo_orientation
-from hpunet.viewer.drawing import latent_grid, runs_of
+from hpunet.viewer.answers import latent_grid, runs_of
 from hpunet.viewer.state import Viewer
 
 

@@ -39,7 +39,7 @@ def test_masks_are_what_the_steps_say() -> None:
     assert mask(fold) == [0] * 7 + [1] + [0] * 4
     fold.apply(EVENTS.validate_python([{"kind": "clear", "slice": 0}])[0])
     assert not any(mask(fold))
-    assert fold.slices() == [0, 1]
+    assert fold.slices(num_pixels=4) == [0, 1]
     assert fold.version == 6
 
 
@@ -54,7 +54,7 @@ def test_undo_and_redo_over_all_steps_until_a_new_step() -> None:
     fold = folded(*steps, undo, undo, paint(2, (3, 1)))
     assert (fold.done, len(fold.steps)) == (3, 3)
     assert mask(fold) == [1, 1, 0, 2, 1, 0, 0, 0, 0, 0, 0, 0]
-    assert folded(*steps, *4 * [undo]).slices() == []
+    assert folded(*steps, *4 * [undo]).slices(num_pixels=4) == []
 
 
 def test_relabelling_is_one_step_of_several_values() -> None:

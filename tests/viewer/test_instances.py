@@ -15,7 +15,7 @@ from hpunet.data.io.volumes import decode_nifti
 from hpunet.data.open import open_splits
 from hpunet.evaluation.scores import instances_of
 from hpunet.viewer import instances
-from hpunet.viewer.drawing import runs_of
+from hpunet.viewer.answers import runs_of
 
 
 def draw(client: Client, case: int = 0, **wanted: Any) -> tuple[dict[str, Any], np.ndarray]:

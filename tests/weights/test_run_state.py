@@ -2,7 +2,6 @@
 
 import copy
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 
 from hpunet.errors import CheckpointError
 from hpunet.weights.checkpoints import load_checkpoint, save_checkpoint
-from hpunet.weights.run_state import _source_commit, describe_run, optimiser_tensors, restore_optimiser
+from hpunet.weights.run_state import describe_run, optimiser_tensors, restore_optimiser
 
 
 class Toy(nn.Module):
@@ -176,27 +175,3 @@ def test_describe_run_is_json_without_paths() -> None:
     assert found["num_threads"] == torch.get_num_threads()
     assert str(Path.home()) not in text
     assert str(ROOT) not in text
-
-
-def test_source_commit_knows_clean_from_changed_and_its_own_from_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def git(*arguments: str) -> str:
-        command = ["git", "-C", str(tmp_path), "-c", "user.name=n", "-c", "user.email=e@localhost", *arguments]
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
-
-    assert _source_commit(tmp_path) == {"commit": None, "dirty": None}
-    git("init", "--quiet")
-    assert _source_commit(tmp_path) == {"commit": None, "dirty": None}  # no commit yet
-    (tmp_path / "file").write_text("one")
-    git("add", "file")
-    git("commit", "--quiet", "--no-gpg-sign", "-m", "first")
-    (tmp_path / "results").write_text("untracked files are no change of the source")
-    monkeypatch.setenv("GIT_DIR", "/nowhere")
-    found = _source_commit(tmp_path)
-    monkeypatch.delenv("GIT_DIR")
-    assert found == {"commit": git("rev-parse", "HEAD"), "dirty": False}
-    (tmp_path / "file").write_text("two")
-    assert _source_commit(tmp_path)["dirty"] is True
-    (tmp_path / "installed").mkdir()
-    assert _source_commit(tmp_path / "installed")["commit"] is None

@@ -3,6 +3,7 @@
 import type { Event, MapState, Source } from "./history";
 import type { Action, Scale, ScaleMapKind, Start } from "./latents";
 import type { Labels, Run } from "./runs";
+import type { MapKind, Plane } from "./volume";
 
 export interface Session {
   version: string;
@@ -15,7 +16,8 @@ export interface Session {
     /** How many samples are drawn if nobody says how many. */
     num_samples: number;
     num_scales: number;
-    crop: [number, number];
+    /** 3: it draws whole volumes. */
+    ndim: 2 | 3;
   };
   num_cases: number;
   disclaimer: string;
@@ -40,6 +42,8 @@ export interface State {
   steps_done: number;
   steps_undone: number;
   slices: Record<string, SliceState>;
+  /** What all slices mark together. */
+  volume?: { size: number; units: "ml" | "voxels" };
 }
 export interface Case {
   id: number;
@@ -51,6 +55,8 @@ export interface Case {
   dtype: "uint8" | "uint16" | "int16" | "float32";
   spacing: [number, number] | null;
   spacing_z: number | null;
+  /** Whether later slices are higher in the patient. */
+  ascends: boolean;
   range: [number, number];
   window: [number, number];
   graders: string[];
@@ -73,6 +79,8 @@ export interface Hypothesis {
   description: string;
   same_iou: number;
   state: MapState | null;
+  /** Of a volume: in ml, or in voxels. */
+  volume?: number;
 }
 export interface Prediction {
   prediction: string;
@@ -83,6 +91,10 @@ export interface Prediction {
   /** How many instances the samples cluster into; null if the model knows classes. */
   num_instances: number | null;
   samples: { area: number; diameter: number }[];
+  /** Of samples of a volume: in ml, or in voxels. */
+  volumes?: number[];
+  /** Of a volume: the part of a slice in which any sample of it marks something. */
+  box?: Place | null;
   units: "mm" | "px";
   /** The part of the slice that the latents of each scale divide evenly. */
   grid: Place;
@@ -151,6 +163,26 @@ export class Api {
   samples = (id: number, request: Request, signal: AbortSignal): Promise<Prediction> =>
     this.json(`cases/${id}/samples`, request, signal);
 
+  /** Samples of all slices. */
+  volume = (id: number, request: Omit<Request, "slice">, signal: AbortSignal): Promise<Prediction> =>
+    this.json(`cases/${id}/volumes`, request, signal);
+
+  /** Samples of slices that the model has drawn of what it draws now. */
+  progress = async (): Promise<number> => (await this.json<{ num_done: number }>("progress")).num_done;
+
+  runs = async (name: string, hypothesis: number): Promise<[number, number, number][]> =>
+    (await this.json<{ value_map: [number, number, number][] }>(`volumes/${name}/runs/${hypothesis}`)).value_map;
+
+  /** Maps on a plane of a volume. */
+  async planes(name: string, kind: MapKind, plane: Plane, index: number): Promise<Labels[]> {
+    const answer = await this.fetch(`volumes/${name}/${kind}?plane=${plane}&slice=${index}`);
+    const content = await answer.arrayBuffer();
+    const all = answer.headers.get("X-Dtype") === "uint16" ? new Uint16Array(content) : new Uint8Array(content);
+    const count = Number(answer.headers.get("X-Shape")?.split(",")[0] ?? 0);
+    const size = all.length / Math.max(count, 1);
+    return Array.from({ length: count }, (_, i) => all.subarray(i * size, (i + 1) * size));
+  }
+
   edit = (id: number, request: EditRequest): Promise<Edit> => this.json(`cases/${id}/edits`, request);
 
   async scaleMap(id: number, request: ScaleMapRequest): Promise<ScaleMap> {
@@ -158,14 +190,14 @@ export class Api {
     return { values: new Uint8Array(await answer.arrayBuffer()), most: Number(answer.headers.get("X-Most") ?? 1) };
   }
 
-  async image(item: Case, slice: number): Promise<Values> {
-    const content = await this.bytes(`cases/${item.id}/image?slice=${slice}`);
+  async image(item: Case, slice: number, plane: Plane = "axial"): Promise<Values> {
+    const content = await this.bytes(`cases/${item.id}/image?slice=${slice}&plane=${plane}`);
     const types = { uint8: Uint8Array, uint16: Uint16Array, int16: Int16Array, float32: Float32Array };
     return new types[item.dtype](content);
   }
 
-  grader = async (id: number, number: number, slice: number): Promise<Uint8Array> =>
-    new Uint8Array(await this.bytes(`cases/${id}/graders/${number}?slice=${slice}`));
+  grader = async (id: number, number: number, slice: number, plane: Plane = "axial"): Promise<Uint8Array> =>
+    new Uint8Array(await this.bytes(`cases/${id}/graders/${number}?slice=${slice}&plane=${plane}`));
 
   maps = async (prediction: string, kind: "samples" | "mean" | "std"): Promise<Uint8Array> =>
     new Uint8Array(await this.bytes(`predictions/${prediction}/${kind}`));

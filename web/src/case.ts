@@ -1,10 +1,11 @@
 // The case on the screen: its pixels, what was drawn for it, and what the person did.
 
 import { Refused, type Api, type Case, type Hypothesis, type Prediction, type Request, type ScaleMap, type State, type Values } from "./api";
-import { History, type Choose, type Event, type MapState, type Source } from "./history";
+import { History, type Choose, type ChooseVolume, type Event, type MapState, type Source } from "./history";
 import type { Action, ScaleMapKind, Start } from "./latents";
 import type { Outbox } from "./outbox";
 import { decode, encode, place, type Labels } from "./runs";
+import { Volume, type Plane } from "./volume";
 
 export interface Drawn {
   answer: Prediction;
@@ -13,6 +14,8 @@ export interface Drawn {
   samples: Uint8Array;
   /** Samples of a model of instances, clustered: the only hypothesis. */
   instances: Labels | null;
+  /** Of a volume: the map of each hypothesis on this slice. */
+  maps?: Labels[];
 }
 
 /** A hypothesis whose latents are edited, and the choice that it was before. */
@@ -42,6 +45,9 @@ export class OpenCase {
   at: [number, number] | null = null;
   seed = 0;
   numSamples = 16;
+  /** What is drawn and shown in three planes; null while slices are shown one by one. */
+  volume: Volume | null = null;
+  private keptVolume: Volume | null = null;
   private readonly values = new Map<number, Values>();
   private readonly drawn = new Map<number, Drawn>();
   private readonly heat = new Map<string, Uint8Array>();
@@ -69,7 +75,16 @@ export class OpenCase {
 
   /** What was drawn for this slice. */
   get current(): Drawn | null {
-    return this.drawn.get(this.slice) ?? null;
+    if (!this.volume) return this.drawn.get(this.slice) ?? null;
+    const { answer, at } = this.volume;
+    const maps = this.volume.known("hypotheses", "axial", this.slice) ?? [];
+    const hasInstances = typeof answer?.num_instances === "number";
+    return answer && { answer, at, samples: new Uint8Array(), instances: hasInstances ? (maps[0] ?? new Uint16Array()) : null, maps };
+  }
+
+  /** Go on in three planes, or slice by slice; what was drawn stays. */
+  showPlanes(on: boolean): void {
+    this.volume = on ? (this.keptVolume ??= new Volume(this.api, this.item)) : null;
   }
 
   /** Whether the image must be pointed at before anything can be drawn. */
@@ -87,6 +102,7 @@ export class OpenCase {
     const { source } = this.history.origin(this.slice);
     const drawn = this.current;
     if (!source || !drawn) return null;
+    if (this.history.isOfVolume(this.slice) !== (this.volume !== null)) return null;
     const isSame = source.seed === drawn.answer.seed && source.num_samples === drawn.answer.num_samples;
     return isSame && String(source.at) === String(drawn.at) ? source.hypothesis : null;
   }
@@ -114,6 +130,16 @@ export class OpenCase {
     const { share, state } = found;
     const source = { hypothesis, share, seed, num_samples, at: drawn.at, state, num_edits: 0 };
     return { kind: "choose", slice: this.slice, value_map: encode(this.map(hypothesis)), source };
+  }
+
+  /** The event that chooses a hypothesis of all slices. */
+  async volumeChoice(hypothesis: number): Promise<ChooseVolume | null> {
+    const { volume } = this;
+    const found = volume?.answer?.hypotheses[hypothesis];
+    if (!volume?.answer || !found) return null;
+    const [{ seed, num_samples }, { at }] = [volume.answer, volume];
+    const source = { hypothesis, share: found.share, seed, num_samples, at, state: null, num_edits: 0 };
+    return { kind: "choose-volume", value_map: await volume.runs(hypothesis), source };
   }
 
   /** What edits of this slice start from: the chosen hypothesis, else the first; null if neither can be edited. */
@@ -160,13 +186,15 @@ export class OpenCase {
 
   /** The map of a hypothesis of this slice, in the whole image. */
   map(hypothesis: number): Labels {
-    const { instances, answer } = this.current ?? {};
+    const { instances, answer, maps } = this.current ?? {};
+    if (maps) return maps[hypothesis] ?? new Uint16Array(this.item.height * this.item.width);
     if (instances) return this.placedMap("instances", instances);
     return this.sample(answer?.hypotheses[hypothesis]?.representative ?? 0);
   }
 
   /** The map of a sample of this slice, in the whole image. */
   sample(index: number): Labels {
+    if (this.volume) return this.volume.known("samples", "axial", this.slice)?.[index] ?? new Uint16Array(this.item.height * this.item.width);
     const { height, width } = this.current?.answer.place ?? { height: 0, width: 0 };
     return this.placedMap(String(index), this.current?.samples.subarray(index * height * width, (index + 1) * height * width));
   }
@@ -182,6 +210,7 @@ export class OpenCase {
 
   async pixels(): Promise<Values> {
     const { slice } = this;
+    if (this.volume) return this.volume.image("axial", slice);
     const known = this.values.get(slice);
     if (known) return known;
     const values = await this.api.image(this.item, slice);
@@ -191,11 +220,11 @@ export class OpenCase {
   }
 
   /** A grader's map of this slice, null if that grader did not look. */
-  async grading(grader: number): Promise<Uint8Array | null> {
-    const key = `${this.slice}/${grader}`;
+  async grading(grader: number, plane: Plane = "axial", index = this.slice): Promise<Uint8Array | null> {
+    const key = `${plane}/${index}/${grader}`;
     const known = this.gradings.get(key);
     if (known !== undefined) return known;
-    const map = await this.api.grader(this.item.id, grader, this.slice).catch((error: unknown) => {
+    const map = await this.api.grader(this.item.id, grader, index, plane).catch((error: unknown) => {
       if (error instanceof Refused && error.status === 404) return null;
       throw error;
     });
@@ -205,6 +234,7 @@ export class OpenCase {
 
   /** Mean or spread of what was drawn for this slice. */
   async summary(kind: "mean" | "std"): Promise<Uint8Array | null> {
+    if (this.volume) return ((await this.volume.load(kind, "axial", this.slice))?.[0] ?? null) as Uint8Array | null;
     const drawn = this.current;
     if (!drawn) return null;
     const key = `${drawn.answer.prediction}/${kind}`;
@@ -215,7 +245,12 @@ export class OpenCase {
 
   /** Draw samples of this slice. */
   async draw(signal: AbortSignal): Promise<Drawn> {
-    const { slice, at } = this;
+    const { slice, at, volume } = this;
+    if (volume) {
+      const answer = await volume.draw({ num_samples: this.numSamples, seed: this.seed, at }, signal);
+      if (typeof answer.num_instances === "number") answer.hypotheses = [clusteringOf(answer)];
+      return { answer, at, samples: new Uint8Array(), instances: null };
+    }
     const request: Request = { slice, num_samples: this.numSamples, seed: this.seed, at };
     const answer = await this.api.samples(this.item.id, request, signal);
     const hasInstances = typeof answer.num_instances === "number";

@@ -12,13 +12,14 @@ export const KEYS = [
   ["f", "flip", "flip through all samples"],
   ["h", "hide", "hide or show outlines"],
   ["s", "compare", "two hypotheses side by side"],
+  ["P", "planes", "three planes of a volume, or slice by slice"],
   ["g", "graders", "outlines of the graders"],
   ["m", "overlay", "map: none, mean probability, spread"],
   ["w", "window", "next window (black and white)"],
   ["+", "closer", "zoom in"],
   ["-", "further", "zoom out"],
   ["0", "fit", "whole image"],
-  ["PageUp", "slice-up", "next slice"],
+  ["PageUp", "slice-up", "next slice; in three planes, of the plane in use"],
   ["PageDown", "slice-down", "previous slice"],
   ["o", "point", "point at the object"],
   ["b", "brush", "brush; again to stop"],
@@ -33,8 +34,8 @@ export const KEYS = [
   ["I", "add", "new instance with the brush"],
   ["y", "merge", "merge instances by a stroke; again to stop"],
   ["z", "split", "split an instance by a stroke; again to stop"],
-  [",", "smaller", "smaller brush"],
-  [".", "larger", "larger brush"],
+  [",", "smaller", "smaller brush; in three planes without a tool, previous slice"],
+  [".", "larger", "larger brush; in three planes without a tool, next slice"],
   [" ", "paint", "use the tool at the cross"],
   ["u", "undo", "undo"],
   ["U", "redo", "redo"],
@@ -77,5 +78,5 @@ export function commandOf(event: KeyboardEvent): Command | null {
 export function keyRows(): [string, string][] {
   const named: Record<string, string> = { " ": "Space" };
   const rows = KEYS.map(([key, , words]): [string, string] => [named[key] ?? key, words]);
-  return [["1 … 9", "choose a hypothesis"], ...rows, ["arrows", "move the image, or the cross of a tool"]];
+  return [["1 … 9", "choose a hypothesis"], ...rows, ["arrows", "move the image, the cross of a tool, or the crosshair of three planes"]];
 }

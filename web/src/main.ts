@@ -14,6 +14,7 @@ import { cellAt, middleOf, nameOf, Newest, type Box, type ScaleMapKind } from ".
 import { addressOf, readLink, type Link } from "./link";
 import { Outbox } from "./outbox";
 import { canvasOf, filled, forgetBorders, heated, stamp, strokeBorders, windowed, type Point } from "./pixels";
+import { Planes } from "./planes";
 import { plotMeasure } from "./plot";
 import { differences, type Labels } from "./runs";
 import { fillStrip } from "./strip";
@@ -24,6 +25,7 @@ type Tool = "look" | "brush" | "eraser" | "point" | "here" | "from" | "drag" | "
 
 const ZOOM = 1.25;
 const NOTE_MS = 600;
+const PROGRESS_MS = 500;
 const REGION = distinct(4);
 const CLICK = 4; // CSS pixels that a click may move
 const OF_LATENTS = new Set<Command["name"]>(["here", "from", "drag", "raise", "lower", "effect", "copy"]);
@@ -47,7 +49,7 @@ class App {
   private draft: Labels | null = null;
   /** What the draft is painted with. */
   private paintValue = 0;
-  private window: Window = [0, 255];
+  window: Window = [0, 255];
   private image: HTMLCanvasElement | null = null;
   private overlay: HTMLCanvasElement | null = null;
   private gradings: (Uint8Array | null)[] = [];
@@ -60,6 +62,9 @@ class App {
   private overlays = 0;
   /** The cell whose effect is shown or asked for. */
   private effectCell = "";
+  private readonly planes: Planes;
+  /** Volumes are opened in three planes, since the last one was left so. */
+  private wantsPlanes = false;
   private readonly effects = new Newest<null>(() => this.showOverlay());
 
   constructor(
@@ -75,6 +80,7 @@ class App {
       }),
     ];
     this.editing = new Editing(this);
+    this.planes = new Planes(this, ui, this.camera);
     this.connect();
   }
 
@@ -89,7 +95,7 @@ class App {
     ui.classChoice.hidden = classes.length < 2 || model.has_instances;
     if (model.has_instances) this.instances = new InstanceTools(this, model.foreground);
     ui.instances.hidden = !model.has_instances;
-    ui.latentTools.hidden = model.has_instances;
+    ui.latentTools.hidden = model.has_instances || model.ndim === 3;
     ui.number.value = String(model.num_samples);
     await this.listCases();
     const first = this.cases.find(({ status }) => status === "open") ?? this.cases[0];
@@ -126,7 +132,7 @@ class App {
     ui.cases.querySelector('[aria-current="true"]')?.scrollIntoView({ block: "nearest" });
   }
 
-  private async openCase(id: number, slice = 0): Promise<void> {
+  private async openCase(id: number, slice?: number): Promise<void> {
     const { ui } = this;
     this.editing.commit();
     this.saveNote();
@@ -162,7 +168,10 @@ class App {
       }),
     );
     this.open = opened;
-    opened.slice = Math.min(slice, item.slices - 1);
+    opened.showPlanes(this.session?.model.ndim === 3 || (this.wantsPlanes && item.slices > 1));
+    opened.slice = Math.min(slice ?? (opened.volume ? item.slices >> 1 : 0), item.slices - 1);
+    ui.planes.hidden = item.slices < 2 || (this.session?.model.ndim === 2 && this.instances !== null);
+    this.press(ui.planes, opened.volume !== null);
     opened.numSamples = this.wantedSamples;
     opened.resume();
     if (left.length > 0) opened.outbox.send();
@@ -176,6 +185,7 @@ class App {
     ui.format.replaceChildren(...item.formats.map((each) => new Option(each, each, false, each === format)));
     ui.graders.disabled = item.graders.length === 0;
     ui.note.disabled = ui.export.disabled = false;
+    this.planes.begin();
     this.camera.fit(opened.size, this.views[0]?.size ?? opened.size);
     this.cursor = null;
     ui.place.textContent = "";
@@ -202,7 +212,8 @@ class App {
     for (const part of [ui.caption, ui.measures, ui.place, ui.saved]) part.textContent = "";
     for (const control of [ui.accept, ui.undo, ui.redo, ui.flip, ui.compare, ui.export, ui.note]) control.disabled = true;
     ui.note.value = "";
-    ui.slices.hidden = true;
+    ui.slices.hidden = ui.planes.hidden = true;
+    this.planes.begin();
     this.redrawViews();
   }
 
@@ -234,6 +245,10 @@ class App {
     const { open, ui } = this;
     if (!open) return;
     ui.sliceNumber.textContent = `${open.slice + 1} of ${open.item.slices}`;
+    if (open.volume) {
+      await this.showPlanes(open);
+      return;
+    }
     this.image = this.overlay = null;
     this.gradings = [];
     await this.showImage();
@@ -245,9 +260,85 @@ class App {
     else await this.showDrawn();
   }
 
+  /** Show the three planes at the crosshair, and draw samples of the volume if there are none. */
+  private async showPlanes(open: OpenCase): Promise<void> {
+    await this.planes.refresh();
+    if (open !== this.open) return;
+    if (!open.volume?.answer) {
+      open.resume();
+      this.ui.number.value = String(open.numSamples);
+    }
+    if (open.volume?.answer || open.waitsForPoint) await this.showDrawn();
+    else await this.drawSamples();
+  }
+
+  /** From slices to planes, or back. */
+  private async togglePlanes(): Promise<void> {
+    const { open, ui } = this;
+    if (!open || ui.planes.hidden) return;
+    if (this.session?.model.ndim === 3) {
+      this.say("This model draws whole volumes: the three planes stay.", true);
+      return;
+    }
+    this.editing.commit();
+    this.drawing?.abort();
+    this.wantsPlanes = !open.volume;
+    open.showPlanes(this.wantsPlanes);
+    this.press(ui.planes, open.volume !== null);
+    this.press(ui.flip, false);
+    this.image = this.overlay = null;
+    this.planes.begin();
+    this.camera.fit(open.size, this.views[0]?.size ?? open.size);
+    this.setTool(open.waitsForPoint ? "point" : "look");
+    this.say(open.volume ? "Three planes." : "Slice by slice.");
+    this.showState();
+    await this.showSlice();
+  }
+
+  /** Another slice is going to be shown. */
+  leaveSlice(): void {
+    this.editing.commit();
+  }
+
+  /** The planes have come to another place, or show something else there. */
+  planesShown(isNewSlice: boolean): void {
+    const { open, ui } = this;
+    if (!open) return;
+    const { z } = this.planes.voxel;
+    const { image, heat, gradings } = this.planes.picture("axial");
+    open.slice = z;
+    [this.image, this.gradings] = [image, gradings];
+    if (ui.scaleMap.value === "none") this.overlay = heat;
+    else if (isNewSlice) this.run(this.showOverlay());
+    ui.slice.value = String(z);
+    ui.sliceNumber.textContent = `${z + 1} of ${open.item.slices}`;
+    if (isNewSlice) this.showState();
+    else this.redrawViews();
+  }
+
+  get heat(): string {
+    return this.ui.overlay.value;
+  }
+
+  get flipped(): number | null {
+    return isPressed(this.ui.flip) ? Number(this.ui.sample.value) : null;
+  }
+
+  get isHidden(): boolean {
+    return isPressed(this.ui.hide);
+  }
+
+  get showsGraders(): boolean {
+    return isPressed(this.ui.graders);
+  }
+
   private async showImage(): Promise<void> {
     const { open } = this;
     if (!open) return;
+    if (open.volume) {
+      await this.planes.refresh();
+      return;
+    }
     const { slice } = open;
     const values = await open.pixels();
     if (open !== this.open || slice !== open.slice) return;
@@ -258,6 +349,10 @@ class App {
   private async setSlice(slice: number): Promise<void> {
     const { open } = this;
     if (!open || slice < 0 || slice >= open.item.slices || slice === open.slice) return;
+    if (open.volume) {
+      this.planes.toSlice(slice);
+      return;
+    }
     this.editing.commit();
     this.drawing?.abort();
     open.slice = slice;
@@ -279,12 +374,17 @@ class App {
     open.numSamples = this.wantedSamples;
     ui.number.value = String(open.numSamples);
     ui.hint.textContent = `Drawing ${open.numSamples} samples…`;
+    const telling = open.volume ? window.setInterval(() => {
+      this.run(this.tellProgress(open, drawing));
+    }, PROGRESS_MS) : 0;
     try {
       await open.draw(drawing.signal);
     } catch (error) {
       if (drawing.signal.aborted) return;
       this.showHint();
       throw error;
+    } finally {
+      window.clearInterval(telling);
     }
     if (open !== this.open || drawing !== this.drawing) return;
     this.showHint();
@@ -295,9 +395,19 @@ class App {
     await this.showDrawn();
   }
 
+  /** Samples of a volume take their time. */
+  private async tellProgress(open: OpenCase, drawing: AbortController): Promise<void> {
+    const done = await this.api.progress();
+    if (drawing !== this.drawing || drawing.signal.aborted || !this.ui.hint.textContent.startsWith("Drawing")) return;
+    const all = open.numSamples * (this.session?.model.ndim === 3 ? 1 : open.item.slices);
+    this.ui.hint.textContent = `Drawing ${open.numSamples} samples of the volume… ${percent(Math.min(done / all, 1))}`;
+  }
+
   private async showDrawn(): Promise<void> {
     const { open, ui } = this;
     if (!open) return;
+    if (open.volume) await this.planes.refresh();
+    if (open !== this.open) return;
     const answer = open.current?.answer ?? null;
     ui.sample.max = String((answer?.num_samples ?? 1) - 1);
     ui.sample.value = "0";
@@ -326,7 +436,7 @@ class App {
     ui.legend.hidden = kind === "none";
     ui.scaleLegend.hidden = scaleKind === "none";
     ui.legendEnd.textContent = kind === "std" ? "0.5 standard deviation" : "1 probability";
-    if (scaleKind !== "effect") this.overlay = null; // effects follow the pointer and should not flicker
+    if (scaleKind !== "effect" && !open?.volume) this.overlay = null; // effects follow the pointer and should not flicker
     ui.scaleLegendEnd.textContent = "…";
     const found =
       kind === "mean" || kind === "std" ? { values: await open?.summary(kind), words: "" }
@@ -335,6 +445,7 @@ class App {
     if (number !== this.overlays || open !== this.open) return; // another map is wanted by now
     const { place } = open?.current?.answer ?? {};
     this.overlay = found?.values && place ? canvasOf(heated(found.values, 0.7), place) : null;
+    if (open?.volume) await this.planes.refresh();
     ui.scaleLegendEnd.textContent = found?.words ?? "";
     this.showCaption();
     this.redrawViews();
@@ -438,6 +549,7 @@ class App {
   private async showGraders(): Promise<void> {
     const { open, ui } = this;
     const shown = open && isPressed(ui.graders) ? open.item.graders : [];
+    if (open?.volume) await this.planes.refresh();
     this.gradings = open ? await Promise.all(shown.map((_, i) => open.grading(i))) : [];
     ui.graderNames.replaceChildren(
       ...shown.map((name, i) => {
@@ -524,8 +636,16 @@ class App {
     else ui.measures.textContent = state
       ? `Area ${short(state.area)} ${area}, longest diameter ${short(state.diameter)} ${length}`
       : this.isServerAway ? "Measured when the server is back." : "Choose a hypothesis to measure it.";
+    const whole = this.isServerAway ? undefined : open?.state.volume;
+    const words = whole?.units === "ml" ? "ml" : "voxels";
+    if (open?.volume) {
+      const slice = state ? `; on this slice ${short(state.area)} ${area}` : "";
+      ui.measures.textContent = whole && open.history.isTouched ? `Volume ${short(whole.size)} ${words}${slice}` : ui.measures.textContent.replace("it.", "its volume.");
+    }
     ui.plot.replaceChildren();
     if (!answer) return;
+    if (answer.volumes) ui.plot.append(plotMeasure("Volume", words, answer.volumes, open.history.isTouched ? (whole?.size ?? null) : null));
+    if (answer.volumes) return;
     for (const [name, key, words] of [["Area", "area", area], ["Diameter", "diameter", length]] as const) {
       if (this.instances && key === "diameter") continue; // of all instances together it says nothing
       ui.plot.append(plotMeasure(name, words, answer.samples.map((sample) => sample[key]), state?.[key] ?? null));
@@ -569,10 +689,22 @@ class App {
 
   private choose(hypothesis: number): void {
     this.editing.cancel();
-    const event = this.open?.choice(hypothesis);
+    if (this.open?.volume) this.run(this.chooseVolume(this.open, hypothesis));
+    else this.chosen(hypothesis, this.open?.choice(hypothesis) ?? null);
+  }
+
+  /** The masks of all slices become those of a hypothesis. */
+  private async chooseVolume(open: OpenCase, hypothesis: number): Promise<void> {
+    const event = await open.volumeChoice(hypothesis);
+    if (open === this.open) this.chosen(hypothesis, event);
+  }
+
+  private chosen(hypothesis: number, event: CaseEvent | null): void {
     if (!event) return;
+    const wasFlipped = isPressed(this.ui.flip);
     this.press(this.ui.flip, false);
     this.act(event);
+    if (wasFlipped && this.open?.volume) this.run(this.planes.refresh());
     this.ui.strip.children[hypothesis]?.scrollIntoView({ block: "nearest", inline: "nearest" });
     const found = this.open?.current?.answer.hypotheses[hypothesis];
     const what = this.instances ? "The clustering" : `Hypothesis ${hypothesis + 1}`;
@@ -821,6 +953,7 @@ class App {
 
   private redrawViews(): void {
     for (const view of this.views) view.draw();
+    if (this.planes.isOn) this.planes.draw();
   }
 
   private paintMain(context: CanvasRenderingContext2D, pixel: number): void {
@@ -838,6 +971,7 @@ class App {
     for (const region of [this.editing.region, this.instances?.stroke, ...this.editing.waiting]) {
       if (region) this.paintRegion(context, region, pixel);
     }
+    if (open.volume) this.planes.paintCrosshair("axial", context, pixel, open.size);
     const cell = this.editing.cell ?? this.cellAtCursor;
     if (cell) paintCell(context, cell, pixel, this.editing.isDragging);
     if (this.cursor) this.paintCursor(context, pixel, this.cursor);
@@ -878,35 +1012,36 @@ class App {
     if (open.current && !isPressed(ui.hide)) this.paintLabels(context, open.map(Number(ui.otherChoice.value)), pixel);
   }
 
-  private paintLabels(context: CanvasRenderingContext2D, labels: Labels, pixel: number): void {
+  paintLabels(context: CanvasRenderingContext2D, labels: Labels, pixel: number, size = this.open?.size): void {
     const { open, ui } = this;
     const opacity = Number(ui.opacity.value) / 100;
-    const colour = open && this.instances ? colourOf(labels, open.size) : (label: number) => distinct(label - 1);
-    if (open && opacity > 0 && !this.overlay) {
+    if (!open || !size) return;
+    const colour = this.instances ? colourOf(labels, size) : (label: number) => distinct(label - 1);
+    if (opacity > 0 && !this.overlay) {
       let fill = this.fills.get(labels);
       if (fill?.opacity !== opacity) {
-        fill = { opacity, canvas: canvasOf(filled(labels, colour, opacity), open.size) };
+        fill = { opacity, canvas: canvasOf(filled(labels, colour, opacity), size) };
         this.fills.set(labels, fill);
       }
       context.drawImage(fill.canvas, 0, 0);
     }
-    this.paintOutline(context, labels, 2 * pixel, colour);
+    this.paintOutline(context, labels, 2 * pixel, colour, false, size);
   }
 
-  private paintOutline(
+  paintOutline(
     context: CanvasRenderingContext2D,
     labels: Labels,
     width: number,
     colour: (label: number) => ReturnType<typeof distinct>,
     dashed = false,
+    size = this.open?.size,
   ): void {
-    const { open } = this;
-    if (!open) return;
+    if (!size) return;
     if (this.instances && !dashed) {
-      [labels, colour] = [colourNumbers(labels, open.size), (number) => distinct(number - 1)];
+      [labels, colour] = [colourNumbers(labels, size), (number) => distinct(number - 1)];
     }
     for (const label of new Set<number>(labels)) {
-      if (label > 0) strokeBorders(context, labels, open.size, { label, colour: colour(label), width, dashed });
+      if (label > 0) strokeBorders(context, labels, size, { label, colour: colour(label), width, dashed });
     }
   }
 
@@ -928,7 +1063,7 @@ class App {
   private describePlace({ x, y }: Point): void {
     const { open, ui } = this;
     const [column, row] = [Math.floor(x), Math.floor(y)];
-    if (!open || column < 0 || row < 0 || column >= open.item.width || row >= open.item.height) return;
+    if (!open || open.volume || column < 0 || row < 0 || column >= open.item.width || row >= open.item.height) return;
     ui.place.textContent = `Column ${column}, row ${row}; zoom ${Math.round(100 * this.camera.zoom)} %`;
   }
 
@@ -971,6 +1106,7 @@ class App {
         }
         this.describeFlip();
         break;
+      case "planes": this.run(this.togglePlanes()); break;
       case "hide": toggle(ui.hide); break;
       case "compare":
         toggle(ui.compare);
@@ -984,11 +1120,20 @@ class App {
         this.run(this.showOverlay());
         break;
       case "window": if (open) this.setWindow(following(this.window, presets(open.item.window, open.item.range))); break;
-      case "closer": this.camera.zoomBy(ZOOM); this.redrawViews(); break;
-      case "further": this.camera.zoomBy(1 / ZOOM); this.redrawViews(); break;
-      case "fit": if (open) this.camera.fit(open.size, this.views[0]?.size ?? open.size); this.redrawViews(); break;
-      case "slice-up": if (open) this.run(this.setSlice(open.slice + 1)); break;
-      case "slice-down": if (open) this.run(this.setSlice(open.slice - 1)); break;
+      case "closer": case "further": {
+        const factor = command.name === "closer" ? ZOOM : 1 / ZOOM;
+        this.camera.zoomBy(factor);
+        this.planes.zoomBy(factor);
+        this.redrawViews();
+        break;
+      }
+      case "fit":
+        if (open) this.camera.fit(open.size, this.views[0]?.size ?? open.size);
+        this.planes.fit();
+        this.redrawViews();
+        break;
+      case "slice-up": this.stepSlice(1); break;
+      case "slice-down": this.stepSlice(-1); break;
       case "point": this.setTool(this.tool === "point" ? "look" : "point"); break;
       case "brush": this.setTool(this.tool === "brush" ? "look" : "brush"); break;
       case "eraser": this.setTool(this.tool === "eraser" ? "look" : "eraser"); break;
@@ -1006,8 +1151,13 @@ class App {
         this.say(`Map: ${ui.scaleMap.selectedOptions[0]?.text ?? ""}`);
         break;
       case "copy": this.run(this.copyLink()); break;
-      case "smaller": ui.size.value = String(Math.max(1, this.brushSize - 1)); this.redrawViews(); break;
-      case "larger": ui.size.value = String(Math.min(200, this.brushSize + 1)); this.redrawViews(); break;
+      case "smaller": case "larger": {
+        const by = command.name === "larger" ? 1 : -1;
+        if (this.planes.isOn && this.tool === "look") this.stepSlice(by);
+        else ui.size.value = String(Math.min(Math.max(this.brushSize + by, 1), 200));
+        this.redrawViews();
+        break;
+      }
       case "paint": this.useCursor(); break;
       case "undo": this.undo("undo"); break;
       case "redo": this.undo("redo"); break;
@@ -1020,7 +1170,16 @@ class App {
     }
   }
 
+  private stepSlice(by: 1 | -1): void {
+    if (this.planes.isOn) this.planes.step(by);
+    else if (this.open) this.run(this.setSlice(this.open.slice + by));
+  }
+
   private move(dx: number, dy: number): void {
+    if (this.planes.isOn && this.tool === "look") {
+      this.planes.move(dx, dy);
+      return;
+    }
     if (this.cursor) {
       this.cursor = { x: Math.floor(this.cursor.x) + 0.5 + dx, y: Math.floor(this.cursor.y) + 0.5 + dy };
       this.describePlace(this.cursor);
@@ -1061,12 +1220,13 @@ class App {
     const { ui } = this;
     this.showCaption();
     if (isPressed(ui.flip)) this.say(ui.caption.textContent);
+    if (this.planes.isOn) this.run(this.planes.refresh());
     this.redrawViews();
   }
 
   private connect(): void {
     const { ui } = this;
-    const names = ["redraw", "flip", "point", "hide", "compare", "graders", "window", "brush", "eraser"] as const;
+    const names = ["redraw", "flip", "point", "planes", "hide", "compare", "graders", "window", "brush", "eraser"] as const;
     const more = ["here", "from", "drag", "merge", "split", "add", "copy", "undo", "redo", "accept", "next", "export", "help"] as const;
     for (const name of [...names, ...more]) {
       ui[name].addEventListener("click", () => {
@@ -1168,7 +1328,9 @@ class App {
     });
     canvas.addEventListener("wheel", (event) => {
       event.preventDefault();
-      if (event.shiftKey && this.open) this.run(this.setSlice(this.open.slice + (event.deltaY + event.deltaX < 0 ? 1 : -1)));
+      if (isMain && this.planes.isOn && !event.shiftKey && !event.ctrlKey) this.planes.turn("axial", event);
+      else if (this.planes.isOn) this.camera.zoomBy(Math.exp(-(event.deltaY + event.deltaX) / 400), view.at(event));
+      else if (event.shiftKey && this.open) this.run(this.setSlice(this.open.slice + (event.deltaY + event.deltaX < 0 ? 1 : -1)));
       else this.camera.zoomBy(Math.exp(-event.deltaY / 400), view.at(event));
       this.redrawViews();
     }, { passive: false });
@@ -1178,6 +1340,7 @@ class App {
       last = { point, x: event.clientX, y: event.clientY };
       pressed = null;
       if (!isMain || event.button !== 0) return;
+      if (this.planes.isOn && this.tool === "look") this.planes.pointAt("axial", point);
       pressed = this.tool === "look" ? last : null;
       if (this.tool === "point") this.run(this.pointAt(point));
       else if (this.tool === "drag") {
@@ -1204,6 +1367,7 @@ class App {
         const [dx, dy] = [event.clientX - last.x, event.clientY - last.y];
         if (event.buttons === 2 && this.open) this.setWindow(dragged(this.window, dx, dy, this.open.item.range));
         else if (isMain && event.buttons === 1 && (this.draft ?? this.editing.region ?? this.instances?.stroke)) this.paintTo(last.point, point);
+        else if (isMain && event.buttons === 1 && this.planes.isOn && this.tool === "look") this.planes.pointAt("axial", point);
         else if (event.buttons === 4 || this.tool === "look") this.camera.moveBy(dx, dy);
         last = { point: view.at(event), x: event.clientX, y: event.clientY };
       }

@@ -18,6 +18,7 @@ export interface Storage {
 
 const RETRY_MS = 2000;
 const MAX_BATCH = 500;
+const MAX_RUNS = 200_000;
 
 /** The events of one case that the server has not acknowledged. */
 export class Outbox {
@@ -70,7 +71,7 @@ export class Outbox {
   private async sendAll(): Promise<void> {
     while (this.waiting.length > 0) {
       const accept = this.waiting.findIndex(({ kind }, i) => i > 0 && kind === "accept"); // begins a batch of its own
-      const batch = this.waiting.slice(0, Math.min(accept > 0 ? accept : MAX_BATCH, MAX_BATCH));
+      const batch = this.waiting.slice(0, Math.min(accept > 0 ? accept : MAX_BATCH, MAX_BATCH, fitting(this.waiting)));
       try {
         const { version, state } = await this.api.post(this.id, this.version, batch);
         this.acknowledge(batch.length, version);
@@ -125,9 +126,26 @@ export class Outbox {
   }
 
   private keep(): void {
-    if (this.waiting.length > 0) this.storage.setItem(this.key, JSON.stringify(this.waiting));
-    else this.storage.removeItem(this.key);
+    if (this.waiting.length === 0) {
+      this.storage.removeItem(this.key);
+      return;
+    }
+    try {
+      this.storage.setItem(this.key, JSON.stringify(this.waiting));
+    } catch {
+      this.storage.removeItem(this.key); // maps of volumes may be too large for it: they wait in this tab only
+    }
   }
+}
+
+/** How many events are sent together: at least one, with as many runs as the server takes. */
+function fitting(events: readonly Event[]): number {
+  let total = 0;
+  const end = events.findIndex((event) => {
+    total += "value_map" in event ? event.value_map.length : event.kind === "paint" ? event.runs.length : 0;
+    return total > MAX_RUNS;
+  });
+  return end === -1 ? events.length : Math.max(end, 1);
 }
 
 function parse(text: string | null): Event[] {

@@ -92,7 +92,15 @@ export function strokeBorders(
   size: Size,
   { label, colour, width, dashed = false }: { label: number; colour: Colour; width: number; dashed?: boolean },
 ): void {
-  const path = borderPath(labels, size, label);
+  let path = borderPath(labels, size, label);
+  const transform = context.getTransform();
+  context.save();
+  if (transform.a !== transform.d) { // lines are as wide up as across, whatever the shape of pixels
+    const placed = new Path2D();
+    placed.addPath(path, transform);
+    [path, width] = [placed, width * transform.a];
+    context.setTransform(1, 0, 0, 1, 0, 0);
+  }
   context.lineCap = "round";
   context.strokeStyle = "rgb(0 0 0 / 0.6)"; // under the colour, so that it is seen on bright images
   context.lineWidth = 2 * width;
@@ -101,7 +109,7 @@ export function strokeBorders(
   context.strokeStyle = css(colour);
   context.lineWidth = width;
   context.stroke(path);
-  context.setLineDash([]);
+  context.restore();
 }
 
 /** A canvas with these pixels. */

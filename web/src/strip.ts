@@ -57,7 +57,9 @@ function boxOf(item: OpenCase): Box {
   const { height, width } = item.size;
   const drawn = item.current;
   let [top, left, bottom, right] = [height, width, -1, -1];
-  for (let hypothesis = 0; hypothesis < (drawn?.answer.hypotheses.length ?? 0); hypothesis += 1) {
+  const { box } = drawn?.answer ?? {};
+  if (box) [top, left, bottom, right] = [box.y, box.x, box.y + box.height - 1, box.x + box.width - 1];
+  for (let hypothesis = 0; !box && hypothesis < (drawn?.answer.hypotheses.length ?? 0); hypothesis += 1) {
     item.map(hypothesis).forEach((label: number, i: number) => {
       if (label === 0) return;
       const [y, x] = [Math.floor(i / width), i % width];

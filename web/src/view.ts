@@ -5,6 +5,8 @@ import type { Point, Size } from "./pixels";
 /** Where an image lies on canvases: `zoom` CSS pixels per image pixel, the image's pixel in the middle. */
 export class Camera {
   zoom = 1;
+  /** The height of a pixel by its width; negative if rows go up. */
+  aspect = 1;
   centre: Point = { x: 0, y: 0 };
   private fitted: Size | null = null;
 
@@ -21,7 +23,7 @@ export class Camera {
   }
 
   private fill({ x, y, width, height }: Point & Size, canvas: Size): void {
-    this.zoom = Math.max(0.02, Math.min(canvas.width / width, canvas.height / height) * 0.97);
+    this.zoom = Math.max(0.02, Math.min(canvas.width / width, canvas.height / (height * Math.abs(this.aspect))) * 0.97);
     this.centre = { x: x + width / 2, y: y + height / 2 };
   }
 
@@ -43,14 +45,14 @@ export class Camera {
 
   moveBy(dx: number, dy: number): void {
     this.fitted = null;
-    this.centre = { x: this.centre.x - dx / this.zoom, y: this.centre.y - dy / this.zoom };
+    this.centre = { x: this.centre.x - dx / this.zoom, y: this.centre.y - dy / (this.zoom * this.aspect) };
   }
 
   /** From CSS pixels of a canvas to the image's. */
   toImage(x: number, y: number, canvas: Size): Point {
     return {
       x: this.centre.x + (x - canvas.width / 2) / this.zoom,
-      y: this.centre.y + (y - canvas.height / 2) / this.zoom,
+      y: this.centre.y + (y - canvas.height / 2) / (this.zoom * this.aspect),
     };
   }
 }
@@ -102,7 +104,8 @@ export class View {
     context.clearRect(0, 0, across, down);
     const scale = this.camera.zoom * ratio;
     const { x, y } = this.camera.centre;
-    context.setTransform(scale, 0, 0, scale, across / 2 - x * scale, down / 2 - y * scale);
+    const upright = scale * this.camera.aspect;
+    context.setTransform(scale, 0, 0, upright, across / 2 - x * scale, down / 2 - y * upright);
     context.imageSmoothingEnabled = scale < 1;
     this.paint(context, 1 / this.camera.zoom);
   }

@@ -77,6 +77,7 @@ def _model(text: str) -> tuple[str, list[Path]]:
 
 def _print_comparison(comparison: Mapping[str, Any]) -> None:
     from hpunet.evaluation.summary import counts, listed, plural
+    from hpunet.reports.saved_run import VOLUME_NOTE, volume_unit
 
     names = [run["name"] for run in comparison["runs"]]
     values = Table("mean ± std over images", *names, title=counts(comparison), title_justify="left")
@@ -96,6 +97,8 @@ def _print_comparison(comparison: Mapping[str, Any]) -> None:
     values.caption, values.caption_justify = "(B): subset B, images that every grader marked", "left"
     console.print(values)
     console.print(gaps)
+    if unit := volume_unit(comparison):
+        notes.print(f"volume_crps is in {unit}. {VOLUME_NOTE}")
     if comparison["num_failed"]:
         failed = plural(comparison["num_failed"], "image")
         notes.print(f"excluded, since a run failed on them: {failed}")

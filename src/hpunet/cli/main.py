@@ -1,8 +1,10 @@
 """The command line. Expected errors are printed as one line, without a traceback."""
 
+import platform
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import metadata
 from typing import Annotated, Any
 
 import typer
@@ -31,6 +33,7 @@ from hpunet.cli.terminal import console, flush_streams, notes, prepare_streams, 
 from hpunet.cli.train import train_command
 from hpunet.cli.view import view_command
 from hpunet.errors import HPUNetError
+from hpunet.utils.source import source_commit
 from hpunet.utils.text import printable
 
 _KEPT = {
@@ -106,15 +109,25 @@ app.command(name="bench")(bench_command)
 
 def _show_version(value: bool) -> bool:
     if value:
-        console.print(__version__)
+        console.print(*_versions(), sep="\n")
         raise typer.Exit
     return value
+
+
+def _versions() -> list[str]:
+    source = source_commit()
+    commit = f"commit {source['commit'][:12]}" if source["commit"] else "commit unknown"
+    packages = [f"{name} {metadata.version(name)}" for name in ("torch", "numpy")]  # without importing them
+    return [
+        f"hpunet {__version__} ({commit}{', changed' if source['dirty'] else ''})",
+        ", ".join([f"Python {platform.python_version()}", *packages]),
+    ]
 
 
 @app.callback()
 def _common(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print versions and exit.")
     ] = False,
 ) -> None:
     pass

@@ -29,7 +29,7 @@ _WORK_LIST = "Folder for what you decide; by default one in your data folder, fo
 DEFAULT_PORT = 8765
 _PORT = f"Port; by default {DEFAULT_PORT}, or a free one if it is in use."
 _HOST = "Address to listen at. Beyond this machine (0.0.0.0) it needs --token."
-_TOKEN = "Password in the address; by default a random one."
+_TOKEN = "Password in the address; by default a random one."  # nosec B105 # help for the option
 _DEVICE = "cpu, cuda, or cuda:1; by default a GPU if there is one."
 _MIN_TOKEN = 12
 
@@ -184,6 +184,7 @@ def _listen(host: str, port: int | None) -> socket.socket:
 
 
 def _shown(host: str) -> str:
-    if host in ("0.0.0.0", "::"):
+    everywhere = "0.0.0.0"  # nosec B104 # only compared; to listen there needs a token
+    if host in (everywhere, "::"):
         return socket.gethostname()
     return f"[{host}]" if ":" in host else host

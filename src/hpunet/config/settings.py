@@ -180,6 +180,7 @@ class LoggingSettings(_Section):
 class Settings(_Section):
     """All settings of a run."""
 
+    format: Literal[1] = 1
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     model: ModelSettings
     data: DataSettings

@@ -1,10 +1,10 @@
 """Statistics of a data set (counts, sizes, graders, their agreement, class shares), and a sheet of examples."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -13,6 +13,7 @@ from hpunet.data.types import Sample, Source
 from hpunet.metrics.overlap import dice_from_counts, iou_from_counts
 from hpunet.utils.label_painter import contrast_palette, cover_hidden, overlay
 from hpunet.utils.pictures import grey_or_colour, sheet, spread, stretched
+from hpunet.utils.plane_layout import AXIAL, Layout, plane_indices, shown_box, shown_position
 
 MAX_COMPARED = 200  # images per split on which graders are compared
 TILE = 160  # pixels along a side of an image on the contact sheet
@@ -121,12 +122,14 @@ def _overlaps(sample: Sample, *, num_fixed: int) -> Iterable[tuple[tuple[int, in
 def contact_sheet(source: Source, *, num_images: int = 8) -> Image.Image:
     """Images spread over the split, each beside its labels; invalid pixels are covered by stripes.
 
-    Of a volume, the slice in which graders marked most.
+    Of a volume, the slice in which graders marked most, below and beside it the other two planes through a mark.
     """
-    samples = [_reduced(_slice(source[index]), side=2 * TILE) for index in spread(num_images, of=len(source))]
+    spacing, chosen = source.info.spacing or (1.0, 1.0, 1.0), spread(num_images, of=len(source))
+    pictures = [_picture(source[index], spacing=spacing) for index in chosen]
+    samples = [_reduced(sample, side=2 * TILE) for sample, _ in pictures]
     palette = contrast_palette([sample.image for sample in samples], [sample.labels for sample in samples])
     rows, titles = [], []
-    for sample in samples:
+    for sample, (whole, blank) in zip(samples, pictures, strict=True):
         row = [grey_or_colour(stretched(sample.image))]
         for labels, exists in zip(sample.labels, sample.graders, strict=True):
             shown = cover_hidden(overlay(image=sample.image, labels=labels, palette=palette), visible=sample.valid)
@@ -134,25 +137,41 @@ def contact_sheet(source: Source, *, num_images: int = 8) -> Image.Image:
         if source.info.num_graders == 1:
             flat = overlay(image=np.zeros_like(sample.image), labels=sample.labels[0], opacity=1.0, palette=palette)
             row.append(cover_hidden(flat, visible=sample.valid))
+        if blank is not None:
+            step = _step(whole, side=2 * TILE)
+            row = [np.where(blank[::step, ::step, None], np.uint8(255), pixels) for pixels in row]
         rows.append(row)
         titles.append(sample.identity.key[-28:])
     graders = source.info.grader_titles
     columns = ["image", *(graders if len(graders) > 1 else ["labels on image", "labels"])]
-    title = f"{source.info.kind}, {source.split}: {len(source)} images (white: no such grader; stripes: invalid)"
+    images = "volumes" if source.info.ndim == 3 else "images"
+    title = f"{source.info.kind}, {source.split}: {len(source)} {images} (white: no such grader; stripes: invalid)"
     return sheet(rows, columns=columns, row_titles=titles, title=title, tile=TILE)
 
 
-def _slice(sample: Sample) -> Sample:
-    """An image, or the slice of a volume that graders marked most, the middle one if they marked none."""
+def _picture(sample: Sample, *, spacing: Sequence[float]) -> tuple[Sample, np.ndarray | None]:
+    """An image; of a volume three planes as one, and where it shows none."""
     if sample.valid.ndim == 2:
-        return sample
-    marked = np.count_nonzero(sample.labels, axis=(0, 2, 3))
-    z = int(marked.argmax()) if marked.any() else len(marked) // 2
-    return replace(sample, pixels=sample.pixels[:, z], labels=sample.labels[:, z], valid=sample.valid[z])
+        return sample, None
+    position = shown_position(sample.labels)
+    box = shown_box(position, sample.valid.shape)
+    parts = plane_indices(position, box)
+    layout = Layout.of([part.stop - part.start for part in box], spacing=spacing)
+
+    def shown(maps: np.ndarray, fill: Any) -> np.ndarray:
+        return layout.picture({plane: maps[part] for plane, part in parts.items()}, fill=fill)
+
+    # Between planes a value of the volume, lest it changes the contrast.
+    pixels, labels = shown(sample.pixels, np.median(sample.pixels[parts[AXIAL]])), shown(sample.labels, 0)
+    return replace(sample, pixels=pixels, labels=labels, valid=shown(sample.valid, True)), layout.blank()
 
 
 def _reduced(sample: Sample, *, side: int) -> Sample:
     """Every n-th pixel of a large image: painting all of them takes seconds and a tile does not show them."""
-    step = max(1, min(sample.valid.shape) // side)
+    step = _step(sample, side=side)
     pixels, labels, valid = (planes[..., ::step, ::step] for planes in (sample.pixels, sample.labels, sample.valid))
     return replace(sample, pixels=pixels, labels=labels, valid=valid)
+
+
+def _step(sample: Sample, *, side: int) -> int:
+    return max(1, int(min(sample.valid.shape)) // side)

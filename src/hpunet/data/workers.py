@@ -166,8 +166,8 @@ def _work(connection: "Connection[Any, Any]", other_end: "Connection[Any, Any] |
     with suppress(OSError):  # nobody is there any more
         while packed is not None and (message := messages.get()) is not None:
             try:
-                shared = pickle.loads(packed) if shared is None else shared
-                function, items = pickle.loads(message)
+                shared = pickle.loads(packed) if shared is None else shared  # nosec B301 # from our parent, by our pipe
+                function, items = pickle.loads(message)  # nosec B301 # from our parent, by our pipe
                 reply = ForkingPickler.dumps((None, [function(*shared, item) for item in items]))
             except Exception as error:
                 reply = ForkingPickler.dumps((_sendable(error), None))
@@ -185,7 +185,7 @@ def _sendable(error: Exception) -> Exception:
     """The error with its traceback as a note, or its words if it cannot be sent."""
     where = traceback.format_exc()
     try:
-        pickle.loads(pickle.dumps(error))
+        pickle.loads(pickle.dumps(error))  # nosec B301 # made in this line
     except Exception:
         error = RuntimeError(f"{type(error).__name__}: {error}")
     error.add_note(where)

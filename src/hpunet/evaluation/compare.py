@@ -18,6 +18,12 @@ _OPTIONS = ("split", "samples", "seeds", "limit", "representatives")
 _RUN_SETTINGS = ("crop", "extrapolate", "ndim", "spacing")
 """Options of an evaluation, and settings of its run and data, that must be equal."""
 _NUM_KEYS_SHOWN = 3
+_VOLUMES_ADVICE = (
+    "volumes are compared with volumes. To score a model of images on volumes, sample them slice by slice and score "
+    "the files: hpunet sample RUN VOLUMES --out DIR; hpunet score --samples DIR --labels DATA --set volumes=true "
+    "--pattern '{name}/sample-{number}.nii.gz'. Of an evaluation of slices only the means of ged2, hm_iou, iou_rec "
+    "have a counterpart: slice_ged2, slice_hm_iou and slice_iou_rec"
+)
 _Rows = Sequence[Sequence[Row]]  # of one model: the rows of each run, for the same images
 _CSV_VALUES = ("num_images", "mean", "std", "patient_std")
 _CSV_DIFFERENCES = ("num_images", "mean", "low", "high", "patient_mean", "patient_low", "patient_high")
@@ -87,6 +93,7 @@ def compare(models: Mapping[str, Sequence[Evaluated]]) -> dict[str, Any]:
         "num_samples": first.identity["samples"],
         "num_seeds": first.identity["seeds"],
         "num_images": len(keys),
+        **({key: first.identity.get(key) for key in ("ndim", "spacing")} if scope.has_volumes else {}),
         "num_failed": len(failed),
         "same_data": len({run.identity["data"] for run in (first, *others)}) == 1,
         **_side_by_side(rows, scope=scope),
@@ -102,8 +109,10 @@ def _refuse_different_images(first: Evaluated, other: Evaluated) -> None:
         advice = "evaluate both with the same " + ", ".join(f"--{key}" for key in different)
         if "crop" in different:
             advice = "evaluate both with --whole, or with --crop if both were trained on crops of one size"
-        if "ndim" in different or "spacing" in different:
+        if "spacing" in different:
             advice = "volumes are compared with volumes of one spacing; score both on the same --data"
+        if "ndim" in different:
+            advice = _VOLUMES_ADVICE
         if "extrapolate" in different:
             advice = "the runs' settings decide extrapolate, so these runs cannot be compared"
         raise ConfigError(f"{both} were evaluated differently: {', '.join(details)}; {advice}")

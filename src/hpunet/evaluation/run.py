@@ -1,6 +1,7 @@
 """Evaluation of a model on a whole split: one row per image, then a summary, and maps of a few images."""
 
 import io
+import math
 import os
 import time
 from collections import deque
@@ -218,9 +219,11 @@ def _save_examples(scorer: Scorer, source: Source, rows: Sequence[Row], folder: 
     good = [row for row in rows if not row.error]
     if not good:
         return
-    share = 1.0  # fewer of large whole images, which take as long as many small ones
+    share = 1.0  # fewer of large whole images and of volumes, which take as long as many small ones
     if scorer.crop is None and (first := read_item(source, good[0].image, scorer.info).sample) is not None:
         share = min(1.0, MAX_SIDE**2 / first.valid.size)
+    if scorer.info.ndim == 3:
+        share = min(0.5, share if scorer.crop is None else MAX_SIDE**2 / math.prod(scorer.crop))
     num_shown, num_hardest = (max(1, int(share * number)) for number in (NUM_SHOWN, NUM_HARDEST))
     over_set = [good[i].key for i in spread(num_shown, of=len(good))]
     by_key = {row.key: row for row in good}

@@ -77,7 +77,8 @@ def save_instances(
                 else:
                     save_picture(Image.fromarray(small), place / "instances.png")
                 save_picture(instances_picture(**maps), place / "overlay.png")
-            about = {"image": part.name, **asdict(part.origin), **asdict(part.options), "notes": part.notes}
+            about = {"format": "hpunet-instances", "version": 1, "image": part.name}
+            about |= {**asdict(part.origin), **asdict(part.options), "notes": part.notes}
             about |= {"alpha": alpha, "connected": connected, "num_instances": len(np.unique(small[small > 0]))}
             (place / "instances.json").write_text(json.dumps(about, indent=1) + "\n")
             writer.add(part, {INSTANCES: small})

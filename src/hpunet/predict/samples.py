@@ -60,9 +60,16 @@ def save_record(part: Prediction, folder: Path, *, representatives: int | None =
     """Write hypotheses, measurements and state of a slice, which are there in every format."""
     hypotheses = part.hypotheses
     if representatives is not None:
-        few = {"image": part.name, "representatives": _listed(part.representatives(representatives))}
+        few = {
+            "format": "hpunet-representatives",
+            "version": 1,
+            "image": part.name,
+            "representatives": _listed(part.representatives(representatives)),
+        }
         (folder / "representatives.json").write_text(json.dumps(few, indent=1) + "\n")
     about = {
+        "format": "hpunet-hypotheses",
+        "version": 1,
         "image": part.name,
         **asdict(part.origin),
         **asdict(part.options),
@@ -107,6 +114,8 @@ def save_guarantee(part: Prediction, folder: Path, *, level: float) -> dict[str,
         for name, mask in masks.items():
             save_picture(Image.fromarray(mask), folder / f"{name}.png")
     about = {
+        "format": "hpunet-guarantee",
+        "version": 1,
         "image": part.name,
         "guarantee": level,
         "miss_rate": found.miss_rate,

@@ -42,6 +42,11 @@ _DEVIATIONS = (
     "{what}, {where}: for each pixel, {differ}. All latent scales are sampled, or one of them while the others stay "
     "at their mean; scale 0 is the coarsest.{graders}{part}"
 )
+_PLANES = (
+    " Each picture has three planes of a volume that cut each other in a position that a grader marked (lines in the "
+    "image): axial, below it coronal, right of it sagittal. Slices are as thick as they are in the data.{part}"
+)
+_PART_OF_VOLUME = " Where little is marked, planes show only its surroundings."
 _PART = " Where little is marked, maps show the part that is framed in the image."
 _GRADERS = " Graders: the standard deviation over the graders' maps, 0 where all agree, at most 0.5."
 _STD = "the standard deviation over all samples of the probability of {classes}"
@@ -52,7 +57,7 @@ _STD_OF_IDS = (
 )
 _INSTANCES = (
     "{what}, {where}: the true instances, those found by clustering the samples (Hamming distance, small clusters "
-    "filled in), and some of the samples; below, the framed part enlarged. A found instance has the colour of the "
+    "filled in), and some of the samples{enlarged}. A found instance has the colour of the "
     "true one it overlaps most, unless a neighbour has that colour; colours mean nothing else. The Rand error of a "
     "perfect clustering is 0. {colours}"
 )
@@ -104,7 +109,7 @@ def report_sections(runs: Sequence[SavedRun]) -> list[Section]:
             note = "This run has not validated yet, so it has no example images."
             sections.append(Section(f"Hypotheses of {run.name}", [], note))
         else:
-            where = f"validation images at iteration {run.step}"
+            where = f"validation {_images(run.examples)} at iteration {run.step}"
             drawings = example_drawings(run.examples, of=run.name, settings=run.settings, where=where)
             sections.append(Section(f"Hypotheses of {run.name}", drawings))
         for folder, evaluation in run.evaluations.items():
@@ -117,7 +122,10 @@ def evaluation_sections(evaluation: SavedEvaluation, *, of: str, folder: str, se
     if evaluation.examples is None:
         return []
     named: dict[str, Any] = {"of": of, "settings": settings, "name": f"{of}-{folder}"}
-    named |= {"where": f"images of evaluation {folder}", "num_evaluated": evaluation.num_images}
+    named |= {
+        "where": f"{_images(evaluation.examples)} of evaluation {folder}",
+        "num_evaluated": evaluation.num_images,
+    }
     return [Section(f"Evaluation {folder} of {of}", example_drawings(evaluation.examples, **named))]
 
 
@@ -133,6 +141,7 @@ def example_drawings(
     """The figures that these examples `of` a model allow, in the order of the paper; `name` begins their names."""
     name = of if name is None else name
     words = {"where": where, "colours": _colours(examples), "differ": _differ(examples)}
+    words["enlarged"] = "" if examples.blank is not None else "; below, the framed part enlarged"
     found: dict[str, tuple[str, str, Callable[..., Any]]] = {}
     if examples.visible is not None:
         found["extrapolation"] = ("Extrapolations", _EXTRAPOLATION, figures.draw_extrapolation)
@@ -145,7 +154,7 @@ def example_drawings(
         scales = [i for i, dim in enumerate(settings.model.latent_dims[: examples.std.shape[1] - 1]) if dim]
         if len(scales) > 2:  # else the figure above shows them all
             text = _DEVIATIONS.replace("{graders}", _GRADERS if examples.labels.shape[1] > 1 else "")
-            text = text.replace("{part}", _PART if len(examples.class_names) == 2 else "")
+            text = text.replace("{part}", _part(examples))
             found["std"] = ("Standard deviation by scale", text, partial(figures.draw_deviations, scales=scales))
     chosen, caption, draw_hardest = figures.shown_in_samples, _SAMPLES, figures.draw_samples
     if examples.instances is not None:
@@ -176,6 +185,19 @@ def _colours(examples: Examples) -> str:
     """How label maps are painted, in words."""
     names = examples.class_names
     if len(examples.stochastic_classes) == 1:
-        return f"Painted: {names[examples.stochastic_classes[0]]}.{_PART if len(names) == 2 else ''}"
+        return f"Painted: {names[examples.stochastic_classes[0]]}.{_part(examples)}"
     others = ", other classes are grey" if examples.has_other_classes else ""
-    return f"In label maps, colour and hatching show the id or class{others}, {names[0]} is black."
+    planes = "" if examples.blank is None else _part(examples)
+    return f"In label maps, colour and hatching show the id or class{others}, {names[0]} is black.{planes}"
+
+
+def _part(examples: Examples) -> str:
+    """Which part pictures show, in words."""
+    is_enlarged = len(examples.class_names) == 2
+    if examples.blank is not None:
+        return _PLANES.format(part=_PART_OF_VOLUME if is_enlarged else "")
+    return _PART if is_enlarged else ""
+
+
+def _images(examples: Examples) -> str:
+    return "images" if examples.blank is None else "volumes"

@@ -114,7 +114,7 @@ def draw_instances(examples: Examples, *, hardest: bool = False) -> Any:
         base = light_grey(whole_image) if examples.has_other_classes else np.zeros((h, w, 3), dtype=np.uint8)
         counted = np.where(examples.valid[i][..., None], base, WHITE)
         box = _busiest_part(truth, found)
-        for y, x, height, width in ((0, 0, h, w), box):
+        for y, x, height, width in ((0, 0, h, w), box) if examples.blank is None else ((0, 0, h, w),):
             part = np.s_[y : y + height, x : x + width]
             image, whole = whole_image[:, *part], height == h
             pixels = {
@@ -127,7 +127,8 @@ def draw_instances(examples: Examples, *, hardest: bool = False) -> Any:
             for s, labels in enumerate(examples.samples["full"][i, :4], start=1):
                 classes = examples.stochastic_classes
                 pixels[f"sample {s}"] = paint_classes(image=image, labels=labels[part], stochastic_classes=classes)
-            frame = box if whole else None
+            pixels = {title: _without_blank(examples, p) if whole else p for title, p in pixels.items()}
+            frame = box if whole and examples.blank is None else None
             cells = [Cell(p, title=title, size=(height, width), box=frame) for title, p in pixels.items()]
             heading, label = (_heading(examples, i), "") if whole else ("", "enlarged")
             lines.append(Line(cells, heading=heading, label=label))
@@ -217,12 +218,21 @@ def _cell(examples: Examples, i: int, pixels: np.ndarray, title: str, *, cover: 
     visible = None if examples.visible is None else examples.visible[i]
     h, w = examples.image.shape[2:]
     shown = cover_hidden(pixels, visible=visible) if cover and visible is not None else pixels
-    return Cell(shown, title=title, size=(h, w), visible=visible)
+    return Cell(_without_blank(examples, shown), title=title, size=(h, w), visible=visible)
+
+
+def _without_blank(examples: Examples, pixels: np.ndarray) -> np.ndarray:
+    """White between the planes of a volume; a map with a colour bar is drawn nowhere there."""
+    if examples.blank is None:
+        return pixels
+    factor = len(pixels) // len(examples.blank)
+    blank = examples.blank.repeat(factor, axis=0).repeat(factor, axis=1)
+    return np.where(blank, np.nan, pixels) if pixels.ndim == 2 else np.where(blank[..., None], WHITE, pixels)
 
 
 def _image(examples: Examples, i: int, title: str, *, cover: bool = True) -> Cell:
     """The image, as the prior saw it unless `cover` is false."""
-    cell = _cell(examples, i, paint_image(stretched(examples.image[i])), title, cover=cover)
+    cell = _cell(examples, i, paint_image(_with_cuts(examples, i, stretched(examples.image[i]))), title, cover=cover)
     part = _part(examples, i)
     if (slice(0, cell.size[0]), slice(0, cell.size[1])) == part:
         return cell
@@ -230,10 +240,21 @@ def _image(examples: Examples, i: int, title: str, *, cover: bool = True) -> Cel
     return replace(cell, box=(top, left, part[0].stop - top, part[1].stop - left))
 
 
+def _with_cuts(examples: Examples, i: int, image: np.ndarray) -> np.ndarray:
+    """The picture of a volume with thin lines in each plane where the other two cut it."""
+    if examples.cuts is None:
+        return image
+    lines = np.zeros(image.shape[1:], dtype=np.bool_)
+    rows, columns = examples.cuts[i].tolist()
+    lines[rows], lines[:, columns] = True, True
+    return np.asarray(np.where(lines, 0.5 * image + 0.5, image), dtype=image.dtype)
+
+
 def _part(examples: Examples, i: int) -> tuple[slice, slice]:
     """What is shown of maps of an example: of one class in a square image, the square around all marked pixels."""
     h, w = examples.image.shape[2:]
-    if len(examples.class_names) > 2 or h != w or examples.are_ids or examples.visible is not None:
+    is_whole = examples.blank is not None or examples.visible is not None
+    if len(examples.class_names) > 2 or h != w or examples.are_ids or is_whole:
         return slice(0, h), slice(0, w)
     maps = [examples.labels[i], examples.reconstructions[i], *(found[i] for found in examples.samples.values())]
     return marked_part(np.concatenate([each.astype(np.int64) for each in maps]))

@@ -16,11 +16,15 @@ images, r graders, s samples:
                    whether it is one of those spread evenly over it
     extrapolation  visible (b h w), false where the prior did not see the image
     classes        stochastic_classes (n), class_names (k): "id 1", "id 2", … are random ids of instances
+    volumes        the maps above are axial planes of volumes; coronal_NAME (… d w) and sagittal_NAME (… d h) are the
+                   other two planes of every map; position (b 3): the slice, row and column where they cut each other;
+                   spacing (3) of voxels, in mm or relative
 
 A group is complete or absent; only the first is required. Other arrays are ignored.
 """
 
 import io
+import math
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -32,9 +36,11 @@ import numpy as np
 from jaxtyping import Bool, Float, Integer, UInt8
 
 from hpunet.errors import DataError
+from hpunet.reports.planes import as_pictures
 from hpunet.utils.files import read_file
 from hpunet.utils.label_painter import PALETTE, contrast_palette
 from hpunet.utils.limits import allowed
+from hpunet.utils.plane_layout import CORONAL, SAGITTAL, Layout, plane_array, plane_of
 
 MAX_UNPACKED_BYTES = 2**31
 WAYS = ("full", "global", "local")
@@ -62,13 +68,21 @@ _ARRAYS = {
     "stochastic_classes": ("iu", "n"),
     "class_names": ("U", "k"),
 }
+_MAPS = {name: (kind, dims) for name, (kind, dims) in _ARRAYS.items() if dims.endswith("h w")}
+_ARRAYS |= {plane_array(CORONAL, name): (kind, dims.replace("h w", "z w")) for name, (kind, dims) in _MAPS.items()}
+_ARRAYS |= {plane_array(SAGITTAL, name): (kind, dims.replace("h w", "z h")) for name, (kind, dims) in _MAPS.items()}
+_ARRAYS |= {"position": ("iu", "b p"), "spacing": ("f", "p")}
 """Kind of numpy type and dimensions."""
 _KIND_WORDS = {"f": "floats", "b": "booleans", "U": "strings", "iu": "whole numbers"}
 
 
 @dataclass(frozen=True)
 class Examples:
-    """The arrays of a file; samples by way of sampling. None is an absent group."""
+    """The arrays of a file; samples by way of sampling. None is an absent group.
+
+    Maps of volumes are pictures of three planes: `blank` is where they show none. The planes cut each other in two
+    rows and two columns of the picture, `cuts`.
+    """
 
     image: Float[np.ndarray, "b c h w"]
     labels: Integer[np.ndarray, "b r h w"]
@@ -88,6 +102,8 @@ class Examples:
     visible: Bool[np.ndarray, "b h w"] | None
     stochastic_classes: Sequence[int]
     class_names: Sequence[str]
+    blank: Bool[np.ndarray, "h w"] | None = None
+    cuts: Integer[np.ndarray, "b 2 2"] | None = None
 
     @property
     def are_ids(self) -> bool:
@@ -129,6 +145,8 @@ def as_examples(arrays: Mapping[str, np.ndarray], *, path: Path, same_classes: E
     else:
         num_classes = 1 + max(1, *(int(arrays[n].max()) for n in ("labels", "reconstructions", "samples_full")))
         stochastic, names = range(1, num_classes), [f"class {i}" for i in range(num_classes)]
+    if "position" in arrays:
+        arrays = as_pictures(arrays, enlarged=len(names) == 2 and not {"instances", "visible"} & arrays.keys())
     values: dict[str, Any] = {field.name: arrays.get(field.name) for field in fields(Examples)}
     values["samples"] = {way: arrays[f"samples_{way}"] for way in WAYS if f"samples_{way}" in arrays}
     values |= {"keys": arrays["keys"].tolist(), "stochastic_classes": stochastic, "class_names": names}
@@ -151,7 +169,10 @@ def _read_arrays(path: Path) -> dict[str, np.ndarray]:
 
 def _check(arrays: Mapping[str, np.ndarray], path: Path) -> None:
     """Refuse arrays that are missing, have the wrong kind, or do not fit each other."""
-    groups = [group for group in _GROUPS if any(name in arrays for name in group)]
+    groups: list[tuple[str, ...]] = [group for group in _GROUPS if any(name in arrays for name in group)]
+    if {"position", "spacing"} & arrays.keys() or any(plane_of(name) == CORONAL for name in arrays):
+        maps = [name for name in _MAPS if name in arrays]
+        groups.append(("position", "spacing", *(plane_array(p, m) for p in (CORONAL, SAGITTAL) for m in maps)))
     if missing := [name for group in (_ALWAYS, *groups) for name in group if name not in arrays]:
         raise DataError(f"{path}: lacks {', '.join(missing)}")
     sizes: dict[str, int] = {}
@@ -169,5 +190,23 @@ def _check(arrays: Mapping[str, np.ndarray], path: Path) -> None:
             raise DataError(f"{path}: {name}: expected 0 or more, found {array.min()}")
         if kind == "f" and name != "hardness" and not np.isfinite(array).all():
             raise DataError(f"{path}: {name}: holds values that are not finite")
+    if "position" in arrays:
+        _check_planes(arrays, path, size=(sizes["z"], sizes["h"], sizes["w"]))
     if "class_names" in arrays and arrays["stochastic_classes"].max() >= len(arrays["class_names"]):
         raise DataError(f"{path}: stochastic_classes: class_names has only {len(arrays['class_names'])} classes")
+
+
+def _check_planes(arrays: Mapping[str, np.ndarray], path: Path, *, size: tuple[int, int, int]) -> None:
+    position, spacing = arrays["position"], arrays["spacing"]
+    if position.shape[1] != 3 or (position >= size).any() or (spacing <= 0).any():
+        raise DataError(f"{path}: position, spacing: do not belong to volumes of {'×'.join(map(str, size))}")
+    height, width = Layout.of(size, spacing=spacing.tolist()).shape
+    num_bytes = 0
+    for name in (name for name in _MAPS if name in arrays):
+        *numbers, _, _ = arrays[name].shape
+        num_bytes += math.prod(numbers) * height * width * arrays[name].itemsize
+        for plane in (CORONAL, SAGITTAL):
+            if [*arrays[plane_array(plane, name)].shape[:-2]] != numbers:
+                raise DataError(f"{path}: {plane_array(plane, name)}: not as many maps as {name}")
+    if num_bytes > MAX_UNPACKED_BYTES:
+        raise DataError(f"{path}: pictures of its planes take {num_bytes} bytes, more than {MAX_UNPACKED_BYTES}")

@@ -13,7 +13,7 @@ from hpunet.config.settings import Settings
 from hpunet.errors import ConfigError
 from hpunet.reports.contents import Drawing, Section, report_sections, verdicts
 from hpunet.reports.layout import PAGE_DPI, PRINT_DPI, as_png, as_svg
-from hpunet.reports.saved_run import SavedEvaluation, SavedRun, read_run
+from hpunet.reports.saved_run import VOLUME_NOTE, SavedEvaluation, SavedRun, read_run
 from hpunet.utils.files import atomic_write, real_path
 from hpunet.utils.text import NEAREST
 
@@ -39,8 +39,8 @@ thead th { border-bottom: 2px solid #111; }
 """
 _EVALUATIONS = (
     "Mean ± standard deviation over bootstraps of the images (in brackets: of patients); columns are run, split "
-    "and number of samples. Lower is better for ged2, ged2_unbiased, calibration_error and rand_error, higher for "
-    "the others. sample_diversity and hidden_sample_disagreement are neither good nor bad by themselves; "
+    "and number of samples. Lower is better for ged2, ged2_unbiased, crps, calibration_error and rand_error, higher "
+    "for the others. sample_diversity and hidden_sample_disagreement are neither good nor bad by themselves; "
     "hidden_accuracy_background and border_agreement_truth are baselines for the samples."
 )
 
@@ -162,10 +162,12 @@ def settings_words(settings: Settings) -> dict[str, str]:
     """Model, objective and optimiser in a few words each."""
     model, objective, optimiser = settings.model, settings.objective, settings.optimiser
     weight = f"κ {objective.kappa:g}" if objective.kind == "geco" else f"β {objective.beta:g}"
-    counted = "all pixels" if objective.top_k == "all" else f"top {objective.top_k:g} of the pixels"
+    pixels = "voxels" if model.ndim == 3 else "pixels"
+    counted = f"all {pixels}" if objective.top_k == "all" else f"top {objective.top_k:g} of the {pixels}"
     rates = ", ".join(f"{rate:g}" for rate in optimiser.learning_rates)
+    volumes = ", in 3D" if model.ndim == 3 else ""
     return {
-        "model": f"{model.kind}, channels {model.channels}, latents {model.latent_dims} (coarsest first)",
+        "model": f"{model.kind}{volumes}, channels {model.channels}, latents {model.latent_dims} (coarsest first)",
         "objective": f"{objective.kind}, {weight}, {counted}",
         "optimiser": f"{optimiser.iterations}, batch {optimiser.batch_size}, learning rates {rates}",
     }
@@ -177,11 +179,15 @@ def _evaluations(runs: Sequence[SavedRun]) -> Table:
 
 def evaluations_table(found: Mapping[str, SavedEvaluation]) -> Table:
     """Scores of evaluations by name."""
-    rows = [["images", *(str(each.num_images) for each in found.values())]]
+    units = {each.volume_unit for each in found.values()}
+    kinds = [kind for kind, is_there in (("images", "" in units), ("volumes", units - {""})) if is_there]
+    rows = [[" or ".join(kinds), *(str(each.num_images) for each in found.values())]]
     for metric in dict.fromkeys(metric for each in found.values() for metric in each.scores):
         scores = [each.scores.get(metric) for each in found.values()]
-        rows.append([metric, *("–" if score is None else _score(*score) for score in scores)])
-    return Table("Evaluations", _EVALUATIONS, ["", *found], rows)
+        name = f"{metric} ({', '.join(sorted(units - {''}))})" if metric == "volume_crps" else metric
+        rows.append([name, *("–" if score is None else _score(*score) for score in scores)])
+    caption = f"{_EVALUATIONS} {VOLUME_NOTE}." if "volumes" in kinds else _EVALUATIONS
+    return Table("Evaluations", caption, ["", *found], rows)
 
 
 def _score(mean: float, std: float, patient_std: float | None) -> str:

@@ -13,6 +13,12 @@ from hpunet.reports.examples import Examples, read_examples
 from hpunet.training.loggers import LOG_FILE, read_log
 from hpunet.utils.files import entries, parse_json, read_file, read_live, real_path
 
+VOLUME_NOTE = (
+    "Metrics slice_… are means over the slices of the same samples, as if each slice were an image; the others "
+    "compare whole volumes. Samples that flicker from slice to slice can be right in every slice and wrong as volumes"
+)
+"""What the two kinds of metrics of volumes mean."""
+
 
 @dataclass(frozen=True)
 class SavedEvaluation:
@@ -22,6 +28,8 @@ class SavedEvaluation:
     scores: Mapping[str, tuple[float, float, float | None]]
     """Mean, and its standard deviation over bootstraps of images and, if known, of patients."""
     examples: Examples | None
+    volume_unit: str = ""
+    """The unit of volumes; empty for images."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +94,15 @@ def read_evaluation(folder: Path, *, same_classes: Examples | None = None) -> Sa
         num_images=summary["num_images"],
         scores={name: (value["mean"], value["std"], value.get("patient_std")) for name, value in scores.items()},
         examples=read_examples(pictures, same_classes=same_classes) if pictures.exists() else None,
+        volume_unit=volume_unit(summary),
     )
+
+
+def volume_unit(found: Mapping[str, Any]) -> str:
+    """The unit of the volumes of a summary or comparison; empty for images."""
+    if found.get("ndim") != 3:
+        return ""
+    return "voxels" if found.get("spacing") is None else "ml"
 
 
 def _read_object(path: Path) -> dict[str, Any]:

@@ -30,6 +30,11 @@ class Bounded(Generic[T]):
             self._values.move_to_end(key)
             return self._values[key][0]
 
+    def items(self) -> list[tuple[Hashable, T]]:
+        """What is kept; asking is no use of it."""
+        with self._lock:
+            return [(key, value) for key, (value, _) in self._values.items()]
+
     def put(self, key: Hashable, value: T, num_bytes: int) -> T:
         """Keep a value; others are forgotten to make room."""
         with self._lock:

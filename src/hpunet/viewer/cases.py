@@ -245,6 +245,7 @@ def describe(stored: Stored) -> dict[str, Any]:
         "dtype": values.dtype.name,
         "spacing": None if spacing is None else list(spacing[-2:]),
         "spacing_z": spacing[0] if spacing is not None and len(spacing) == 3 else None,
+        "ascends": stored.geometry.affine is not None and bool(stored.geometry.affine[2, 2] > 0),
         "range": [low, high if low < high else low + 1],
         "window": [shown[0], shown[1] if shown[0] < shown[1] else shown[0] + 1],
     }

@@ -1,6 +1,5 @@
 """Draws hypotheses for the page: one thread owns the model and takes one job after the other."""
 
-import json
 import queue
 import secrets
 import threading
@@ -8,19 +7,20 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import UInt, UInt8, UInt16
+from jaxtyping import UInt8, UInt16
 
 from hpunet.data.io.inputs import Stored
 from hpunet.data.io.windows import Window
 from hpunet.errors import DataError, HPUNetError
+from hpunet.viewer.answers import answer_of, latent_grid, measured, runs_of
 from hpunet.viewer.bounded import Bounded
 from hpunet.viewer.cases import Case
 from hpunet.viewer.edits import Combine, EditWanted, Hypothesis, Sample, ScaleMapWanted, edited, scale_map
 from hpunet.viewer.instances import count_instances, instances_in
+from hpunet.viewer.volumes import VOLUME_BYTES, DrawnVolume, VolumeWish, draw_volume
 
 if TYPE_CHECKING:  # torch is imported by the thread, while the page is loading
     from hpunet.predict.open_image import OpenedImage
@@ -32,7 +32,6 @@ if TYPE_CHECKING:  # torch is imported by the thread, while the page is loading
 OPENED_BYTES, FEATURE_BYTES, PREDICTION_BYTES = 2**30, 2**28, 2**26
 MAX_WAITING = 256
 _MAX_SAMPLE_BYTES = 2**28  # of one prediction
-_MAX_STATE_CHARS = 2**15  # of a hypothesis in the strip
 
 
 class CancelledError(Exception):
@@ -80,14 +79,17 @@ class Job:
 
     def __init__(self, work: Callable[["Job"], Any]) -> None:
         self.work, self.future, self.stop = work, Future[Any](), threading.Event()
+        self.num_done = 0
+        """Samples of slices so far."""
 
     def cancel(self) -> None:
         """Nobody waits any more."""
         self.stop.set()
         self.future.cancel()
 
-    def advance(self, _: int = 0) -> None:
+    def advance(self, num_samples: int = 0) -> None:
         """Raise a `CancelledError` if nobody waits any more."""
+        self.num_done += num_samples
         if self.stop.is_set():
             raise CancelledError
 
@@ -100,6 +102,7 @@ class Drawing:
         self._opened: Bounded[OpenedImage] = Bounded(OPENED_BYTES)
         self._features: Bounded[Features] = Bounded(FEATURE_BYTES)
         self._drawn: Bounded[Drawn] = Bounded(PREDICTION_BYTES)
+        self._volumes: Bounded[DrawnVolume] = Bounded(VOLUME_BYTES)
         self._bases: Bounded[Prediction] = Bounded(FEATURE_BYTES)
         self._scale_maps: Bounded[tuple[np.ndarray, float]] = Bounded(PREDICTION_BYTES // 8)
         self._names: dict[Wish, str] = {}
@@ -129,6 +132,10 @@ class Drawing:
         """Draw samples; `read` gives the stored values of the case."""
         return self._put(lambda job: self._draw(wish, case, read, job))
 
+    def draw_volume(self, wish: VolumeWish, case: Case, read: Callable[[Case], Stored]) -> Job:
+        """Draw samples of a whole volume."""
+        return self._put(lambda job: self._draw_volume(wish, case, read, job))
+
     def edit(self, case: Case, read: Callable[[Case], Stored], wanted: EditWanted) -> Job:
         """Edit a hypothesis; the result is an answer for the page."""
         return self._put(lambda job: self._edit(case, read, wanted, job))
@@ -155,11 +162,13 @@ class Drawing:
 
         def work(job: Job) -> None:
             from hpunet.data.field_of_view import is_larger
+            from hpunet.evaluation.scores import default_num_samples
 
-            if not is_larger(read(case).values.shape[1:3], info=self.predictor.result().info):
-                from hpunet.evaluation.scores import default_num_samples
-
-                num_samples = default_num_samples(self.predictor.result().info)
+            predictor = self.predictor.result()
+            num_samples = default_num_samples(predictor.info)
+            if predictor.model.ndim == 3:
+                self._draw_volume(VolumeWish(case.name, num_samples), case, read, job)
+            elif not is_larger(read(case).values.shape[1:3], info=predictor.info):
                 self._draw(Wish(case.name, 0, num_samples), case, read, job)
 
         return self._put(work)
@@ -167,6 +176,16 @@ class Drawing:
     def found(self, name: str) -> Drawn | None:
         """The prediction of this name, if it is still there."""
         return self._drawn.get(name)
+
+    def found_volume(self, name: str) -> DrawnVolume | None:
+        """The prediction of a volume of this name, if it is still there."""
+        return self._volumes.get(name)
+
+    @property
+    def num_done(self) -> int:
+        """How many samples of slices the job that runs now has drawn."""
+        current = self._current
+        return 0 if current is None else current.num_done
 
     def _run(self) -> None:
         self.predictor.set_running_or_notify_cancel()  # so that nobody who waits for it can cancel it
@@ -191,6 +210,8 @@ class Drawing:
     def _warm_up(self, predictor: "Predictor") -> None:
         """The first call of a network is the slowest."""
         info, crop = predictor.info, predictor.settings.data.crop
+        if predictor.model.ndim == 3:
+            return
         h, w = info.image_size or (crop[0], crop[1])
         if h * w <= 2**16:
             values = np.zeros((1, h, w, info.in_channels), dtype=np.float32)
@@ -208,8 +229,8 @@ class Drawing:
         start = time.perf_counter()
         prediction = self._predict(wish, case, read, job)
         job.advance()
-        instances = instances_in(prediction)
-        answer = _answer(prediction, wish) | {
+        instances = instances_in(prediction.samples, info=prediction.info, seed=wish.seed)
+        answer = answer_of(prediction, seed=wish.seed) | {
             "num_instances": None if instances is None else count_instances(instances),
             "seconds": round(time.perf_counter() - start, 3),
         }
@@ -218,6 +239,20 @@ class Drawing:
         self._names = {wish: name for wish, name in self._names.items() if name in self._drawn}
         self._names[wish] = drawn.name
         return drawn
+
+    def _draw_volume(self, wish: VolumeWish, case: Case, read: Callable[[Case], Stored], job: Job) -> DrawnVolume:
+        name = next((name for name, known in self._volumes.items() if known.wish == wish), None)
+        if name is not None and (found := self._volumes.get(name)) is not None:
+            return found
+        from hpunet.predict.crop import Region
+        from hpunet.predict.draw import SamplingOptions
+
+        predictor = self.predictor.result()
+        how: dict[str, Any] = {"num_samples": wish.num_samples, "seed": wish.seed, "window": self._window}
+        options = SamplingOptions(**how, region=Region(at=wish.at))
+        source = self._open(predictor, wish, case, read, options)
+        drawn = draw_volume(predictor, source, wish, options, name=self._new_name("v"), advance=job.advance)
+        return self._volumes.put(drawn.name, drawn, drawn.nbytes)
 
     def _predict(
         self, wish: Wish, case: Case, read: Callable[[Case], Stored], job: Job, *, state: "State | None" = None
@@ -290,7 +325,12 @@ class Drawing:
         }
 
     def _open(
-        self, predictor: "Predictor", wish: Wish, case: Case, read: Callable[[Case], Stored], options: Any
+        self,
+        predictor: "Predictor",
+        wish: Wish | VolumeWish,
+        case: Case,
+        read: Callable[[Case], Stored],
+        options: Any,
     ) -> "OpenedImage":
         from hpunet.predict.open_image import open_stored
 
@@ -313,9 +353,12 @@ class Drawing:
                     self._features.put(key, features, size)
         return {wish.number: features}
 
-    def _named(self, prediction: "Prediction", instances: np.ndarray | None, answer: dict[str, Any]) -> Drawn:
+    def _new_name(self, kind: str) -> str:
         self._count += 1
-        name = f"p{self._session}-{self._count}"
+        return f"{kind}{self._session}-{self._count}"
+
+    def _named(self, prediction: "Prediction", instances: np.ndarray | None, answer: dict[str, Any]) -> Drawn:
+        name = self._new_name("p")
         mean, std = (
             np.rint(255 * np.clip(each, 0, 1)).astype(np.uint8) for each in (prediction.mean, 2 * prediction.std)
         )
@@ -326,70 +369,3 @@ class Drawing:
 def _bytes_held(base: "Prediction") -> int:
     kept = None if base.features is None else base.features.together
     return 9 * base.mean.size + sum(each.nbytes for each in kept or ())
-
-
-def _answer(prediction: "Prediction", wish: Wish) -> dict[str, Any]:
-    _, y, x = prediction.place.offset
-    h, w = prediction.mean.shape
-    spacing = prediction.spacing
-    hypotheses = [
-        {
-            "share": each.share,
-            "representative": each.representative,
-            "members": list(each.members),
-            "description": each.description,
-            "same_iou": each.same_iou,
-            "state": _small_state(prediction, each.representative),
-        }
-        for each in prediction.hypotheses
-    ]
-    foreground = prediction.info.foreground
-    return {
-        "seed": wish.seed,
-        "num_samples": wish.num_samples,
-        "place": {"y": y, "x": x, "height": h, "width": w},
-        "hypotheses": hypotheses,
-        "samples": [measured(labels, foreground=foreground, spacing=spacing) for labels in prediction.samples],
-        "units": "px" if spacing is None else "mm",
-        **latent_grid(prediction),
-        "notes": [*prediction.notes, *prediction.statements],
-    }
-
-
-def latent_grid(prediction: "Prediction") -> dict[str, Any]:
-    """Where latents lie: positions and channels of each scale, and the part of the slice that they divide evenly."""
-    from hpunet.sampling.tiling import Padding
-
-    _, y, x = prediction.place.offset
-    padding = Padding.of(*prediction.mean.shape, multiples=prediction.trained.model.size_multiples)
-    (rows, columns), (height, width) = padding.inside[1:], padding.size
-    return {
-        "grid": {"y": y - rows.start, "x": x - columns.start, "height": height, "width": width},
-        "scales": [
-            {"height": scale.shape[-2], "width": scale.shape[-1], "channels": scale.shape[2]}
-            for scale in prediction.latents
-        ],
-    }
-
-
-def _small_state(prediction: "Prediction", sample: int) -> dict[str, Any] | None:
-    state = prediction.state(sample)
-    return state if len(json.dumps(state)) < _MAX_STATE_CHARS else None
-
-
-def runs_of(labels: UInt[np.ndarray, "h w"]) -> list[tuple[int, int, int]]:
-    """Start, length and value of what is marked, row after row."""
-    flat = labels.ravel()
-    bounds = [0, *(np.flatnonzero(np.diff(flat)) + 1).tolist(), flat.size]
-    return [(start, end - start, int(flat[start])) for start, end in pairwise(bounds) if flat[start]]
-
-
-def measured(
-    labels: UInt8[np.ndarray, "h w"], *, foreground: tuple[int, ...], spacing: tuple[float, ...] | None
-) -> dict[str, float]:
-    """Area and longest diameter of what a map marks: in mm² and mm, or in pixels where the spacing is not known."""
-    from hpunet.metrics import area, longest_diameter
-
-    marked, distances = np.isin(labels, foreground), (spacing or (1.0, 1.0))[-2:]
-    sizes = {"area": area(marked, spacing=distances), "diameter": longest_diameter(marked, spacing=distances)}
-    return {name: round(value, 3) for name, value in sizes.items()}

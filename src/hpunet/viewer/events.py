@@ -1,6 +1,7 @@
 """What a person does to a case, as events, and the state that they add up to; the page folds them in the same way."""
 
 import json
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
@@ -56,6 +57,20 @@ class Choose(_Strict):
     source: ChosenFrom
 
 
+class ChooseVolume(_Strict):
+    """The masks of all slices become exactly this map: runs of start, length and value, none of two slices."""
+
+    kind: Literal["choose-volume"]
+    value_map: Annotated[list[tuple[_Index, _Index, _Value]], Field(max_length=MAX_RUNS)]
+    source: ChosenFrom
+
+    def runs_of(self, number: int, num_pixels: int) -> list[tuple[int, int, int]]:
+        """The runs of a slice, as they lie in it."""
+        first = number * num_pixels
+        start, end = (bisect_left(self.value_map, (place, 0, 0)) for place in (first, first + num_pixels))
+        return [(begin - first, length, value) for begin, length, value in self.value_map[start:end]]
+
+
 class Paint(_Strict):
     """These pixels, runs of start and length in row-major order, get a value; 0 erases."""
 
@@ -93,9 +108,9 @@ class Note(_Strict):
     text: Annotated[str, Field(max_length=10_000)]
 
 
-Event = Annotated[Choose | Paint | Relabel | Clear | Simple | Note, Field(discriminator="kind")]
+Event = Annotated[Choose | ChooseVolume | Paint | Relabel | Clear | Simple | Note, Field(discriminator="kind")]
 EVENTS: TypeAdapter[list[Any]] = TypeAdapter(Annotated[list[Event], Field(max_length=MAX_EVENTS)])
-Step = Choose | Paint | Relabel | Clear
+Step = Choose | ChooseVolume | Paint | Relabel | Clear
 
 
 class Fold:
@@ -116,7 +131,7 @@ class Fold:
         if self.status == "accepted" and event.kind not in ("note", "reopen"):
             raise EventError(f"{event.kind}: the case is accepted; reopen it first")
         match event:
-            case Choose() | Paint() | Relabel() | Clear():
+            case Choose() | ChooseVolume() | Paint() | Relabel() | Clear():
                 self.steps[self.done :] = [event]
                 self._move(+1)
             case Note():
@@ -140,7 +155,11 @@ class Fold:
         self.version += 1
 
     def _move(self, by: int) -> None:
-        self.sizes.pop(self.steps[min(self.done, self.done + by)].slice, None)
+        step = self.steps[min(self.done, self.done + by)]
+        if isinstance(step, ChooseVolume):
+            self.sizes.clear()
+        else:
+            self.sizes.pop(step.slice, None)
         self.done += by
 
     def copy(self) -> "Fold":
@@ -149,14 +168,21 @@ class Fold:
         other.__dict__ |= self.__dict__ | {"steps": list(self.steps), "sizes": dict(self.sizes)}
         return other
 
-    def slices(self) -> list[int]:
-        """The slices that steps concern, in order."""
-        return sorted({step.slice for step in self.steps[: self.done]})
+    def slices(self, *, num_pixels: int) -> list[int]:
+        """The slices that steps concern, in order; of a map of the whole volume, those where it marks something."""
+        found: set[int] = set()
+        for step in self.steps[: self.done]:
+            if isinstance(step, ChooseVolume):
+                found |= {start // num_pixels for start, _, _ in step.value_map}
+            else:
+                found.add(step.slice)
+        return sorted(found)
 
     def steps_of(self, number: int) -> list[Step]:
         """The steps that make the mask of a slice: from its last map on, or from its first stroke."""
-        steps = [step for step in self.steps[: self.done] if step.slice == number]
-        last = max((i for i, step in enumerate(steps) if isinstance(step, Choose | Clear)), default=0)
+        done = self.steps[: self.done]
+        steps = [step for step in done if isinstance(step, ChooseVolume) or step.slice == number]
+        last = max((i for i, step in enumerate(steps) if isinstance(step, Choose | ChooseVolume | Clear)), default=0)
         return steps[last:]
 
     def mask(self, number: int, *, shape: tuple[int, int]) -> UInt[np.ndarray, "h w"]:
@@ -164,10 +190,11 @@ class Fold:
         flat = np.zeros(shape[0] * shape[1], dtype=np.uint16)
         for step in self.steps_of(number):
             match step:
-                case Choose() | Relabel():
-                    if isinstance(step, Choose):
+                case Choose() | ChooseVolume() | Relabel():
+                    if not isinstance(step, Relabel):
                         flat[:] = 0
-                    for start, length, value in step.value_map:
+                    runs = step.runs_of(number, flat.size) if isinstance(step, ChooseVolume) else step.value_map
+                    for start, length, value in runs:
                         flat[start : start + length] = value
                 case Paint():
                     for start, length in step.runs:
@@ -184,19 +211,25 @@ def check_events(events: Sequence[Any], *, shape: Sequence[int], num_values: int
     """
     num_pixels, total = shape[1] * shape[2], 0
     for event in events:
-        if not isinstance(event, Choose | Paint | Relabel | Clear):
+        if not isinstance(event, Step):
             continue
-        if event.slice >= shape[0]:
+        if isinstance(event, ChooseVolume):
+            limit = shape[0] * num_pixels
+        elif event.slice < shape[0]:
+            limit = num_pixels
+        else:
             raise EventError(f"slice: expected below {shape[0]}, got {event.slice}")
         runs = [] if isinstance(event, Clear) else event.runs if isinstance(event, Paint) else event.value_map
         total += len(runs)
         end = 0
         for start, length, *_ in runs:
-            if length < 1 or start < end or start + length > num_pixels:
+            if length < 1 or start < end or start + length > limit:
                 raise EventError("runs: expected ascending, not overlapping runs of at least a pixel in the image")
             end = start + length
-        values = {run[2] for run in event.value_map} if isinstance(event, Choose | Relabel) else set()
-        if isinstance(event, Choose) and 0 in values:
+            if start // num_pixels != (end - 1) // num_pixels:
+                raise EventError("value_map: expected runs that end where their slice ends")
+        values = {run[2] for run in event.value_map} if isinstance(event, Choose | ChooseVolume | Relabel) else set()
+        if isinstance(event, Choose | ChooseVolume) and 0 in values:
             raise EventError("value_map: expected runs of marked pixels, got one of value 0")
         values |= {event.value} if isinstance(event, Paint) else set()
         if max(values, default=0) >= num_values:

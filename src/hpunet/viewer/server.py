@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 import numpy as np
 from fastapi import FastAPI, HTTPException, Query, Request
+from fastapi import Path as PathPart
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
@@ -25,13 +26,16 @@ from hpunet.viewer.edits import MAX_SAMPLES, EditWanted, ScaleMapWanted
 from hpunet.viewer.events import MAX_EVENTS, Event, EventError
 from hpunet.viewer.security import MAX_UPLOAD_BYTES, UPLOAD, Guard
 from hpunet.viewer.state import MissingError, Viewer
+from hpunet.viewer.volumes import DrawnVolume, MapKind, Plane, VolumeWish
 from hpunet.viewer.worklist import ConflictError, DiskError
 
 STATIC = Path(__file__).parent / "static"
 _BINARY = "application/octet-stream"
 _MAX_UPLOADS_READ = 2  # at the same time: each may take much memory
+_FORGOTTEN = "these samples are no longer in memory; draw them again with the same seed"
 _Coordinate = Annotated[float, Field(allow_inf_nan=False)]
-_Slice = Annotated[int, Query(alias="slice", ge=0)]
+_Slice = Annotated[int, Query(alias="slice", ge=0, lt=2**31)]
+_Seed = Annotated[int, Field(strict=True, ge=0, lt=2**32)]
 
 
 class Refused(BaseModel):
@@ -59,13 +63,18 @@ class _Body(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class SamplesWanted(_Body):
-    """What to draw."""
+class VolumeWanted(_Body):
+    """What to draw of a whole volume."""
+
+    num_samples: Annotated[int, Field(strict=True, ge=1, le=MAX_SAMPLES)] = 16
+    seed: _Seed = 0
+    at: tuple[_Coordinate, _Coordinate] | None = None
+
+
+class SamplesWanted(VolumeWanted):
+    """What to draw of a slice."""
 
     slice: Annotated[int, Field(strict=True, ge=0)] = 0
-    num_samples: Annotated[int, Field(strict=True, ge=1, le=MAX_SAMPLES)] = 16
-    seed: Annotated[int, Field(strict=True, ge=0, lt=2**32)] = 0
-    at: tuple[_Coordinate, _Coordinate] | None = None
 
 
 class NewEvents(_Body):
@@ -95,6 +104,12 @@ def create_app(viewer: Viewer, *, token: str, host: str, port: int, static: Path
             raise HTTPException(404, "there is no such case")
         return viewer.cases[number]
 
+    def volume_of(name: str) -> DrawnVolume:
+        drawn = viewer.drawing.found_volume(name)
+        if drawn is None:
+            raise HTTPException(404, _FORGOTTEN)
+        return drawn
+
     @app.get("/api/session", responses=_ERRORS)
     async def session() -> dict[str, Any]:
         await viewer.loaded()
@@ -111,15 +126,15 @@ def create_app(viewer: Viewer, *, token: str, host: str, port: int, static: Path
         return {"id": number, **await run_in_threadpool(viewer.about, case_of(number))}
 
     @app.get("/api/cases/{number}/image", responses=_ERRORS, response_class=Response)
-    async def image(number: int, z: _Slice = 0) -> Response:
-        values = await run_in_threadpool(viewer.plane, case_of(number), z)
+    async def image(number: int, z: _Slice = 0, plane: Plane = "axial") -> Response:
+        values = await run_in_threadpool(viewer.plane, case_of(number), z, plane)
         shape = values.shape if values.ndim == 3 else (*values.shape, 1)
         content = await run_in_threadpool(_bytes, values)
         return _array(content, shape, dtype=values.dtype.name)
 
     @app.get("/api/cases/{number}/graders/{grader}", responses=_ERRORS, response_class=Response)
-    async def grader(number: int, grader: int, z: _Slice = 0) -> Response:
-        labels = await run_in_threadpool(viewer.grader, case_of(number), grader, z)
+    async def grader(number: int, grader: int, z: _Slice = 0, plane: Plane = "axial") -> Response:
+        labels = await run_in_threadpool(viewer.grader, case_of(number), grader, z, plane)
         return _array(labels.tobytes(), labels.shape)
 
     @app.post("/api/cases/{number}/samples", responses=_ERRORS)
@@ -130,6 +145,28 @@ def create_app(viewer: Viewer, *, token: str, host: str, port: int, static: Path
         wish = Wish(chosen.name, wanted.slice, wanted.num_samples, wanted.seed, wanted.at)
         job = viewer.drawing.draw(wish, chosen, viewer.images.read)
         return JSONResponse((await _result(job, request)).answer)
+
+    @app.post("/api/cases/{number}/volumes", responses=_ERRORS)
+    async def volume(number: int, wanted: VolumeWanted, request: Request) -> Response:
+        chosen = case_of(number)
+        await viewer.loaded()
+        await run_in_threadpool(viewer.read, chosen)  # reads the file here, not in the model's thread
+        wish = VolumeWish(chosen.name, wanted.num_samples, wanted.seed, wanted.at)
+        job = viewer.drawing.draw_volume(wish, chosen, viewer.images.read)
+        return JSONResponse((await _result(job, request)).answer)
+
+    @app.get("/api/progress", responses=_ERRORS)
+    async def progress() -> dict[str, int]:
+        return {"num_done": viewer.drawing.num_done}
+
+    @app.get("/api/volumes/{name}/runs/{hypothesis}", responses=_ERRORS)
+    async def runs(name: str, hypothesis: Annotated[int, PathPart(ge=0, lt=MAX_SAMPLES)]) -> Response:
+        return JSONResponse({"value_map": await run_in_threadpool(volume_of(name).runs, hypothesis)})
+
+    @app.get("/api/volumes/{name}/{what}", responses=_ERRORS, response_class=Response)
+    async def plane(name: str, what: MapKind, z: _Slice = 0, plane: Plane = "axial") -> Response:
+        values = await run_in_threadpool(volume_of(name).plane, what, plane, z)
+        return _array(_bytes(values), values.shape, dtype=values.dtype.name)
 
     @app.post("/api/cases/{number}/edits", responses=_ERRORS)
     async def edit(number: int, wanted: EditWanted, request: Request) -> Response:
@@ -152,7 +189,7 @@ def create_app(viewer: Viewer, *, token: str, host: str, port: int, static: Path
     ) -> Response:
         drawn = viewer.drawing.found(name)
         if drawn is None:
-            raise HTTPException(404, "these samples are no longer in memory; draw them again with the same seed")
+            raise HTTPException(404, _FORGOTTEN)
         values: np.ndarray | None = getattr(drawn, what)
         if values is None:
             raise HTTPException(404, "the model was trained on classes, not on instances")

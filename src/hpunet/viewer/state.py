@@ -11,16 +11,20 @@ from jaxtyping import Shaped, UInt, UInt8
 from hpunet import __version__
 from hpunet.data.io.inputs import Stored
 from hpunet.errors import HPUNetError
+from hpunet.viewer.answers import measured
+from hpunet.viewer.bounded import Bounded
 from hpunet.viewer.cases import Case, Images, describe, without_paths
-from hpunet.viewer.drawing import OPENED_BYTES, Drawing, measured
-from hpunet.viewer.events import Choose, Fold, Paint, Relabel, check_events
+from hpunet.viewer.drawing import OPENED_BYTES, Drawing
+from hpunet.viewer.events import Choose, ChooseVolume, Fold, Paint, Relabel, check_events
 from hpunet.viewer.export import Decided, File, export, formats_of
 from hpunet.viewer.instances import MAX_INSTANCES, count_instances
+from hpunet.viewer.volumes import PLANES, Plane, cut_plane
 from hpunet.viewer.worklist import WorkList
 
 if TYPE_CHECKING:
     from hpunet.data.types import SetInfo
 
+_LABEL_BYTES = 2**27  # of graders
 DISCLAIMER = "Research software, not a medical device."
 
 
@@ -34,6 +38,7 @@ class Viewer:
     def __init__(self, drawing: Drawing, work_list: WorkList, *, say: Callable[[str], None] = print) -> None:
         self.drawing, self.work_list, self.say = drawing, work_list, say
         self.images = Images(OPENED_BYTES)
+        self._labels: Bounded[np.ndarray] = Bounded(_LABEL_BYTES)
 
     @property
     def cases(self) -> list[Case]:
@@ -70,6 +75,7 @@ class Viewer:
             "has_instances": info.has_instances,
             "num_samples": default_num_samples(info),
             "num_scales": len(predictor.model.latent_dims),
+            "ndim": predictor.model.ndim,
             "crop": list(info.image_size or predictor.settings.data.crop),
         }
 
@@ -79,14 +85,14 @@ class Viewer:
 
         stored = self.read(case)
         size = stored.values.shape[1], stored.values.shape[2]
-        fold = self.work_list.fold(case)
+        fold, predictor = self.work_list.fold(case), self.drawing.predictor.result()
         return {
             "name": case.name,
             **describe(stored),
             "graders": list(case.grader_names),
             "formats": formats_of(stored),
             "notes": list(stored.notes),
-            "needs_point": is_larger(size, info=self.drawing.predictor.result().info),
+            "needs_point": predictor.model.ndim == 2 and is_larger(size, info=predictor.info),
             "version": fold.version,
             "state": self.state(fold, stored),
         }
@@ -97,23 +103,27 @@ class Viewer:
         self.work_list.check_shape(case, stored.values.shape[:3])
         return stored
 
-    def plane(self, case: Case, number: int) -> Shaped[np.ndarray, "h w *c"]:
-        """One slice as stored."""
-        stored = self.read(case)
-        if number >= len(stored.values):
-            raise MissingError(f"slice: there are {len(stored.values)}")
-        plane: np.ndarray = stored.values[number]
-        return plane
+    def plane(self, case: Case, number: int, plane: Plane = "axial") -> Shaped[np.ndarray, "a b *c"]:
+        """One slice as stored, or another plane."""
+        stored, axis = self.read(case), PLANES.index(plane)
+        if number >= stored.values.shape[axis]:
+            raise MissingError(f"slice: there are {stored.values.shape[axis]}")
+        return cut_plane(stored.values, axis, number)
 
-    def grader(self, case: Case, grader: int, number: int) -> UInt8[np.ndarray, "h w"]:
-        """What a grader drew on a slice."""
+    def grader(self, case: Case, grader: int, number: int, plane: Plane = "axial") -> UInt8[np.ndarray, "a b"]:
+        """What a grader drew on a slice, or on another plane."""
         if not 0 <= grader < len(case.graders) or case.graders[grader] is None:
             raise MissingError("this grader did not look at this image")
         shape = self.read(case).values.shape
-        self.plane(case, number)
-        labels = case.labels(grader, (shape[0], shape[1], shape[2]))
-        assert labels is not None
-        return np.ascontiguousarray(labels[number])
+        self.plane(case, number, plane)
+
+        def read() -> UInt8[np.ndarray, "z h w"]:
+            labels = case.labels(grader, (shape[0], shape[1], shape[2]))
+            assert labels is not None
+            return labels
+
+        labels = self._labels.get_or((case.name, grader), read, lambda found: found.nbytes)
+        return cut_plane(labels, PLANES.index(plane), number)
 
     def mask(self, case: Case, number: int) -> UInt[np.ndarray, "h w"]:
         """The mask of a slice as it is now."""
@@ -133,13 +143,15 @@ class Viewer:
 
     def state(self, fold: Fold, stored: Stored) -> dict[str, Any]:
         """What the page shows of a fold."""
-        _, h, w = stored.values.shape[:3]
-        slices = {}
-        for number in fold.slices():
+        depth, h, w = stored.values.shape[:3]
+        slices: dict[str, Any] = {}
+        for number in fold.slices(num_pixels=h * w):
             if number not in fold.sizes:
                 fold.sizes[number] = self._measured(fold.mask(number, shape=(h, w)), stored)
             steps = fold.steps_of(number)
-            source = next((step.source.model_dump() for step in steps if isinstance(step, Choose)), None)
+            source = next(
+                (step.source.model_dump() for step in steps if isinstance(step, Choose | ChooseVolume)), None
+            )
             slices[str(number)] = {
                 **fold.sizes[number],
                 "source": source,
@@ -151,7 +163,18 @@ class Viewer:
             "steps_done": fold.done,
             "steps_undone": len(fold.steps) - fold.done,
             "slices": slices,
+            **({"volume": self._volume(slices, stored)} if depth > 1 else {}),
         }
+
+    def _volume(self, slices: dict[str, Any], stored: Stored) -> dict[str, Any]:
+        """What all slices mark together: in ml, or in voxels where the spacing is not known."""
+        from hpunet.metrics.shapes import MM3_PER_ML
+
+        spacing = stored.geometry.spacing
+        known = spacing is not None and len(spacing) == 3
+        ml = spacing[0] / MM3_PER_ML if known and spacing is not None else 1.0
+        size = sum(each["area"] for each in slices.values()) * ml
+        return {"size": round(size, 6), "units": "ml" if known else "voxels"}
 
     def _measured(self, mask: UInt[np.ndarray, "h w"], stored: Stored) -> dict[str, Any]:
         info, spacing = self.drawing.predictor.result().info, stored.geometry.spacing

@@ -1,11 +1,8 @@
 """The state of an optimiser as tensors and JSON, exact in both directions; and versions and hardware of a run."""
 
-import os
 import platform
 import random
-import subprocess
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +13,7 @@ from torch.optim import Optimizer
 from hpunet import __version__
 from hpunet.errors import CheckpointError
 from hpunet.utils.distributed import world_size
+from hpunet.utils.source import source_commit
 
 _IMPLEMENTATION = ("capturable", "differentiable", "foreach", "fused")
 """Options of how an optimiser computes, not what; they are not restored."""
@@ -148,7 +146,7 @@ def describe_run() -> dict[str, Any]:
         "num_devices": torch.cuda.device_count() if on_gpu else 0,
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "num_threads": torch.get_num_threads(),
-        **_source_commit(Path(__file__).parents[2]),
+        **source_commit(),
     }
 
 
@@ -163,22 +161,3 @@ def rounding(device: torch.device) -> dict[str, Any]:
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "torch": str(torch.__version__),
     }
-
-
-def _source_commit(root: Path) -> dict[str, Any]:
-    """Commit of the checkout at `root`, and whether tracked files differ from it; None outside a checkout."""
-    unknown = {"commit": None, "dirty": None}
-    if not (root / ".git").exists():  # an installed copy; a repository further up is not ours
-        return unknown
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
-
-    def git(*arguments: str) -> str:
-        command = ["git", "-C", str(root), *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True, env=environment)
-        return done.stdout.strip()
-
-    try:
-        changes = git("status", "--porcelain", "--untracked-files=no")
-        return {"commit": git("rev-parse", "HEAD"), "dirty": bool(changes)}
-    except (OSError, subprocess.SubprocessError):
-        return unknown

@@ -38,7 +38,7 @@ class _Reader:
         if find_spec("h5py") is None:
             need("h5py")  # says how to install it
         path = os.pathsep.join(filter(None, sys.path))
-        self.process = subprocess.Popen(
+        self.process = subprocess.Popen(  # nosec B603 # this Python, a file of this package; no shell
             [sys.executable, "-P", str(Path(__file__).with_name("hdf5_child.py"))],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
             env={**os.environ, "PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1"},
