@@ -73,9 +73,7 @@ class DataSettings(_Section):
     options: dict[str, Any] = {}  # of the kind of data, as for `hpunet data`
     extrapolate: Extrapolate = False  # hide a part of every image, or the future; the prior sees the rest, its labels
     evaluate: Literal["whole", "crop"] = "whole"  # what is scored: whole images, or the centre, as large as the crop
-    num_workers: Annotated[int, Field(ge=0, le=256)] = (
-        0  # processes that read ahead when the data do not fit on the GPU
-    )
+    num_workers: Annotated[int, Field(ge=0, le=256)] = 0  # processes that read ahead if data do not fit on the GPU
 
 
 class AugmentationSettings(_Section):
