@@ -69,8 +69,9 @@ def test_images_show_the_probabilities_and_the_rate() -> None:
     for i in range(len(source)):
         known, first = source.future(i, present=0), source[i]
         radii = np.sqrt((known.ranks + 0.5) / known.area).mean(axis=0)
-        zones = (radii > 0.8) & (radii < 0.9), (radii > 0.5) & (radii < 0.65), radii < 0.3
-        shown.append([first.image[0, 0][zone].mean() for zone in zones])
+        zones = radii < 0.85, (radii > 1.15) & (radii < 1.55), radii > 1.9
+        lesion, halo, tissue = (float(first.image[0, 0][zone].mean()) for zone in zones)
+        shown.append([lesion, halo - tissue, tissue])
         grow, _, regress = known.p_state
         true.append([grow, known.rates[0], regress / (1 - grow)])
     for brightness, value in zip(np.array(shown).T, np.array(true).T, strict=True):

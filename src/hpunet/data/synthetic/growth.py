@@ -1,8 +1,8 @@
 """A lesion in registered images of one place over time, with the exact distribution of what comes next.
 
 Between two images the lesion grows, rests or regresses, with probabilities and rates of its own. The past shows
-them: the brightness of the rim is the probability of growth, that of the middle the rate of growth, that of the
-centre the probability of regress among what is not growth; each image is noisy. Its logarithmic area is a random walk
+them: the brightness of the lesion is the probability of growth, that of a halo around it the rate of growth, that of
+the tissue the probability of regress if it does not grow; each image is noisy. Its logarithmic area is a random walk
 with these steps. The outline has a bulge in one of eight directions, drawn anew for each image.
 
 Intervals are uneven and known. Times are in years.
@@ -20,12 +20,13 @@ NUM_MOMENTS = 6
 STATES = ("grow", "rest", "regress")
 SPREAD = 0.12  # of the logarithmic area after a year, around its rate
 _REGRESS = -0.35  # rate of the logarithmic area per year
-_P_GROW, _P_REGRESS, _RATE = (0.15, 0.75), (0.15, 0.85), (0.15, 0.45)  # drawn from, for each lesion
+_P_GROW, _RATE, _P_REGRESS = (0.1, 0.8), (0.15, 0.45), (0.1, 0.9)  # of each lesion, uniform
 _INTERVAL = (0.4, 1.2)
 _DAYS = 365.25
 _NUM_BULGES, _BULGE = 8, 0.22
-_CENTRE, _MIDDLE = 0.4, 0.72  # relative radii where these zones of a lesion end
-_TISSUE, _DARKEST, _CONTRAST, _NOISE = 0.25, 0.45, 0.4, 0.04
+_HALO = 1.7  # its outer radius, relative to the lesion's
+_LESION, _GLOW, _TISSUE = (0.65, 0.95), (0.05, 0.25), (0.12, 0.32)  # brightness; that of the halo is added to tissue
+_NOISE = 0.04
 
 
 @dataclass(frozen=True)
@@ -116,9 +117,13 @@ def make_growth(
     d, h, w = size
     days = np.rint(_DAYS * rng.uniform(*_INTERVAL, d - 1)).cumsum()
     times = np.concatenate([[0.0], days / _DAYS]).astype(np.float32)
-    shown = rng.uniform(0, 1, 3)  # rim, middle, centre
-    ranges = zip(shown, (_P_GROW, _RATE, _P_REGRESS), strict=True)
-    p_grow, rate, regress = (low + (high - low) * n for n, (low, high) in ranges)
+    shown = rng.uniform(0, 1, 3)
+    p_grow, rate, regress = (
+        float(np.interp(n, (0, 1), ends)) for n, ends in zip(shown, (_P_GROW, _RATE, _P_REGRESS), strict=True)
+    )
+    lesion, glow, level = (
+        float(np.interp(n, (0, 1), ends)) for n, ends in zip(shown, (_LESION, _GLOW, _TISSUE), strict=True)
+    )
     known = KnownFuture(
         ranks=_ranks(rng, size=(h, w)),
         log_areas=np.full(d, np.log(np.pi * (min(h, w) * rng.uniform(0.1, 0.14)) ** 2)),
@@ -130,9 +135,8 @@ def make_growth(
     outlines = rng.integers(len(known.ranks), size=d)
     radii = np.sqrt((known.ranks[outlines] + 0.5) / np.exp(known.log_areas)[:, None, None])  # 1 on the outline
     labels = (known.ranks[outlines] < known.areas(known.log_areas)[:, None, None]).astype(np.int32)
-    zones = 2 - (radii > _CENTRE) - (radii > _MIDDLE).astype(np.int64)  # rim, middle, centre
-    tissue = _TISSUE + 0.04 * smooth_noise(rng, size=(h, w), scale=max(min(h, w) / 8, 2.0))
-    image = np.where(labels == 1, (_DARKEST + _CONTRAST * shown)[zones], tissue).astype(np.float32)
+    tissue = level + 0.03 * smooth_noise(rng, size=(h, w), scale=max(min(h, w) / 8, 2.0))
+    image = np.where(labels == 1, lesion, tissue + glow * (radii < _HALO)).astype(np.float32)
     image += _NOISE * rng.standard_normal(size, dtype=np.float32)
     return to_bytes(image), labels, times, known
 
