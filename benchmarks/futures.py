@@ -87,7 +87,7 @@ def report(
         print(f"| {n} | " + " | ".join(f"{share:.1%}" for share in shares) + " |")
     _print_crps(predicted, truth, read_cases(fitted))
     _print_calibration(predicted, truth, picture=picture)
-    _print_shares(model, source, count=min(cases, 50))
+    _print_shares(model, source, count=min(cases, 30))
 
 
 def read_cases(source: SyntheticSource) -> Cases:

@@ -75,7 +75,7 @@ def test_images_show_the_probabilities_and_the_rate() -> None:
         grow, _, regress = known.p_state
         true.append([grow, known.rates[0], regress / (1 - grow)])
     for brightness, value in zip(np.array(shown).T, np.array(true).T, strict=True):
-        assert np.corrcoef(brightness, value)[0, 1] > 0.97
+        assert np.corrcoef(brightness, value)[0, 1] > 0.94
 
 
 def test_series_have_uneven_times_and_one_of_six_moments() -> None:

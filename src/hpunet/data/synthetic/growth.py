@@ -118,12 +118,8 @@ def make_growth(
     days = np.rint(_DAYS * rng.uniform(*_INTERVAL, d - 1)).cumsum()
     times = np.concatenate([[0.0], days / _DAYS]).astype(np.float32)
     shown = rng.uniform(0, 1, 3)
-    p_grow, rate, regress = (
-        float(np.interp(n, (0, 1), ends)) for n, ends in zip(shown, (_P_GROW, _RATE, _P_REGRESS), strict=True)
-    )
-    lesion, glow, level = (
-        float(np.interp(n, (0, 1), ends)) for n, ends in zip(shown, (_LESION, _GLOW, _TISSUE), strict=True)
-    )
+    p_grow, rate, regress = _between(shown, _P_GROW, _RATE, _P_REGRESS)
+    lesion, glow, level = _between(shown, _LESION, _GLOW, _TISSUE)
     known = KnownFuture(
         ranks=_ranks(rng, size=(h, w)),
         log_areas=np.full(d, np.log(np.pi * (min(h, w) * rng.uniform(0.1, 0.14)) ** 2)),
@@ -139,6 +135,11 @@ def make_growth(
     image = np.where(labels == 1, lesion, tissue + glow * (radii < _HALO)).astype(np.float32)
     image += _NOISE * rng.standard_normal(size, dtype=np.float32)
     return to_bytes(image), labels, times, known
+
+
+def _between(shares: np.ndarray, *ranges: tuple[float, float]) -> list[float]:
+    """A number of each range, at its share of the way from one end to the other."""
+    return [float(low + (high - low) * share) for share, (low, high) in zip(shares, ranges, strict=True)]
 
 
 def _ranks(rng: np.random.Generator, *, size: tuple[int, int]) -> Int32[np.ndarray, "outlines h w"]:
