@@ -46,7 +46,7 @@ def test_assignments_do_not_overwrite_a_value_by_a_group() -> None:
         ("data.crop=128", "data.crop: expected two whole numbers, for instance data.crop=[128,128] (got 128)"),
         ("data.crop=[16,1.5]", "data.crop.1: expected a whole number (got 1.5)"),
         ("model.channels=8", "model.channels: expected a list of whole numbers, for instance model.channels=[24"),
-        ("data.extrapolate=1", "data.extrapolate: expected true or false (got 1)"),
+        ("data.extrapolate=1", "data.extrapolate: expected true or false or 'future' (got 1)"),
         ("data.options=3", "data.options: expected options by name, for instance data.options.size=128 (got 3)"),
         ("data=3", "data: is a group of settings (crop, options, extrapolate, evaluate, num_workers), got 3"),
         ("objective.top_k=most", "objective.top_k: expected a number or 'all' (got 'most')"),
