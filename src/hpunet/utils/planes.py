@@ -50,7 +50,7 @@ class Planes:
         return cls((z, y, x), (part[0], part[1], part[2]), ratio)
 
     def of(self, volume: Shaped[np.ndarray, "*n d h w"], *, gap: float = 0.0) -> Shaped[np.ndarray, "*n y x"]:
-        """The planes of maps side by side; `gap` is the value between them, the lower right corner the smallest of all."""
+        """The planes of maps side by side; `gap` is between them, the smallest value in the corner."""
         (z, y, x), (depth, rows, columns) = self.centre, self.part
         chosen = np.minimum(np.arange(0, depth.stop - depth.start, 1 / self.ratio).astype(int), depth.stop - 1)
         chosen = np.minimum(chosen + depth.start, depth.stop - 1)
