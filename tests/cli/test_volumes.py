@@ -65,8 +65,9 @@ def test_commands_write_what_python_gives(place: Path, tmp_path: Path) -> None:
     assert median["unit"] == "ml"
     assert median["before"]["median"] == pytest.approx(found.measurements.of().median)
     assert median["before"]["larger_than"] == found.measurements.of().larger_than(0.1)
-    with pytest.raises(ConfigError, match="SCALE,X,Y,Z,BY"):
-        command("edit", model, image, state, "--nudge", "1,5,6", "--out", tmp_path / "none")
+    for words, expected in (("1,5,6", "in volumes 3,64,70,12,1.5"), ("1,5,6,2", "with the slice")):
+        with pytest.raises(ConfigError, match=expected):
+            command("edit", model, image, state, "--nudge", words, "--out", tmp_path / "none")
 
 
 def measured(folder: Path, tmp_path: Path) -> str:

@@ -18,6 +18,7 @@ def test_planes_go_through_the_middle_of_what_most_maps_mark() -> None:
     np.testing.assert_array_equal(picture[:6, 9:], volume[:, :, 2].T.repeat(2, axis=1))
     assert (picture[6:8] == -1)[:, :7].all()
     assert (picture[:6, 7:9] == -1).all()
+    assert (picture[8:, 9:] == -1).all()
     np.testing.assert_array_equal(planes.of(np.stack([volume, -volume]))[1, :6, :7], -volume[2])
 
 

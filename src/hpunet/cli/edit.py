@@ -54,7 +54,7 @@ def edit_command(
     picked = None if pick is None else [round(each) - 1 for each in cli.parse_numbers("pick", pick, example="1,4")]
     moved = None if nudge is None else cli.parse_numbers("nudge", nudge, example="3,64,70,1.5")
     if moved is not None and len(moved) not in (4, 5):
-        raise ConfigError(f"--nudge: expected SCALE,X,Y,BY, of a volume SCALE,X,Y,Z,BY, got {nudge!r}")
+        raise ConfigError(f"--nudge: expected numbers such as 3,64,70,1.5, in volumes 3,64,70,12,1.5, got {nudge!r}")
     where = None if region is None else cli.parse_numbers("region", region, example="30,40,60,70")
     with loading(quiet=quiet):
         from hpunet.predict.export.writer import export
@@ -70,6 +70,8 @@ def edit_command(
             )
         if moved is not None:
             scale, x, y, *z, by = moved
+            if predictor.info.ndim == 3 and not z:
+                raise ConfigError(f"--nudge: expected numbers such as 3,64,70,12,1.5, with the slice, got {nudge!r}")
             found = found.nudge(scale=round(scale), at=(x, y), by=by, slice=round(z[0]) if z else 0)
         if redraw is not None:
             scales = None if redraw == "auto" else redraw

@@ -50,7 +50,7 @@ class Planes:
         return cls((z, y, x), (part[0], part[1], part[2]), ratio)
 
     def of(self, volume: Shaped[np.ndarray, "*n d h w"], *, gap: float = 0.0) -> Shaped[np.ndarray, "*n y x"]:
-        """The planes of maps side by side; `gap` is the value between them, the lower right corner is the minimum."""
+        """The planes of maps side by side; `gap` is between them, the smallest value in the corner."""
         (z, y, x), (depth, rows, columns) = self.centre, self.part
         chosen = np.minimum(np.arange(0, depth.stop - depth.start, 1 / self.ratio).astype(int), depth.stop - 1)
         chosen = np.minimum(chosen + depth.start, depth.stop - 1)
@@ -60,7 +60,7 @@ class Planes:
         h, w, more = *flat.shape[-2:], len(chosen)
         found = np.full((*volume.shape[:-3], h + _GAP + more, w + _GAP + more), gap, dtype=volume.dtype)
         found[..., :h, :w], found[..., h + _GAP :, :w], found[..., :h, w + _GAP :] = flat, below, beside
-        found[..., h + _GAP :, w + _GAP :] = min(flat.min(), below.min(), beside.min())
+        found[..., h + _GAP :, w + _GAP :] = min(gap, flat.min(), below.min(), beside.min())
         return found
 
 
