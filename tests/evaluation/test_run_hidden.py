@@ -15,7 +15,7 @@ from hpunet.cli.compare import compare_command
 from hpunet.cli.evaluate import evaluate_command
 from hpunet.cli.report import report_command
 from hpunet.config.settings import load_settings
-from hpunet.data.batch import Batch
+from hpunet.data.batch import FIELDS, Batch
 from hpunet.data.synthetic.source import INFO, open_synthetic
 from hpunet.evaluation import summary as evaluation_summary
 from hpunet.evaluation.compare import compare, comparison_csv, read_evaluated
@@ -100,7 +100,7 @@ def test_rows_hold_what_the_completed_maps_score(kind: str, tmp_path: Path) -> N
 def test_samples_of_a_hidden_part_are_not_clustered(tmp_path: Path) -> None:
     """They all have the ids that were given, so that even perfect ones would be far from perfect instances."""
     info, sample = INFO["neurites"], open_synthetic("neurites", split="val", num_images=1, size=64)[0]
-    batch = Batch(**{name: torch.from_numpy(getattr(sample, name))[None] for name in Batch.__dataclass_fields__})
+    batch = Batch(**{name: torch.from_numpy(getattr(sample, name))[None] for name in FIELDS})
     perfect = with_evaluation_ids(batch, keys=["a"], info=info, seed=0).labels[0, 0].numpy().astype(np.uint8)
     instances = instances_of(perfect[None].repeat(4, axis=0), info=info, alpha=4, seed=0)
     assert rand_error(prediction=instances[None], truth=true_instances(batch, info))[0] > 0.1
