@@ -1,4 +1,4 @@
-"""`make sbom`: what .venv holds, as CycloneDX and as a table of licences, in dist/. Run by the Python in .venv/tools."""
+"""`make sbom`: what .venv holds, as CycloneDX and as a table of licences, in dist/. Run from .venv/tools."""
 
 import json
 import os
