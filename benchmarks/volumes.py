@@ -4,9 +4,9 @@
         [--hpu-3d RUN …] [--hpu-2d RUN …] [--punet-3d RUN …]
 
 RUNs are run folders, of one seed each, of volumes of one size. Models of images are trained on the slices of the same
-volumes (preset `nodules3d-demo-2d`) and sampled in two ways: new noise for each slice, or the same noise for all slices of a
-volume. Beside them a perfect sampler, which draws from the truth, and one that is perfect in each slice but draws
-slices independently; below the table their expected scores, which are exact.
+volumes (preset `nodules3d-demo-2d`) and sampled in two ways: new noise for each slice, or the same noise for all
+slices of a volume. Beside them a perfect sampler, which draws from the truth, and one that is perfect in each slice
+but draws slices independently; below the table their expected scores, which are exact.
 
 GED² and CRPS are against the whole distribution of gradings, HM-IoU against as many draws of it, IoU_rec of the four
 gradings. 95 % intervals: 1,000 bootstraps over cases, pooled over runs.
