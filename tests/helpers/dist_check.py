@@ -46,7 +46,7 @@ server.kill()
 assert b"<title>" in page
 """
 TF = "import google_crc32c, hpunet.weights.tensorflow.bundle"
-SAMPLE = "hpunet sample lidc-hpu-2026 examples/images/lidc-1.png --samples 4 --out out"
+SAMPLE = "hpunet sample lidc-hpu-2026 examples/lidc-1.png --samples 4 --out out"
 TRIALS: dict[str, tuple[str, ...]] = {
     "": ("hpunet --version", README, "hpunet examples --out examples", SAMPLE, "hpunet --help"),
     "data": (NIFTI,),
