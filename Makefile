@@ -107,7 +107,8 @@ lint: .venv/.dev $(WEB)
 
 # After a change of pyproject.toml or constraints.txt, before anything is installed by them. The hashes are those of the index.
 LOCK := uv pip compile pyproject.toml --universal --python-version 3.11.5 --constraint constraints.txt --upgrade \
-	--generate-hashes --no-annotate --no-header --quiet --no-emit-package torch --no-emit-package triton --group torch-needs $(foreach extra,$(subst $(comma), ,$(EXTRAS)),--extra $(extra))
+	--generate-hashes --no-annotate --no-header --quiet --no-emit-package torch --no-emit-package triton \
+	--group torch-needs $(foreach extra,$(subst $(comma), ,$(EXTRAS)),--extra $(extra))
 lock:
 	@$(PYTHON) -m venv .venv/lock
 	@.venv/lock/bin/python -m pip install --quiet --disable-pip-version-check "pip>=25.1"
@@ -119,11 +120,7 @@ audit: .venv/.tools $(WEB)
 	@.venv/tools/bin/python tests/helpers/audit.py
 
 sbom: .venv/.tools
-	@mkdir -p dist
-	@.venv/tools/bin/cyclonedx-py environment --pyproject pyproject.toml --mc-type library --output-reproducible \
-		--gather-license-texts --output-file dist/hpunet.cdx.json $(BIN)/python
-	@.venv/tools/bin/pip-licenses --python $(BIN)/python --format markdown --with-urls --output-file dist/licences.md
-	@echo "hpunet: dist/hpunet.cdx.json and dist/licences.md: what .venv holds, $(EXTRAS) and what tests need"
+	@.venv/tools/bin/python tests/helpers/sbom.py
 
 dist: .venv/.base
 	@$(BIN)/python tests/helpers/dist.py

@@ -16,12 +16,15 @@ class CommitHook(BuildHookInterface):  # type: ignore[type-arg]
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Add the file, if there is a commit to name."""
-        root = Path(self.root)
-        if version == "editable" or (root / _PLACE).exists():
+        if version == "editable":
             return
-        found = runpy.run_path(str(root / "src/hpunet/utils/source.py"))["source_commit"]()
-        if found["commit"] is not None:
+        root = Path(self.root)
+        where = root / _PLACE
+        if not where.exists():
+            found = runpy.run_path(str(root / "src/hpunet/utils/source.py"))["source_commit"]()
+            if found["commit"] is None:
+                return
             where = Path(mkdtemp()) / "commit.json"
             where.write_text(json.dumps(found) + "\n")
-            place = _PLACE if self.target_name == "sdist" else _PLACE.removeprefix("src/")
-            build_data["force_include"][str(where)] = place
+        place = _PLACE if self.target_name == "sdist" else _PLACE.removeprefix("src/")
+        build_data["force_include"][str(where)] = place

@@ -28,7 +28,7 @@ def test_assignments_do_not_overwrite_a_value_by_a_group() -> None:
     ("assignment", "message"),
     [
         ("optimiser.batchsize=3", "optimiser.batchsize: unknown setting, expected one of iterations, batch_size"),
-        ("optimizer.batch_size=3", "optimizer: unknown setting, expected one of seed, model"),
+        ("optimizer.batch_size=3", "optimizer: unknown setting, expected one of format, seed, model"),
         ("optimiser.batch_size=many", "optimiser.batch_size: expected a whole number (got 'many')"),
         ("optimiser.batch_size=0", "optimiser.batch_size: expected 1 or more (got 0)"),
         ("optimiser.accumulation_steps=5", "optimiser.accumulation_steps: 5 do not divide"),

@@ -163,6 +163,13 @@ def test_what_cannot_be_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert client.get(f"/api/volumes/{name}/mean").status == 404
 
 
+def test_model_of_volumes_draws_no_slices(tmp_path: Path) -> None:
+    with open_client(tmp_path, [write_volume(tmp_path / "scan.nii.gz")], load=VolumePredictor) as (client, _):
+        for path, wanted in (("samples", {}), ("edits", {}), ("scale-maps", {"scale": 0, "kind": "sigma"})):
+            answer = client.post(f"/api/cases/0/{path}", wanted)
+            assert (answer.status, "whole volumes" in answer.json()["detail"]) == (400, True)
+
+
 def test_instances_of_slices_are_no_volume(tmp_path: Path) -> None:
     paths = [write_images(tmp_path / "images", count=1)]
     with open_client(tmp_path, paths, load=make_instance_predictor) as (client, _):

@@ -65,8 +65,8 @@ def calibrate_command(
         raise ConfigError(
             "--split train: guarantees need patients that the model was not trained on; use val or test"
         )
-    changes = cli.with_volumes(parse_assignments(options or []), data, info=info)
-    chosen = adapt_options(data, kind=info.kind, options=settings.options, changes=changes)
+    changes = parse_assignments(options or [])
+    chosen = adapt_options(data, kind=info.kind, options=settings.options, changes=changes, ndim=info.ndim)
     source = open_split(data, split=split, options=chosen)
     refuse_other_data(source, info=info)
     folder = out or files.own_folder(trained)

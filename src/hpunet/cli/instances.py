@@ -151,8 +151,9 @@ def _open(where: str, *, split: str, options: list[str], predictor: "Predictor")
     from hpunet.data.options import to_toml
     from hpunet.data.types import refuse_other_data
 
-    changes = cli.with_volumes(parse_assignments(options), where, info=predictor.info)
-    chosen = adapt_options(where, kind=predictor.info.kind, options=predictor.settings.data.options, changes=changes)
+    info, changes = predictor.info, parse_assignments(options)
+    how: dict[str, Any] = {"options": predictor.settings.data.options, "changes": changes, "ndim": info.ndim}
+    chosen = adapt_options(where, kind=info.kind, **how)
     source = open_split(where, split=split, options=chosen)
     refuse_other_data(source, info=predictor.info, same_ids=False)
     for name, what in (("image_bits", "bits per pixel"), ("intensity_window", "as intensity window")):

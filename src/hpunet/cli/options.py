@@ -14,7 +14,7 @@ from hpunet.errors import ConfigError
 from hpunet.utils.files import real_path
 
 if TYPE_CHECKING:
-    from hpunet.data.types import SetInfo
+    pass
 
 _DATA = (
     "Folder, archive, or pack (made by `hpunet data pack`); or synthetic:lesions, synthetic:neurites, "
@@ -170,13 +170,6 @@ def data_options(
     """The data options of a command line."""
     chosen = parse_assignments(assignments or [])
     return chosen | as_data_options(graders=graders, patient=patient)
-
-
-def with_volumes(changes: dict[str, Any], where: str, *, info: "SetInfo") -> dict[str, Any]:
-    """Data options with volumes=true if a model of volumes, trained on `info`, needs it of the data at `where`."""
-    from hpunet.data.open import known_options
-
-    return {"volumes": True, **changes} if info.ndim == 3 and "volumes" in known_options(where) else changes
 
 
 def as_data_options(*, graders: Sequence[str] | None, patient: str | None) -> dict[str, Any]:

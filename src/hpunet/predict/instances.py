@@ -27,9 +27,9 @@ from hpunet.predict.export.writer import Writer
 from hpunet.predict.output_folder import result_folder
 from hpunet.predict.prediction import Prediction
 from hpunet.predict.predictor import Predictor
+from hpunet.predict.volume_sheet import Planes
 from hpunet.utils.label_painter import colour_instances, overlay
 from hpunet.utils.pictures import save_picture, sheet
-from hpunet.utils.planes import Planes
 
 MAX_INSTANCES = 2**16 - 1
 _LONGER_SIDE = 512  # minimum for pictures, in pixels

@@ -164,8 +164,6 @@ class Validation:
 
 
 def _samples_sheet(arrays: Mapping[str, np.ndarray], *, title: str) -> Any:
-    if arrays["image"].ndim == 5:
-        arrays = _one_slice_each(arrays)
     images = arrays["image"]
     if "visible" in arrays:
         images = np.where(arrays["visible"][:, None], images, 0)
@@ -180,16 +178,6 @@ def _samples_sheet(arrays: Mapping[str, np.ndarray], *, title: str) -> Any:
         rows.append([grey_or_colour(stretched(image)), *overlays])
     columns = ["image", *(f"{name} {i + 1}" for name, maps in groups.items() for i in range(maps.shape[1]))]
     return sheet(rows, columns=columns, title=title, tile=tile)
-
-
-def _one_slice_each(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Of each volume the slice in which graders mark most, or the middle one, of images and maps (n, *, d, h, w)."""
-    marked = (arrays["labels"] > 0).sum(axis=(1, 3, 4))
-    marked[:, marked.shape[1] // 2] += 1
-    names = {"image", "labels", "reconstructions", "samples_full", "visible"} & arrays.keys()
-    at = list(enumerate(marked.argmax(axis=1)))
-    chosen = {name: np.stack([arrays[name][i, ..., z, :, :] for i, z in at]) for name in names}
-    return {**arrays, **chosen}
 
 
 @torch.no_grad()

@@ -262,6 +262,8 @@ class Drawing:
         from hpunet.predict.draw import SamplingOptions
 
         predictor = self.predictor.result()
+        if predictor.model.ndim == 3:
+            raise DataError("the model draws whole volumes, no slices; its latents are not edited here")
         sampling: dict[str, Any] = {"num_samples": wish.num_samples, "seed": wish.seed, "window": self._window}
         options = SamplingOptions(**sampling, region=Region(at=wish.at))
         if state is not None:
