@@ -142,7 +142,7 @@ def on_cpu(batch_size: int, rounds: int) -> None:
             if step:  # the first round warms up
                 seconds[name].append(time.perf_counter() - start)
     print(f"batch {batch_size}, {rounds} rounds, {torch.get_num_threads()} thread(s), torch {torch.__version__}")
-    print(f"{'':20}{'ms a batch':>12}{'fastest':>10}{'images/s':>10}{'time, ours = 1':>16}")
+    print(f"{'':20}{'ms a batch':>12}{'fastest':>10}{'images/s':>10}{'times our time':>16}")
     for name, times in seconds.items():
         ratio = median(times) / median(seconds["hpunet"])
         print(

@@ -107,7 +107,7 @@ def compare(batch_size: int, graders: int, rounds: int, device: torch.device) ->
     found = medians({name: partial(timed, run) for name, run in runs.items()}, repeats=rounds)
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} thread(s)"
     print(f"batch {batch_size}, {graders} label map(s), {rounds} rounds, {where}, torch {torch.__version__}")
-    print(f"{'':32}{'ms a batch':>12}{'time, ours = 1':>16}")
+    print(f"{'':32}{'ms a batch':>12}{'times our time':>16}")
     for name, seconds in found.items():
         print(f"{name:32}{1e3 * seconds:12.1f}{seconds / found['hpunet']:16.1f}")
 

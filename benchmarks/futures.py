@@ -209,7 +209,7 @@ def _print_shares(model: HPUNet, source: SyntheticSource, *, count: int) -> None
     rows, columns = _GRID
     shares = []
     for i in _shown(count, "variance"):
-        # The coarsest Gaussian depends on the image alone, so its draws serve for any finer ones; NaN: drawn anew.
+        # The coarsest Gaussian depends on the image alone: its draws go with any finer latents. NaN: draw a new one.
         first = draw_futures(model, source, i, num_samples=rows).latents[0]
         latents: list[Any] = [first.cpu().repeat_interleave(columns, dim=1)]
         latents += [torch.full((1, 1, *shape), torch.nan) for shape in model.latent_shapes(*source.size)[1:]]

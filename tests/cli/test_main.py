@@ -99,7 +99,7 @@ main()
     [
         ("cityscapes", 32, "--set size=[32,64]"),
         ("snemi3d", 64, "--set patch=64"),
-        ("nifti", 32, """--set window=[0,255] --set 'classes=["background","nodule"]'"""),
+        ("nifti", 32, """--set volumes=true --set window=[0,255] --set 'classes=["background","nodule"]'"""),
         ("lidc", 32, None),
     ],
 )
@@ -115,5 +115,5 @@ def test_data_make_prints_the_options_to_read_what_it_wrote(
     given = {
         name: [0.0, 255.0] if name == "window" else value for name, value in given.items()
     }  # annotated as floats
-    height = open_splits(str(out), options=given)["train"][0].image.shape[1]
+    height = open_splits(str(out), options=given)["train"][0].image.shape[-2]
     assert height == size

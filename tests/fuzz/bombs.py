@@ -35,7 +35,7 @@ def _file(name: str) -> Callable[[_Content], _Content]:
     return add
 
 
-def _folder(make: Callable[[Path], None]) -> Callable[[Path], None]:
+def folder_bomb(make: Callable[[Path], None]) -> Callable[[Path], None]:
     """A bomb that is a folder of files."""
 
     def write(folder: Path) -> Path:
@@ -176,7 +176,7 @@ def hdf5_heap_loop() -> bytes:
     return bytes(data)
 
 
-@_folder
+@folder_bomb
 def stack_of_zeros(root: Path) -> None:
     zeros = np.zeros((48, 1024, 1024), np.uint8)
     for name in ("train-input.h5", "train-labels.h5"):
@@ -208,7 +208,7 @@ def _study(root: Path, sessions: list[Session], *, side: int, num_bytes: int | N
     write_xml(root / "study.xml", series.uid, sessions)
 
 
-@_folder
+@folder_bomb
 def lidc_claim(root: Path) -> None:
     """A scan that says to be 4096² pixels large, and outlines that go to and fro in it."""
     series = Series("P1", "1.2.3", num_slices=1, shape=(24, 24), spacing=(0.5, 0.5))
@@ -216,14 +216,14 @@ def lidc_claim(root: Path) -> None:
     _study(root, [Session(nodules=[[series.roi(0, outline)] for _ in range(4)])], side=4096, num_bytes=2)
 
 
-@_folder
+@folder_bomb
 def lidc_many_nodules(root: Path) -> None:
     series = Series("P1", "1.2.3", num_slices=1, shape=(24, 24), spacing=(0.5, 0.5))
     nodules = [[series.roi(0, [(2 * n, 0), (2 * n + 2, 0), (2 * n + 2, 2), (2 * n, 2)])] for n in range(1500)]
     _study(root, [Session(nodules=nodules), Session(nodules=nodules[::2])], side=3100, num_bytes=2)
 
 
-@_folder
+@folder_bomb
 def lidc_large_outlines(root: Path) -> None:
     series = Series("P1", "1.2.3", num_slices=1, shape=(24, 24), spacing=(0.5, 0.5))
     outline = [(0, 0), (599, 0), (599, 599), (0, 599)]
@@ -235,18 +235,18 @@ def _xml(root: Path, content: bytes) -> None:
     (root / "study.xml").write_bytes(content)
 
 
-@_folder
+@folder_bomb
 def xml_entities(root: Path) -> None:
     entities = b"".join(b'<!ENTITY e%d "%b">' % (n, b"&e%d;" % (n - 1) * 10) for n in range(1, 10))
     _xml(root, b'<!DOCTYPE r [<!ENTITY e0 "ha">' + entities + b"]><r>&e9;</r>")
 
 
-@_folder
+@folder_bomb
 def xml_deep(root: Path) -> None:
     _xml(root, b"<a>" * 140_000 + b"</a>" * 140_000 + b"<")
 
 
-@_folder
+@folder_bomb
 def xml_large_entity(root: Path) -> None:
     _xml(root, b'<!DOCTYPE r [<!ENTITY e "' + b"a" * 400_000 + b'">]><r>' + b"&e;" * 100_000 + b"</r>")
 
@@ -358,29 +358,29 @@ def _describe(root: Path, description: dict[str, object]) -> None:
     (root / "model.json").write_bytes(dump_hashed_json(description, name="model.json"))
 
 
-@_folder
+@folder_bomb
 def weights_of_many_blocks(root: Path) -> None:
     _describe(root, _published(root, blocks_per_scale=10**6))
 
 
-@_folder
+@folder_bomb
 def weights_as_large_as_can_be(root: Path) -> None:
     _describe(root, _published(root, blocks_per_scale=32, channels=[4096] * 12, latent_dims=[1024] * 11))
 
 
-@_folder
+@folder_bomb
 def weights_of_no_network(root: Path) -> None:
     _describe(root, _published(root, channels=[4096] * 12, latent_dims=[1024] * 12))
 
 
-@_folder
+@folder_bomb
 def weights_of_many_channels(root: Path) -> None:
     about = _published(root)
     about["info"] |= {"in_channels": 10**12, "num_random_ids": 10**12}  # type: ignore[operator]
     _describe(root, about)
 
 
-@_folder
+@folder_bomb
 def weights_deep_header(root: Path) -> None:
     about = _published(root)
     content = b'{"a":' + b"[" * 900_000
@@ -390,12 +390,12 @@ def weights_deep_header(root: Path) -> None:
     _describe(root, about)
 
 
-@_folder
+@folder_bomb
 def weights_deep_description(root: Path) -> None:
     (root / "model.json").write_bytes(b'{"settings":' + b"[" * 900_000)
 
 
-@_folder
+@folder_bomb
 def hub_of_many_blocks(root: Path) -> None:
     about = _published(root, blocks_per_scale=10**6)
     (root / "sampling.safetensors").rename(root / "model.safetensors")
@@ -404,18 +404,18 @@ def hub_of_many_blocks(root: Path) -> None:
     (root / "config.json").write_bytes(dump_hashed_json(about, name="config.json"))
 
 
-@_folder
+@folder_bomb
 def hub_deep_description(root: Path) -> None:
     (root / "config.json").write_bytes(b'{"settings":' + b"[" * 900_000)
     (root / "model.safetensors").write_bytes(b"")
 
 
-@_folder
+@folder_bomb
 def pack_deep(root: Path) -> None:
     (root / "pack.json").write_bytes(b'{"format":' + b"[" * 900_000)
 
 
-@_folder
+@folder_bomb
 def pack_deep_index(root: Path) -> None:
     (root / "train").mkdir()
     entry = write_hashed(root / "train/index.json", b'{"patients":' + b"[" * 900_000)
@@ -476,7 +476,7 @@ def tensorflow_many_entries() -> bytes:
     return _index([_HEADER + b"".join(_entry(0, b"%06d" % number, b"") for number in range(100_000))])
 
 
-@_folder
+@folder_bomb
 def tensorflow_same_bytes(root: Path) -> None:
     """Thousands of variables in the same bytes of a data file."""
     content = bytes(800_000)

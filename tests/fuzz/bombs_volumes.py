@@ -2,28 +2,16 @@
 
 import gzip
 import io
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from bombs import BOMBS as BOMBS
+from bombs import folder_bomb
 from corpus import series_of
 from corpus_volumes import nifti
 from PIL import Image
 from pydicom.encaps import encapsulate
 from pydicom.uid import JPEG2000Lossless
-
-BOMBS: dict[str, Callable[[Path], Path]] = {}
-
-
-def _folder(make: Callable[[Path], None]) -> Callable[[Path], None]:
-    def write(folder: Path) -> Path:
-        path = folder / make.__name__
-        path.mkdir()
-        make(path)
-        return path
-
-    BOMBS[make.__name__] = write
-    return make
 
 
 def _put(root: Path, name: str, content: bytes) -> None:
@@ -31,7 +19,7 @@ def _put(root: Path, name: str, content: bytes) -> None:
     (root / name).write_bytes(content)
 
 
-@_folder
+@folder_bomb
 def volumes_of_many_raters(root: Path) -> None:
     """Seven megabytes of zeros, forty times: each file is small, all maps together are not."""
     zeros = nifti(np.zeros((160, 160, 300), np.uint8), packed=True)
@@ -40,7 +28,7 @@ def volumes_of_many_raters(root: Path) -> None:
         _put(root, f"graders/g{rater:02}/images.nii.gz", zeros)
 
 
-@_folder
+@folder_bomb
 def volumes_of_zeros(root: Path) -> None:
     """A quarter of a gigabyte of zeros that are all there, packed."""
     head = nifti(np.zeros((2, 2, 2), np.uint8))[:352]
@@ -50,7 +38,7 @@ def volumes_of_zeros(root: Path) -> None:
         _put(root, f"{folder}/a.nii.gz", content)
 
 
-@_folder
+@folder_bomb
 def volumes_series_of_zeros(root: Path) -> None:
     """Slices that are within the limits of a file, a hundred of which are not."""
     buffer = io.BytesIO()

@@ -188,7 +188,8 @@ def _options_to_read(layout: str, size: int | None) -> str:
     from hpunet.data.options import set_arguments
 
     if layout == "nifti":  # volumes are otherwise scaled by the range of their file
-        return f" {set_arguments('window', (0, 255))} {set_arguments('classes', ('background', 'nodule'))}"
+        options = {"volumes": True, "window": (0, 255), "classes": ("background", "nodule")}
+        return "".join(f" {set_arguments(name, value)}" for name, value in options.items())
     if layout == "cityscapes" and size not in (None, 512):
         return " " + set_arguments("size", [size, 2 * size])
     if layout == "snemi3d" and size is not None and size % 256:

@@ -1,14 +1,13 @@
 """The contact sheet of a volume: three planes through what is marked, laid out as that of an image."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Integer, Shaped
 from PIL import Image
 
 from hpunet.predict.contact_sheet import sample_sheet
-from hpunet.sampling.hypotheses import Hypothesis
 from hpunet.utils.plane_layout import Layout, plane_indices, shown_position, window
 
 _LEAST_SHOWN = 24  # smallest side of an enlarged part, in pixels
@@ -44,28 +43,13 @@ class Planes(NamedTuple):
 
 
 def volume_sheet(
-    *,
-    image: Float[np.ndarray, "c d h w"],
-    labels: Integer[np.ndarray, "s d h w"],
-    mean: Float[np.ndarray, "d h w"],
-    std: Float[np.ndarray, "d h w"],
-    hypotheses: Sequence[Hypothesis],
-    title: str,
-    spacing: Sequence[float] | None,
-    first_slice: int = 0,
-    colour: str | None = None,
-) -> Image.Image:
+    *, image: Float[np.ndarray, "c d h w"], labels: Integer[np.ndarray, "s d h w"], mean: Float[np.ndarray, "d h w"],
+    std: Float[np.ndarray, "d h w"], title: str, spacing: Sequence[float] | None, first_slice: int = 0, **page: Any,
+) -> Image.Image:  # fmt: skip
     """One page, as `sample_sheet`; small marks are shown enlarged. `first_slice` is the number of the first."""
     planes = Planes.through(labels != 0, spacing=spacing)
     z, y, x = planes.position
     where = f"slice {first_slice + z}, below it row {y}, beside it column {x}"
     where += "" if mean[planes.part].shape == mean.shape else ", the marked part only"
-    return sample_sheet(
-        image=planes.of(image, fill=float(image.min())),
-        labels=planes.of(labels),
-        mean=planes.of(mean),
-        std=planes.of(std),
-        hypotheses=hypotheses,
-        title=f"{title}; {where}",
-        colour=colour,
-    )
+    page |= {"labels": planes.of(labels), "mean": planes.of(mean), "std": planes.of(std)}
+    return sample_sheet(image=planes.of(image, fill=float(image.min())), title=f"{title}; {where}", **page)

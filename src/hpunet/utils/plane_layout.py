@@ -11,11 +11,11 @@ from jaxtyping import Bool, Shaped
 
 AXIAL, CORONAL, SAGITTAL = PLANES = ("axial", "coronal", "sagittal")
 MAX_SHOWN = 512  # voxels along an axis
-MAX_STRETCH = 16  # slices are drawn at most so many times as thick as pixels
+MAX_STRETCH = 16  # a slice is drawn at most this many times as thick as a pixel
 
 
 def shown_position(marked: Shaped[np.ndarray, "r d h w"]) -> tuple[int, int, int]:
-    """A position (z, y, x) that a grader marked, so that all its planes show marks; the centre if none did.
+    """A position (z, y, x) that a map marks, so that all its planes show marks; the centre if none does.
 
     The slice with most marks, and of its rows and columns those with most: the middle of marked regions may be empty.
     """

@@ -3,7 +3,7 @@
 Between two images the lesion grows, rests or regresses, with probabilities and rates of its own. The past shows
 them: the brightness of the lesion is the probability of growth, that of a halo around it the rate of growth, that of
 the tissue the probability of regress if it does not grow; each image is noisy. Its logarithmic area is a random walk
-with these steps. The outline has a bulge in one of eight directions, drawn anew for each image.
+with these steps. The outline has a bulge in one of eight directions, chosen again for each image.
 
 Intervals are uneven and known. Times are in years.
 """

@@ -22,25 +22,34 @@ NUM_LESIONS = (1, 3)  # least and most per image
 _CORE = 0.65  # radius of the core relative to the lesion
 
 
+def pick_cells(
+    rng: np.random.Generator, *, size: tuple[int, int], num_lesions: tuple[int, int]
+) -> tuple[list[tuple[int, int]], tuple[int, int]]:
+    """Corners (top, left) of random cells of a grid, at least and at most `num_lesions` of them, and a cell's size.
+
+    The grid has 2 cells along the shorter side and 2 along the longer, or as many as the most lesions need.
+    """
+    (h, w), (least, most) = size, num_lesions
+    long = max(2, -(-most // 2))
+    down, across = (long, 2) if h >= w else (2, long)
+    tall, wide = h // down, w // across
+    cells = rng.permutation(down * across)[: rng.integers(least, most + 1)]
+    return [(cell // across * tall, cell % across * wide) for cell in cells.tolist()], (tall, wide)
+
+
 def make_lesions(
     rng: np.random.Generator, *, size: tuple[int, int], num_lesions: tuple[int, int] = NUM_LESIONS
 ) -> tuple[UInt8[np.ndarray, "h w"], KnownDistribution]:
     """An image of at least and at most `num_lesions`, and the distribution of its label maps.
 
-    At most one lesion lies in each cell of a grid, 2 cells along the shorter side of the image and 2 along the
-    longer, or as many as the most lesions need.
+    At most one lesion lies in each cell of a grid (`pick_cells`).
     """
-    (h, w), (least, most) = size, num_lesions
     image = _lung(rng, size=size)
-    long = max(2, -(-most // 2))
-    down, across = (long, 2) if h >= w else (2, long)
-    tall, wide = h // down, w // across
-    cells = rng.permutation(down * across)[: rng.integers(least, most + 1)]
+    corners, (tall, wide) = pick_cells(rng, size=size, num_lesions=num_lesions)
     p_call = rng.uniform(0.75, 1.0)
-    p_state = np.empty((len(cells), NUM_STATES))
+    p_state = np.empty((len(corners), NUM_STATES))
     regions = np.zeros(size, dtype=np.int32)
-    for lesion, cell in enumerate(cells):
-        top, left = cell // across * tall, cell % across * wide
+    for lesion, (top, left) in enumerate(corners):
         window = np.s_[top : top + tall, left : left + wide]
         distance, side = _polar(rng, size=(tall, wide))
         regions[window] = np.where(distance < 1, 1 + NUM_PARTS * lesion + np.where(distance < _CORE, 0, 1 + side), 0)

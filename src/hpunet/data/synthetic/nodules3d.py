@@ -18,6 +18,7 @@ from hpunet.data.synthetic.known_distribution import (
     KnownDistribution,
     p_of_states,
 )
+from hpunet.data.synthetic.lesions import pick_cells
 from hpunet.data.synthetic.texture import smooth_noise, to_bytes
 
 SPACING = (2.0, 0.8, 0.8)  # of slices, rows and columns in mm
@@ -35,19 +36,16 @@ def make_nodules(
 ) -> tuple[UInt8[np.ndarray, "d h w"], KnownDistribution]:
     """A volume of at least and at most `num_lesions` nodules, and the distribution of its label volumes.
 
-    Seen along z, at most one nodule has its centre in each cell of a grid, 2×2 or as many as the most nodules need.
+    Seen along z, at most one nodule has its centre in each cell of a grid (`pick_cells`).
     """
-    (d, h, w), (least, most) = size, num_lesions
+    d = size[0]
     tissue, solid = _lung(rng, size=size)
-    long = max(2, -(-most // 2))
-    down, across = (long, 2) if h >= w else (2, long)
-    tall, wide = h // down, w // across
-    cells = rng.permutation(down * across)[: rng.integers(least, most + 1)]
+    corners, (tall, wide) = pick_cells(rng, size=size[1:], num_lesions=num_lesions)
     p_call = rng.uniform(0.75, 1.0)
-    p_state = np.empty((len(cells), NUM_STATES))
+    p_state = np.empty((len(corners), NUM_STATES))
     regions = np.zeros(size, dtype=np.int32)
-    for nodule, cell in enumerate(cells):
-        corner, sides = (0, cell // across * tall, cell % across * wide), (d, tall, wide)
+    for nodule, (top, left) in enumerate(corners):
+        corner, sides = (0, top, left), (d, tall, wide)
         centre = [int(start + side * rng.uniform(0.42, 0.58)) for start, side in zip(corner, sides, strict=True)]
         radius = min(tall, wide, _ASPECT * d) * rng.uniform(0.28, 0.36)
         half = int(_REACH * radius) + 2
